@@ -1,0 +1,3 @@
+"""Typed operations."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,158 @@
+"""Every exception this package raises, what a code means, and the one table from code to HTTP status.
+
+    OperationsError
+    ├── CallError             an operation failed, in a way its caller may see
+    ├── RegistrationError     an operation cannot be registered (also a ValueError)
+    ├── SchemaError           a JSON Schema cannot be used (also a ValueError)
+    ├── TransportError        a broker or a socket cannot be reached
+    └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
+
+Rule 1: whatever a handler raises, its caller sees a `CallError` (`map_error`).
+Rule 2: what leaves the process is `CallError.to_wire()`: a code, a safe message, JSON details; never a traceback.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+from operations._json import JSONValueError, to_json
+from operations.types import JSONObject
+
+
+class ErrorCode(StrEnum):
+    """The codes this package gives. Any other string is a domain code, declared by an operation."""
+
+    OPERATION_NOT_FOUND = "OPERATION_NOT_FOUND"
+    ACCESS_DENIED = "ACCESS_DENIED"
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    TIMEOUT = "TIMEOUT"
+    ABORTED = "ABORTED"
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    UNAVAILABLE = "UNAVAILABLE"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
+
+HTTP_STATUS: dict[str, int] = {
+    ErrorCode.OPERATION_NOT_FOUND: 404,
+    ErrorCode.ACCESS_DENIED: 403,
+    ErrorCode.VALIDATION_ERROR: 422,
+    ErrorCode.TIMEOUT: 504,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.RESOURCE_EXHAUSTED: 429,
+}
+"""The status of each code at an HTTP door. `ACCESS_DENIED` is 401 where nobody signed in; what is not here is 500."""
+
+
+class OperationsError(Exception):
+    """The root of the tree."""
+
+
+class CallError(OperationsError):
+    """An operation failed, in a way its caller is allowed to see.
+
+    Attributes:
+        code: An `ErrorCode`, or a code the operation declared.
+        message: One sentence for people.
+        details: JSON-compatible detail for the caller; never an exception object.
+        retryable: Whether the same call may succeed later. True for `UNAVAILABLE` unless said otherwise.
+        unexpected: Whether this stands for an exception nobody declared. A served edge then hides the message.
+    """
+
+    def __init__(
+        self, code: str, message: str, details: Any = None, *, retryable: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = str(code)
+        self.message = message
+        self.details = details
+        self.retryable = code == ErrorCode.UNAVAILABLE if retryable is None else retryable
+        self.unexpected = False
+
+    def __repr__(self) -> str:
+        return f"CallError({self.code!r}, {self.message!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.code, self.message, self.details, self.retryable, self.unexpected))
+
+    def to_wire(self) -> JSONObject:
+        """What other processes see: `code`, `message` and, where there are any, JSON `details`."""
+        wire: JSONObject = {"code": self.code, "message": self.message}
+        if self.details is not None:
+            try:
+                wire["details"] = to_json(self.details)
+            except JSONValueError as error:
+                wire["details"] = {"omitted": f"details were not JSON: {error}"}
+        if self.retryable:
+            wire["retryable"] = True
+        return wire
+
+    @classmethod
+    def from_wire(cls, wire: JSONObject) -> Self:
+        """The error that `to_wire` wrote; a missing or odd code reads as `UNKNOWN_ERROR`."""
+        code, message = wire.get("code"), wire.get("message")
+        return cls(
+            code if isinstance(code, str) and code else ErrorCode.UNKNOWN_ERROR,
+            message if isinstance(message, str) else "",
+            wire.get("details"),
+            retryable=wire.get("retryable") is True or None,
+        )
+
+
+def _rebuild(
+    code: str, message: str, details: Any, retryable: bool, unexpected: bool
+) -> CallError:
+    error = CallError(code, message, details, retryable=retryable)
+    error.unexpected = unexpected
+    return error
+
+
+class RegistrationError(OperationsError, ValueError):
+    """An operation cannot be registered as it is. The registry was left as it was."""
+
+
+class SchemaError(OperationsError, ValueError):
+    """A JSON Schema is invalid, beyond a limit, or refers to what it does not carry."""
+
+
+class TransportError(OperationsError):
+    """A broker or a socket cannot be reached, or refused what was sent."""
+
+
+class MissingExtraError(OperationsError, ImportError):
+    """A feature was asked for whose third-party packages are not installed."""
+
+    def __init__(self, feature: str, *, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the '{extra}' extra: pip install 'alkdev-operations[{extra}]'"
+        )
+
+
+class DeclaredError(Protocol):
+    """What `map_error` reads of a declared error."""
+
+    @property
+    def code(self) -> str:
+        """The domain code."""
+        ...
+
+
+def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] = ()) -> CallError:
+    """The one `CallError` that stands for `exception`.
+
+    A `CallError` is returned as it is. An exception whose message is a declared code, or starts with
+    one and a colon, takes that code and keeps its message. Everything else is
+    `EXECUTION_ERROR`, marked `unexpected`, with the exception's own text as its message.
+    """
+    if isinstance(exception, CallError):
+        return exception
+    try:
+        text = str(exception)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide the failure itself
+        text = ""
+    for declared in error_schemas:
+        if text == declared.code or text.startswith(declared.code + ":"):
+            return CallError(declared.code, text)
+    error = CallError(ErrorCode.EXECUTION_ERROR, text or type(exception).__name__)
+    error.unexpected = True
+    return error
