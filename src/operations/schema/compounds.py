@@ -336,7 +336,7 @@ class Either:
             return None
 
         def converter(value: Any) -> Any:
-            convert = routes.get(type(value))
+            convert = routes.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
             return value if convert is None else convert(value)
 
         return converter
@@ -381,8 +381,10 @@ class _Trial:
         """In the order written; of objects, first who knows most of the value's properties."""
         if type(value) is not dict:
             return self._members
-        keys: set[str] = set(value)
-        return sorted(self._members, key=lambda member: -len(keys & _properties(member[0]).keys()))
+        known: JSONObject = value  # pyright: ignore[reportUnknownVariableType]
+        return sorted(
+            self._members, key=lambda member: -len(known.keys() & _properties(member[0]).keys())
+        )
 
 
 def _properties(schema: Schema) -> JSONObject:
