@@ -83,7 +83,7 @@ def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None
     ],
 )
 def test_a_rule_that_cannot_be_meant_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="scopes|resource"):
+    with pytest.raises(ValueError, match=r"scopes|resource"):
         make()
 
 

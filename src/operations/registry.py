@@ -104,7 +104,7 @@ class OperationRegistry:
         self._plain = True
         self.register_all(operations)
 
-    # ---------------------------------------------------------------------------------------- registering
+    # ------------------------------------------------------------ registering
 
     def register(
         self, operation: Operation | OperationSpec | Callable[..., Any], *, replace: bool = False
@@ -201,7 +201,7 @@ class OperationRegistry:
 
         return register
 
-    # ---------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------ looking
 
     def get(self, operation_id: str) -> Operation | None:
         """The operation with this id."""
@@ -237,7 +237,7 @@ class OperationRegistry:
     def __repr__(self) -> str:
         return f"<OperationRegistry of {len(self)} operations>"
 
-    # ---------------------------------------------------------------------------------------- calling
+    # ------------------------------------------------------------ calling
 
     def execute(
         self, operation_id: str, input: Any = None, context: OperationContext | None = None
@@ -250,10 +250,7 @@ class OperationRegistry:
         plan = self._plans.get(operation_id)
         if plan is None:
             return self._execute_first(operation_id, input, context)
-        if context is None:
-            context = OperationContext(registry=self)
-        else:
-            context = self._adopt(context)
+        context = OperationContext(registry=self) if context is None else self._adopt(context)
         if self._plain and context.deadline is None:
             return invoke(plan, input, context)
         return run(plan, input, context)
@@ -331,12 +328,12 @@ class OperationRegistry:
             report_refusal(self, operation_id, context, error)
             raise
         except SchemaError as unusable:
-            error = CallError(
+            refusal = CallError(
                 ErrorCode.EXECUTION_ERROR,
                 f"the input schema of {operation_id} is unusable: {unusable}",
             )
-            report_refusal(self, operation_id, context, error)
-            raise error from unusable
+            report_refusal(self, operation_id, context, refusal)
+            raise refusal from unusable
         return plan
 
     def _unregistered(self, operation_id: str, *, streaming: bool) -> Operation:
@@ -370,7 +367,7 @@ class OperationRegistry:
             return nowhere
         return subscribe if spec.type is OperationType.SUBSCRIPTION else call
 
-    # ---------------------------------------------------------------------------------------- around calls
+    # ------------------------------------------------------------ around calls
 
     @overload
     def use(self, middleware: Middleware) -> Middleware: ...
@@ -412,7 +409,7 @@ class OperationRegistry:
         """Tell the observers."""
         notify(tuple(self._observers), event)
 
-    # ---------------------------------------------------------------------------------------- lifetime
+    # ------------------------------------------------------------ lifetime
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Hold on to a cancelled task until it ends, so that it is neither lost nor complained about."""
@@ -449,14 +446,16 @@ class OperationRegistry:
             await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
         self.threads.close()
 
-    # ---------------------------------------------------------------------------------------- bookkeeping
+    # ------------------------------------------------------------ bookkeeping
 
     def _put(self, operation_id: str, ready: Operation) -> None:
-        change = "replaced" if operation_id in self._operations else "added"
+        known = operation_id in self._operations
         self._operations[operation_id] = ready
         self._forget(operation_id)
         if self._observers:
-            self.notify(RegistryChanged(operation_id=operation_id, change=change))
+            self.notify(
+                RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
+            )
 
     def _forget(self, operation_id: str) -> None:
         self._plans.pop(operation_id, None)
