@@ -98,7 +98,9 @@ MCPContentBlock: TypeAlias = (
 )
 
 
-class LocalResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="local"):
+class LocalResponseMeta(
+    _Wire, frozen=True, kw_only=True, gc=False, tag_field="source", tag="local"
+):
     """The operation ran in this process (or in a worker of ours)."""
 
     source: ClassVar[Literal["local"]] = "local"

@@ -250,7 +250,10 @@ class OperationRegistry:
         plan = self._plans.get(operation_id)
         if plan is None:
             return self._execute_first(operation_id, input, context)
-        context = OperationContext(registry=self) if context is None else self._adopt(context)
+        if context is None:
+            context = OperationContext(registry=self)
+        elif context.registry is not self:
+            context = self._adopt(context)
         if self._plain and context.deadline is None:
             return invoke(plan, input, context)
         return run(plan, input, context)
