@@ -92,6 +92,8 @@ class OperationRegistry:
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
+        self.revision = 0
+        """Counts the changes to what is registered."""
         self._remote = remote
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
@@ -461,6 +463,7 @@ class OperationRegistry:
             )
 
     def _forget(self, operation_id: str) -> None:
+        self.revision += 1
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
         self._elsewhere.discard(operation_id)
