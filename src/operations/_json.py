@@ -198,8 +198,15 @@ def _key(key: Any) -> str:
         if type(key) is str:
             return _text(key)
         if type(key) is int:
-            return msgspec.json.encode(key).decode("ascii")
+            return _digits(key)
     raise JSONValueError(f"an object's key must be a string, not {kind.__name__}")
+
+
+def _digits(key: int) -> str:
+    try:
+        return str(key)
+    except ValueError:
+        raise JSONValueError("an object's key has more digits than Python writes") from None
 
 
 def canonical(value: Any) -> bytes:
