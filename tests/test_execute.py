@@ -447,6 +447,14 @@ async def test_a_handler_that_cancels_itself_is_aborted() -> None:
     assert (await failing(single(handler))).code == ErrorCode.ABORTED
 
 
+async def test_a_handler_that_cancels_its_own_task_does_not_cancel_its_caller() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+
+    assert (await failing(single(handler), None, soon(5000))).code == ErrorCode.ABORTED
+
+
 async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:
     ended = asyncio.Event()
 
