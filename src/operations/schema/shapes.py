@@ -60,7 +60,8 @@ def attempt(convert: Converter, value: Any) -> Any:
     except (ArithmeticError, TypeError, ValueError) as error:
         details: Callable[..., list[JSONObject]] | None = getattr(error, "errors", None)
         if details is None:
-            raise ConversionError(str(error) or type(error).__name__) from error
+            words = " ".join(str(error).split())
+            raise ConversionError(words or type(error).__name__) from error
         # pydantic's own text spans lines and ends in links.
         faults = details(include_url=False, include_context=False, include_input=False)
         raise ConversionError(
