@@ -111,7 +111,7 @@ class Document:
     def _resolve(self, site: Site, keyword: str, reference: str) -> Site | None:
         if keyword == "$recursiveRef" and self._dynamic.get("", 0) > 1:
             return None
-        address, fragment = urldefrag(urljoin(self._resources[site.resource], reference))
+        address, fragment = urldefrag(_join(self._resources[site.resource], reference))
         start = self._uris.get(address)
         fragment = unquote(fragment)
         if start is None or (keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1):
@@ -171,7 +171,7 @@ class Document:
         identifier = schema.get(self.dialect.id_keyword)
         if site.resource == site.pointer and isinstance(identifier, str):
             outer = self._resources.get(self._outer(site.pointer), _BASE)
-            uri = urldefrag(urljoin(outer, identifier)).url
+            uri = urldefrag(_join(outer, identifier)).url
             self._resources[site.pointer] = uri
             self._uris[uri] = site
         elif isinstance(identifier, str) and identifier.startswith("#"):
@@ -193,6 +193,11 @@ class Document:
             if place in self._resources:
                 break
         return place
+
+
+def _join(base: str, reference: str) -> str:
+    """`reference` as seen from `base`. `urljoin` knows no URNs."""
+    return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
 def _dialect_of(root: JSONSchema) -> Dialect:
