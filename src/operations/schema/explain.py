@@ -11,6 +11,7 @@ from typing import Any
 from operations._json import escape
 from operations.schema.assertions import flat_failures, listed, type_of
 from operations.schema.checking import Checker
+from operations.schema.kinds import is_array, is_object
 from operations.schema.patterns import matcher
 from operations.schema.references import Site
 from operations.schema.results import ValueFault
@@ -69,9 +70,9 @@ class _Walk:
             elif not self._accepts_at((site,))(value):
                 yield ValueFault(path, f"does not match {schema[keyword]}", keyword)
         yield from self._in_place(site, schema, value, path)
-        if type(value) is dict:
+        if is_object(value):
             yield from self._object(site, schema, value, path)
-        elif type(value) is list:
+        elif is_array(value):
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
@@ -131,7 +132,7 @@ class _Walk:
                 values.extend(schema["enum"])
             else:
                 named = schema.get("type", ())
-                types.extend(named if isinstance(named, list) else [named])
+                types.extend(named if is_array(named) else [named])
         names = [str(name) for name in dict.fromkeys(types) if name]
         if values and not names:
             return f"must be one of {listed(values)}"
@@ -186,11 +187,10 @@ class _Walk:
             for name, wanted in dependents.items():
                 if name not in value:
                     continue
-                if not isinstance(wanted, list):
+                if not is_array(wanted):
                     yield from self.faults(self._document.at(site, keyword, name), value, path)
                     continue
-                others: list[str] = wanted
-                for other in others:
+                for other in wanted:
                     if other not in value:
                         place = f"{path}/{escape(other)}"
                         yield ValueFault(place, f"is required beside {name!r}", keyword)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from operations.schema.assertions import same, type_of
 from operations.schema.checking import Checker
+from operations.schema.kinds import is_array
 from operations.schema.patterns import matcher
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
@@ -105,9 +106,11 @@ class Planner:
             facets = list(chosen_from.facets) if chosen_from else []
             asked = chosen_from.asked if chosen_from else frozenset[str]()
             choices: list[Choice] = []
-            known = all([self._merge(site, facets, choices) for site in fresh])
+            known = [self._merge(site, facets, choices) for site in fresh]
             asked = asked.union(*(self._asked(choice) for choice in choices))
-            found = Plan(self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not known)
+            found = Plan(
+                self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
+            )
             self._plans[key] = found
         return found
 
@@ -170,12 +173,12 @@ class Plan:
         default: The declared default, or `MISSING`. Of several the last counts.
         required: The properties that have to be there.
         fields: The properties known by name.
-        leaves: Kept here for `leaves.leaf_types`.
+        leaves, leaves_known: Kept here for `leaves.leaf_types`.
     """
 
     __slots__ = (
         "_accepts", "_patterned", "_planner", "asked", "choices", "constants", "default", "facets",
-        "fields", "is_map", "leaves", "opaque", "required", "sites", "types",
+        "fields", "is_map", "leaves", "leaves_known", "opaque", "required", "sites", "types",
     )  # fmt: skip
 
     def __init__(
@@ -190,7 +193,8 @@ class Plan:
     ) -> None:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
-        self.leaves: Any = MISSING
+        self.leaves: frozenset[type] | None = None
+        self.leaves_known = False
         self.sites = sites
         self.facets = facets
         self.choices = choices
@@ -349,7 +353,7 @@ def _constants(facets: tuple[Facet, ...]) -> list[Any] | None:
     allowed: list[Any] | None = None
     for _, keywords in facets:
         for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
-            if isinstance(listed, list):
+            if is_array(listed):
                 allowed = [
                     member
                     for member in listed
@@ -364,7 +368,7 @@ def _types(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str,
     for _, keywords in facets:
         named = keywords.get("type")
         if named is not None:
-            names: list[str] = named if isinstance(named, list) else [named]
+            names = named if is_array(named) else [named]
             allowed = tuple(names) if allowed is None else _both(allowed, names)
     if constants is None:
         return allowed

@@ -19,6 +19,7 @@ from operations.schema.dialects import (
     named_dialect,
     subschemas,
 )
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 MAX_SUBSCHEMAS = 20_000
@@ -127,17 +128,17 @@ class Document:
         place = start.pointer
         for token in fragment.split("/")[1:]:
             name = token.replace("~1", "/").replace("~0", "~")
-            if isinstance(held, dict) and name in held:
+            if is_object(held) and name in held:
                 held = held[name]
                 place += "/" + escape(name)
-            elif isinstance(held, list) and name.isdecimal() and int(name) < len(held):  # pyright: ignore[reportUnknownArgumentType]
+            elif is_array(held) and name.isdecimal() and int(name) < len(held):
                 held = held[int(name)]
                 place += f"/{int(name)}"
             else:
                 return None
-            if isinstance(held, (dict, bool)):
+            if isinstance(held, bool) or is_object(held):
                 site = self._enter(Site(held, place, site.resource))
-        return site if isinstance(held, (dict, bool)) else None
+        return site if site.pointer == place else None
 
     def _enter(self, site: Site) -> Site:
         """`site`, as a resource of its own where it has an identifier."""
@@ -213,8 +214,8 @@ def _has_old_tuples(root: JSONSchema) -> bool:
     while stack and budget:
         schema = stack.pop()
         budget -= 1
-        if isinstance(schema, dict):
-            if isinstance(schema.get("items"), list):  # pyright: ignore[reportUnknownMemberType]
+        if is_object(schema):
+            if is_array(schema.get("items")):
                 return "prefixItems" not in schema
-            stack.extend(member for _, member in subschemas(schema))  # pyright: ignore[reportUnknownArgumentType]
+            stack.extend(member for _, member in subschemas(schema))
     return False

@@ -113,7 +113,7 @@ class _Run:
             return _placed(to_json, value, path, room)
         if plan.choices:
             return self._choose(plan, value, path, room)
-        kind = type(value)
+        kind: type[Any] = type(value)
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, room)
         if kind is list and plan.allows("array") and plan.constants is None:
@@ -245,17 +245,17 @@ class _Run:
         fitting = [member for member in members if plan.member(member).accepts(value)]
         if fitting:
             return fitting
-        converted: Site | None = None
+        converted: list[Site] = []
         for member in members:
             part = plan.member(member)
             repairs, result = self._attempt(part, value, path, room)
             if part.accepts(result):
                 if not repairs:
                     fitting.append(member)
-                elif converted is None and all(repair.kind == "converted" for repair in repairs):
-                    converted = member
+                elif all(repair.kind == "converted" for repair in repairs):
+                    converted.append(member)
         if fitting or converted:
-            return fitting or [converted]
+            return fitting or converted[:1]
         return [] if plan.default is not MISSING else [nearest(plan, members, value)]
 
     def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> tuple[list[Repair], Any]:

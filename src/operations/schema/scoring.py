@@ -6,6 +6,7 @@
 from typing import Any
 
 from operations.schema.assertions import same
+from operations.schema.kinds import is_object
 from operations.schema.plans import Plan
 from operations.schema.references import Site
 
@@ -27,7 +28,7 @@ def _score(plan: Plan, value: Any, scores: dict[Plan, int]) -> int:
             for choice in plan.choices
             if choice.members
         ]
-        own = _properties(plan, value) if type(value) is dict and plan.allows("object") else 0
+        own = _properties(plan, value) if is_object(value) and plan.allows("object") else 0
         scores[plan] = own + sum(nested) or int(plan.accepts(value))
     return scores[plan]
 

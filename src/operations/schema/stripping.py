@@ -82,7 +82,7 @@ class Stripper:
         typed = plan.types is not None
 
         def strip(value: Any, room: int) -> Any:
-            kind = type(value)
+            kind: type[Any] = type(value)
             if kind is dict:
                 return on_object(value, room)
             if kind is list:
@@ -124,7 +124,7 @@ class Stripper:
 
     def _open_object(self, plan: Plan, defaults: list[tuple[str, Any]]) -> Strip:
         """An object that keeps properties nobody named."""
-        named = {name: field for name, field in plan.fields.items()}
+        named = plan.fields
         stages: dict[str, _Stage | None] = {}
         same_for_all = (
             not plan.fields and not plan.keyword("patternProperties") and not plan.choices
@@ -201,7 +201,7 @@ class Stripper:
         picked: dict[tuple[str, ...], _Stage] = {}
 
         def strip(value: Any, room: int) -> Any:
-            kind = type(value)
+            kind: type[Any] = type(value)
             if kind in plain:
                 return value
             if kind is not dict and kind is not list:
