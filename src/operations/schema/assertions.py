@@ -28,7 +28,7 @@ _ARTICLES = {
 
 def has_type(value: Any, name: Any) -> bool:
     """Whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
-    kind: type[Any] = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if name == "string":
         return kind is str
     if name == "number":

@@ -31,7 +31,7 @@ def _measure(value: Any, room: int, left: list[int]) -> None:
     left[0] -= 1
     if left[0] < 0:
         raise JSONValueError(f"the document holds more than {MAX_SCHEMA_VALUES:,} values")
-    kind: type[Any] = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict or kind is list:
         if room <= 0:
             raise JSONValueError(f"the document nests deeper than {MAX_SCHEMA_DEPTH} levels")

@@ -113,7 +113,7 @@ class _Run:
             return _placed(to_json, value, path, room)
         if plan.choices:
             return self._choose(plan, value, path, room)
-        kind: type[Any] = type(value)
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, room)
         if kind is list and plan.allows("array") and plan.constants is None:

@@ -82,7 +82,7 @@ class Stripper:
         typed = plan.types is not None
 
         def strip(value: Any, room: int) -> Any:
-            kind: type[Any] = type(value)
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind is dict:
                 return on_object(value, room)
             if kind is list:
@@ -201,7 +201,7 @@ class Stripper:
         picked: dict[tuple[str, ...], _Stage] = {}
 
         def strip(value: Any, room: int) -> Any:
-            kind: type[Any] = type(value)
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind in plain:
                 return value
             if kind is not dict and kind is not list:
