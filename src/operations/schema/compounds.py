@@ -5,6 +5,7 @@ Rule 1: a failure inside says where: each level adds its own step to the path.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -246,11 +247,12 @@ class Record:
         if construct is None:
             return convert
 
-        def converter(value: Any) -> Any:
-            arguments = value if convert is None else convert(value)
-            return attempt(lambda given: construct(**given), arguments)
+        def build(value: Any) -> Any:
+            return construct(**value)
 
-        return converter
+        if convert is None:
+            return partial(attempt, build)
+        return lambda value: attempt(build, convert(value))
 
     def _from_object(self) -> Converter | None:
         """From an object to keyword arguments; `None` where they are the same."""
