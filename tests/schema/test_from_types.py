@@ -993,6 +993,17 @@ def test_a_recursive_typed_dict_is_converted_through_all_levels() -> None:
     assert (value if convert is None else convert(value)) == value
 
 
+def test_a_class_whose_fields_need_no_conversion_is_still_made() -> None:
+    @dataclasses.dataclass
+    class Label:
+        text: str
+        bold: bool = False
+
+    convert = converter_for(Label)
+    assert convert is not None
+    assert convert({"text": "a"}) == Label("a")
+
+
 def test_a_class_made_in_a_function_may_name_itself() -> None:
     @dataclasses.dataclass
     class Node:
