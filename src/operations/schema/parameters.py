@@ -5,7 +5,6 @@ Rule 2: nothing is called with a value that its annotation does not allow.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from types import UnionType
 from typing import Any, TypeAlias, Union, Unpack, get_args
@@ -32,8 +31,7 @@ Handler: TypeAlias = Callable[[Any, Any], Any]
 """`(input, context)`, giving what the function gives: a value, an awaitable, an async iterator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a function takes."""
 
     record: Record
