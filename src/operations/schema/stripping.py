@@ -55,7 +55,7 @@ class Stripper:
         self._repairer = repairer
         self._recursive = planner.checker.verdict.recursive
         self._stages: dict[Plan, _Stage] = {}
-        self._shaper = Shaper(self._default)
+        self._shaper = Shaper(repairer.default)
 
     def stage(self, plan: Plan) -> _Stage:
         """Where the closure of `plan` is, or will be."""
@@ -97,9 +97,6 @@ class Stripper:
 
         return strip
 
-    def _default(self, plan: Plan, required: bool) -> Any:
-        return self._repairer.default(plan, required=required)
-
     # Objects
 
     def _object(self, plan: Plan) -> Strip:
@@ -109,7 +106,7 @@ class Stripper:
         required = frozenset(plan.required)
         for name, field in plan.fields.items():
             part = plan.part(field.sites)
-            default = MISSING if field.barred else self._default(part, name in required)
+            default = MISSING if field.barred else self._repairer.default(part, name in required)
             if default is not MISSING:
                 defaults.append((name, default))
             if field.kept:
