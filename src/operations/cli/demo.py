@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import msgspec
 
 from operations.access import Identity
+from operations.cli.options import DEFAULTS, Common, command
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
@@ -61,7 +62,7 @@ def build_tracker() -> OperationRegistry:
     return registry
 
 
-async def demo(out: TextIO = sys.stdout) -> None:
+async def tour(out: TextIO) -> None:
     """Call the tracker in every way there is and show what comes back."""
     registry = build_tracker()
     show = _Printer(out)
@@ -105,6 +106,16 @@ async def demo(out: TextIO = sys.stdout) -> None:
         registry.execute("task.get", {"id": 99}),
     )
     show.title("Next: docs/registry.md")
+
+
+@command
+async def demo(*, common: Common = DEFAULTS) -> None:
+    """See it all at work, with nothing to configure.
+
+    Args:
+        common: What every command takes.
+    """
+    await tour(sys.stdout)
 
 
 class _Printer:
