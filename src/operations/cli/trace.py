@@ -76,6 +76,7 @@ async def trace(
     path = journal_path(common.load(required=False))
     shown: set[str] = set()
     while True:
+        seen = _mark(path)
         roots = [
             root
             for root in spans(read_journal(path))
@@ -90,7 +91,8 @@ async def trace(
                 screen.note(f"no calls are recorded in {path}")
             return
         shown.update(root.request_id for root in roots)
-        await _change(path)
+        while _mark(path) == seen:  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(_LOOK_AGAIN)
 
 
 def spans(events: Iterable[Recorded]) -> list[Span]:
@@ -124,18 +126,12 @@ def _has_failed(span: Span) -> bool:
     return span.code is not None or any(map(_has_failed, span.children))
 
 
-async def _change(path: Path) -> None:
-    """Wait until there is more to read."""
-
-    def mark() -> float:
-        try:
-            return path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
-
-    before = mark()
-    while mark() == before:
-        await asyncio.sleep(_LOOK_AGAIN)
+def _mark(path: Path) -> int:
+    """Something that changes when the journal does."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _show(roots: list[Span], screen: Screen) -> None:
