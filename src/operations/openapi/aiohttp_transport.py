@@ -1,7 +1,7 @@
 """The transport on aiohttp: one pool for hosts the operator named, one for public addresses only."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -126,7 +126,7 @@ class _Response:
     def reason(self) -> str:
         return self._response.reason or ""
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         try:
             async for chunk in self._response.content.iter_any():
                 yield chunk

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.answers import http_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
@@ -129,12 +129,9 @@ class Client:
         async with self._sender().send(request) as response:
             if not 200 <= response.status < 300:
                 raise await self._error(response, signature)
-            yield (
-                response,
-                decoded(
-                    response.chunks(), response.headers.get("content-encoding", ""), max_bytes=None
-                ),
-            )
+            coding = response.headers.get("content-encoding", "")
+            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                yield response, body
 
     async def fetch(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> Any:
         """One small exchange that is no operation's: JSON from a provider of tokens."""
@@ -155,6 +152,30 @@ class Client:
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
         return read_data(content, content_type, status=200, expects_json=True)
+
+    async def download(self, url: str) -> bytes:
+        """A document at an address, or beside one, that the operator named.
+
+        Raises:
+            DocumentError: If it cannot be had, or is too large.
+        """
+        request = HTTPRequest(
+            method="GET",
+            url=url,
+            headers={
+                "User-Agent": _USER_AGENT,
+                "Accept": "application/json, application/yaml;q=0.9, */*;q=0.5",
+                "Accept-Encoding": ACCEPTED,
+            },
+            timeout=self._config.timeout,
+        )
+        try:
+            async with self._sender().send(request) as response:
+                if response.status != 200:
+                    raise DocumentError(f"{url} answered HTTP {response.status}")
+                return await self._read(response, self._config.max_document_bytes)
+        except CallError as error:
+            raise DocumentError(f"{url} cannot be fetched: {error.message}") from error
 
     async def _exchange_once(
         self, draft: Draft, security: Security, context: OperationContext, end: float
@@ -275,9 +296,8 @@ class Client:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
             )
-        pieces = [
-            piece async for piece in decoded(response.chunks(), coding, max_bytes=limit)
-        ]
+        async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as body:
+            pieces = [piece async for piece in body]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:
@@ -286,11 +306,12 @@ class Client:
         coding = response.headers.get("content-encoding", "")
         content, is_cut = b"", False
         try:
-            async for piece in decoded(response.chunks(), coding, max_bytes=None):
-                content += piece
-                if len(content) > limit:
-                    content, is_cut = content[:limit], True
-                    break
+            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                async for piece in body:
+                    content += piece
+                    if len(content) > limit:
+                        content, is_cut = content[:limit], True
+                        break
         except CallError:
             # The status is the answer; a body that breaks off does not change it.
             is_cut = True

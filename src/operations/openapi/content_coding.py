@@ -4,7 +4,8 @@ Rule: no more than the limit is ever held, however little was sent: decompressio
 """
 
 import zlib
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 
 from operations.errors import CallError, ErrorCode
 
@@ -16,8 +17,8 @@ _MAX_LAYERS = 3
 
 
 async def decoded(
-    chunks: AsyncIterator[bytes], coding: str, *, max_bytes: int | None
-) -> AsyncIterator[bytes]:
+    chunks: AsyncGenerator[bytes], coding: str, *, max_bytes: int | None
+) -> AsyncGenerator[bytes]:
     """`chunks` without their content coding.
 
     Args:
@@ -33,14 +34,16 @@ async def decoded(
     if len(layers) > _MAX_LAYERS:
         raise CallError(ErrorCode.EXECUTION_ERROR, "The answer has too many content codings.")
     total = 0
-    async for chunk in chunks:
-        for piece in _through(chunk, layers) if layers else (chunk,):
-            total += len(piece)
-            if max_bytes is not None and total > max_bytes:
-                raise CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {max_bytes} bytes."
-                )
-            yield piece
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for piece in _through(chunk, layers) if layers else (chunk,):
+                total += len(piece)
+                if max_bytes is not None and total > max_bytes:
+                    raise CallError(
+                        ErrorCode.RESOURCE_EXHAUSTED,
+                        f"The answer is larger than {max_bytes} bytes.",
+                    )
+                yield piece
 
 
 def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:

@@ -145,6 +145,22 @@ class SchemaConverter:
         result.update(object_of(found.get("properties")))
         return result
 
+    def flattened(self, schema: Any) -> JSONObject:
+        """An object schema with the properties and requirements of its `allOf` parts as its own."""
+        return {
+            "type": "object",
+            "properties": self.properties(schema),
+            "required": self._required(schema),
+        }
+
+    def _required(self, schema: Any, depth: int = 0) -> list[Any]:
+        found = self.resolve(schema)
+        names = list_of(found.get("required"))
+        if depth < MAX_NESTED_PARTS:
+            for part in list_of(found.get("allOf")):
+                names = [*names, *self._required(part, depth + 1)]
+        return names
+
     def definition(self, ref: str, direction: Direction) -> tuple[str, str] | None:
         """The key and the name of the definition `ref` leads to; None where it leads nowhere."""
         try:

@@ -48,7 +48,7 @@ def read_model(
     return Model(
         parameters=tuple(_parameter(n) for n in nodes if n["in"] not in {"body", "formData"}),
         body=_body(nodes, consumes),
-        responses=_responses(references, document, operation),
+        responses=read_responses(references, document, operation),
     )
 
 
@@ -143,9 +143,10 @@ def _encoding(node: JSONObject) -> JSONObject:
     return {"style": style, "explode": explode}
 
 
-def _responses(
+def read_responses(
     references: References, document: JSONObject, operation: JSONObject
 ) -> tuple[Response, ...]:
+    """The declared answers; those that cannot be read are left out."""
     produces = _media_types(document, operation, "produces")
     result: list[Response] = []
     for status, entry in object_of(operation.get("responses")).items():

@@ -4,7 +4,7 @@ Rule: a transport sends what it is given. It follows no redirect, keeps no cooki
 environment, and hands back the body as it arrives, with its content coding still on.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -49,7 +49,7 @@ class HTTPResponse(Protocol):
         """Lower-case names, several values joined by `, `."""
         ...
 
-    def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncGenerator[bytes]:
         """The body, not decoded, piece by piece.
 
         Raises:
