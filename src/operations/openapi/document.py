@@ -4,13 +4,13 @@ Rule 1: only what an operation's spec needs is read at once; schemas and request
 Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from operations.errors import DocumentError
 from operations.openapi import openapi3, swagger2
-from operations.openapi.model import EVENT_STREAM, METHODS, Model
+from operations.openapi.model import METHODS, Model
 from operations.openapi.nodes import list_of, object_of, text_of
 from operations.openapi.references import References
 from operations.openapi.schemas import SchemaConverter
@@ -67,7 +67,6 @@ class Description:
             swagger2.check_parameter if self.is_swagger else openapi3.check_parameter
         )
         self._good: set[str] = set()
-        self._streams: dict[str, bool] = {}
 
     def _version(self) -> str:
         for key in ("openapi", "swagger"):
@@ -97,18 +96,30 @@ class Description:
                 self.problems.append(Problem(str(path), f"the path cannot be read: {error}"))
                 continue
             shared = self._parameters_problem(item)
-            for method, operation in _operations(item):
-                problem = shared
-                if problem is None:
-                    problem = (
-                        self._parameters_problem(operation)
-                        if type(operation) is dict
-                        else "the operation is not an object"
-                    )
-                if problem is None:
-                    yield Entry(path, method, item, operation)
-                else:
-                    self.problems.append(Problem(f"{method} {path}", problem))
+            for key, operation in item.items():
+                if key in _METHODS:
+                    entry = self._entry(path, key.upper(), item, operation, shared)
+                    if entry is not None:
+                        yield entry
+            # 3.2: methods that have no field of their own.
+            for key, operation in object_of(item.get("additionalOperations")).items():
+                if key.isascii() and key.isalpha():
+                    entry = self._entry(path, key.upper(), item, operation, shared)
+                    if entry is not None:
+                        yield entry
+
+    def _entry(
+        self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
+    ) -> Entry | None:
+        if problem is None:
+            if type(operation) is dict:
+                problem = self._parameters_problem(object_of(operation))
+            else:
+                problem = "the operation is not an object"
+        if problem is None:
+            return Entry(path, method, item, operation)
+        self.problems.append(Problem(f"{method} {path}", problem))
+        return None
 
     def _item(self, node: Any) -> JSONObject:
         if type(node) is dict and "$ref" not in node:
@@ -152,38 +163,6 @@ class Description:
             return swagger2.read_model(self.references, self.document, entry.item, entry.operation)
         return openapi3.read_model(self.references, entry.item, entry.operation)
 
-    def is_stream(self, entry: Entry) -> bool:
-        """Whether a good answer is a stream of events."""
-        if self.is_swagger:
-            produces = entry.operation.get("produces")
-            own = produces if produces is not None else self.document.get("produces")
-            return EVENT_STREAM in list_of(own)
-        for status, node in object_of(entry.operation.get("responses")).items():
-            if status[:1] == "2" and self._has_stream(node):
-                return True
-        return False
-
-    def _has_stream(self, node: Any) -> bool:
-        response = object_of(node)
-        ref = response.get("$ref")
-        if type(ref) is not str:
-            content = response.get("content")
-            if not content:
-                return False
-            return any(str(kind).startswith(EVENT_STREAM) for kind in object_of(content))
-        known = self._streams.get(ref)
-        if known is None:
-            try:
-                known = self._has_stream(self.references.follow(response))
-            except DocumentError:
-                known = False
-            self._streams[ref] = known
-        return known
-
-    def responses(self, entry: Entry) -> Iterable[tuple[str, Any]]:
-        """Status and node of every declared answer, references not followed."""
-        return object_of(entry.operation.get("responses")).items()
-
     def security_schemes(self) -> JSONObject:
         """The security schemes by name, as 3.x spells them."""
         if self.is_swagger:
@@ -212,14 +191,3 @@ class Description:
         """What the document calls itself."""
         return text_of(self.info.get("title"))
 
-
-def _operations(item: JSONObject) -> Iterator[tuple[str, Any]]:
-    for key, operation in item.items():
-        if key in _METHODS:
-            yield key.upper(), operation
-    # 3.2: methods that have no field of their own.
-    more = item.get("additionalOperations")
-    if more is not None:
-        for key, operation in object_of(more).items():
-            if key.isascii() and key.isalpha():
-                yield key.upper(), operation

@@ -5,19 +5,18 @@
 """
 
 import asyncio
-import inspect
+import gc
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from operations.access import OPEN, AccessControl
-from operations.errors import DocumentError
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig, Outline
-from operations.openapi.declared_errors import DeclaredErrors
+from operations.openapi.declared_answers import DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.files import bundle_files, bundle_urls
@@ -96,7 +95,7 @@ def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
         DocumentError: If it is no object.
         ValueError: If the configuration cannot be right.
     """
-    return _Importer(document, config, address=None, source=None).service()
+    return _import(document, config, None, None)
 
 
 async def from_openapi_file(
@@ -139,7 +138,24 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
 def _import(
     document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
-    return _Importer(document, config, address=address, source=source).service()
+    with _collector_at_rest():
+        return _Importer(document, config, address=address, source=source).service()
+
+
+@contextmanager
+def _collector_at_rest() -> Generator[None]:
+    """Keep the cyclic garbage collector from looking through a large document again and again.
+
+    An import makes tens of thousands of objects and no garbage. Each would-be collection visits every node
+    of the decoded document, which can cost more than the import itself.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Importer:
@@ -162,7 +178,7 @@ class _Importer:
         self._shared = Shared(
             config=config, description=description, client=client, security=security, base=address
         )
-        self._errors = DeclaredErrors(description)
+        self._answers = DeclaredAnswers(description)
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -202,7 +218,7 @@ class _Importer:
 
     def _operation(self, entry: Entry, name: str, access: AccessControl) -> Operation:
         operation = entry.operation
-        is_stream = self._description.is_stream(entry)
+        errors, links, is_stream = self._answers.read(entry)
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
         method = entry.method
         if is_stream:
@@ -212,7 +228,6 @@ class _Importer:
         summary = operation.get("summary")
         description = operation.get("description")
         tags = operation.get("tags")
-        errors, links = self._errors.read(entry)
         meta: JSONObject = {"method": method, "path": entry.path, "source": self._source}
         if operation.get("deprecated") is True:
             meta["deprecated"] = True
