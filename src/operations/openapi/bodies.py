@@ -29,9 +29,7 @@ class Payload(NamedTuple):
     content_type: str
 
 
-def write_body(
-    chosen: Media, value: Any, converter: SchemaConverter, *, is_bytes: bool
-) -> Payload:
+def write_body(chosen: Media, value: Any, converter: SchemaConverter, *, is_bytes: bool) -> Payload:
     """`value` in the media type `chosen`.
 
     Args:
@@ -123,7 +121,9 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
         elif type(item) is list and not _is_json_part(encoding):
             pairs += [f"{quote_plus(name)}={quote_plus(_field_text(i))}" for i in list_of(item)]
         else:
-            pairs.append(f"{quote_plus(name)}={quote_plus(_field_text(item, properties.get(name)))}")
+            pairs.append(
+                f"{quote_plus(name)}={quote_plus(_field_text(item, properties.get(name)))}"
+            )
     return Payload("&".join(pairs).encode(), chosen.media_type)
 
 

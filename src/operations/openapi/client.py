@@ -125,7 +125,9 @@ class Client:
         Raises:
             CallError: As `exchange` does.
         """
-        signature, request = await self._signed(draft, security, context, self._seconds(context), True)
+        signature, request = await self._signed(
+            draft, security, context, self._seconds(context), True
+        )
         async with self._sender().send(request) as response:
             if not 200 <= response.status < 300:
                 raise await self._error(response, signature)
@@ -133,7 +135,9 @@ class Client:
             async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
                 yield response, body
 
-    async def fetch(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> Any:
+    async def fetch(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None
+    ) -> Any:
         """One small exchange that is no operation's: JSON from a provider of tokens."""
         request = HTTPRequest(
             method=method,
@@ -264,11 +268,7 @@ class Client:
     def _onward(self, request: HTTPRequest, response: HTTPResponse) -> HTTPRequest | None:
         """The request that a redirect asks for, where it may be followed."""
         location = response.headers.get("location")
-        if (
-            not self._config.follow_redirects
-            or response.status not in _REDIRECTS
-            or not location
-        ):
+        if not self._config.follow_redirects or response.status not in _REDIRECTS or not location:
             return None
         url = urljoin(request.url, location)
         try:

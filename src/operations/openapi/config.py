@@ -61,11 +61,7 @@ class ClientCredentials:
 
 
 Credential: TypeAlias = (
-    str
-    | tuple[str, str]
-    | BasicCredential
-    | ClientCredentials
-    | Callable[[OperationContext], Any]
+    str | tuple[str, str] | BasicCredential | ClientCredentials | Callable[[OperationContext], Any]
 )
 """What a security scheme needs: a key or token, a user name and password, a client, or what finds the caller's."""
 
@@ -100,7 +96,9 @@ class Select:
 Rule: TypeAlias = Callable[[Outline], bool]
 Rename: TypeAlias = Mapping[str, str] | Callable[[Outline], str]
 Access: TypeAlias = AccessControl | Callable[[Outline], AccessControl]
-PagingRule: TypeAlias = Literal["document"] | Callable[[Outline], Paging | None] | Mapping[str, Paging]
+PagingRule: TypeAlias = (
+    Literal["document"] | Callable[[Outline], Paging | None] | Mapping[str, Paging]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,8 @@ class _Layer:
             self._decoder = zlib.decompressobj(15)
         else:
             raise CallError(
-                ErrorCode.EXECUTION_ERROR, f"The answer has the content coding {name!r}, not asked for."
+                ErrorCode.EXECUTION_ERROR,
+                f"The answer has the content coding {name!r}, not asked for.",
             )
         self._raw_fallback = name == "deflate"
 

@@ -190,4 +190,3 @@ class Description:
     def title(self) -> str:
         """What the document calls itself."""
         return text_of(self.info.get("title"))
-

@@ -39,7 +39,11 @@ class TokenSource:
     """Gives one client's token."""
 
     def __init__(
-        self, credentials: ClientCredentials, scopes: tuple[str, ...], endpoint: "Endpoint", fetch: Fetch
+        self,
+        credentials: ClientCredentials,
+        scopes: tuple[str, ...],
+        endpoint: "Endpoint",
+        fetch: Fetch,
     ) -> None:
         self._credentials = credentials
         self._scopes = scopes
@@ -58,7 +62,11 @@ class TokenSource:
         if monotonic() < self._renew_at:
             return self._token
         renewal = self._renewal
-        if renewal is None or renewal.done() or renewal.get_loop() is not asyncio.get_running_loop():
+        if (
+            renewal is None
+            or renewal.done()
+            or renewal.get_loop() is not asyncio.get_running_loop()
+        ):
             renewal = self._renewal = asyncio.create_task(self._renew())
             renewal.add_done_callback(_seen)
         # Shielded: one caller that leaves must not take the token from the others.
@@ -74,7 +82,10 @@ class TokenSource:
         fields = {"grant_type": "client_credentials", **client.parameters}
         if self._scopes:
             fields["scope"] = " ".join(self._scopes)
-        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+        headers = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Accept": "application/json",
+        }
         if client.send_in == "body":
             fields |= {"client_id": client.client_id, "client_secret": client.client_secret}
         else:
@@ -82,7 +93,9 @@ class TokenSource:
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         started = monotonic()
         answer = object_of(
-            await self._fetch("POST", await self._endpoint.url(), headers, urlencode(fields).encode())
+            await self._fetch(
+                "POST", await self._endpoint.url(), headers, urlencode(fields).encode()
+            )
         )
         token = text_of(answer.get("access_token"))
         if not token:
@@ -167,7 +180,9 @@ class TokenSources:
         fetch: Does the exchange.
     """
 
-    def __init__(self, base: str, may_have_credentials: Callable[[str], bool], fetch: Fetch) -> None:
+    def __init__(
+        self, base: str, may_have_credentials: Callable[[str], bool], fetch: Fetch
+    ) -> None:
         self._base = base
         self._is_trusted = may_have_credentials
         self._fetch = fetch

@@ -166,7 +166,9 @@ def _speakeasy(node: JSONObject) -> Paging | None:
     }
     items = _dotted(text_of(outputs.get("results")))
     if node.get("type") == "cursor" and "cursor" in inputs:
-        return CursorPaging(argument=inputs["cursor"], next=_dotted(text_of(outputs.get("nextCursor"))))
+        return CursorPaging(
+            argument=inputs["cursor"], next=_dotted(text_of(outputs.get("nextCursor")))
+        )
     if node.get("type") == "url":
         return URLPaging(next=_dotted(text_of(outputs.get("nextUrl"))))
     if "page" in inputs:

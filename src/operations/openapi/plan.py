@@ -75,7 +75,9 @@ class Plan:
         reserved = self._flat or ([BODY] if self.media is not None else [])
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
         self.arguments = [Argument(n, p) for n, p in zip(names, parameters, strict=True)]
-        self._by_path_name = {a.parameter.name: a for a in self.arguments if a.parameter.place == "path"}
+        self._by_path_name = {
+            a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
+        }
         self._rest = [a for a in self.arguments if a.parameter.place != "path"]
 
     # ---- what goes in
@@ -84,7 +86,11 @@ class Plan:
     def direction(self) -> Direction:
         """How the input's schemas are to be read."""
         chosen = self.media
-        return Direction.REQUEST if chosen is None or media.is_json(chosen.media_type) else Direction.UPLOAD
+        return (
+            Direction.REQUEST
+            if chosen is None or media.is_json(chosen.media_type)
+            else Direction.UPLOAD
+        )
 
     def input_schema(self) -> JSONSchema:
         """The schema of all arguments."""
@@ -93,7 +99,9 @@ class Plan:
         required: list[str] = []
         for argument in self.arguments:
             parameter = argument.parameter
-            properties[argument.name] = _described(as_object(draft.convert(parameter.schema)), argument)
+            properties[argument.name] = _described(
+                as_object(draft.convert(parameter.schema)), argument
+            )
             if parameter.required:
                 required.append(argument.name)
         body = self._model.body
@@ -127,7 +135,11 @@ class Plan:
         if media.is_text(kind):
             # An object schema for XML describes the tree; what we take is its text.
             is_string = object_of(converted).get("type") == "string"
-            return converted if is_string else {"type": "string", "description": f"Text of type {kind}."}
+            return (
+                converted
+                if is_string
+                else {"type": "string", "description": f"Text of type {kind}."}
+            )
         return converted
 
     def _is_bytes(self, chosen: Media) -> bool:
@@ -159,7 +171,9 @@ class Plan:
         Raises:
             CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
         """
-        draft = Draft(method=method, base=base, path=self._path(arguments), headers={"Accept": accept})
+        draft = Draft(
+            method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
+        )
         draft.query.extend(self._literal_query)
         for argument in self._rest:
             if argument.name not in arguments:

@@ -87,7 +87,9 @@ class Security:
         signature.secrets.extend(self._headers.values())
         for name, scopes in self._chosen(requirement).items():
             scheme = object_of(self._schemes.get(name))
-            await self._apply(signature, name, scheme, [text_of(s) for s in list_of(scopes)], context)
+            await self._apply(
+                signature, name, scheme, [text_of(s) for s in list_of(scopes)], context
+            )
         if self._auth is not None:
             token = await _secret(self._auth.token, context)
             if token is not None:
@@ -133,7 +135,9 @@ class Security:
         else:
             word = text_of(scheme.get("scheme")) if kind == "http" else ""
             # Scheme names are the same in any case; bearer is the one servers expect capitalised.
-            _authorize(signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential))
+            _authorize(
+                signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential)
+            )
 
 
 def _authorize(signature: Signature, word: str, token: str) -> None:

@@ -1,7 +1,7 @@
 """From a document to operations that can be called: the adapter's front.
 
-    service = from_openapi(document, HTTPServiceConfig(namespace="petstore"))
-    registry.register_all(service)
+service = from_openapi(document, HTTPServiceConfig(namespace="petstore"))
+registry.register_all(service)
 """
 
 import asyncio
@@ -304,9 +304,7 @@ class _Importer:
         if rule is None:
             return None
         if rule == "document":
-            return declared_paging(
-                entry.operation, object_of(entry.operation.get("responses"))
-            )
+            return declared_paging(entry.operation, object_of(entry.operation.get("responses")))
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
