@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.conftest import PROJECT
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
     r"^```python\n(.*?)^```\n(?:\n```output\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
 )
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")
 
 
 def run(code: str, namespace: dict[str, Any]) -> str:
@@ -41,5 +41,5 @@ def test_every_snippet_of_a_page_runs_and_prints_what_it_says(page: Path) -> Non
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         assert (page.parent / target).exists(), target

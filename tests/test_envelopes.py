@@ -204,4 +204,4 @@ def test_an_error_without_words_still_says_something() -> None:
 
 def test_an_envelope_cannot_be_altered() -> None:
     with pytest.raises(AttributeError):
-        ENVELOPES["local"].data = 3  # type: ignore[misc]
+        ENVELOPES["local"].data = None  # type: ignore[misc]

@@ -72,11 +72,11 @@ def test_a_declared_code_is_recognised(exception: Exception, code: str, message:
 
 
 def test_an_exception_that_cannot_be_printed_is_mapped_all_the_same() -> None:
-    class Mute(Exception):
+    class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert map_error(Mute()).message == "Mute"
+    assert map_error(MuteError()).message == "MuteError"
 
 
 def test_a_call_error_is_mapped_to_itself() -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.support import single, soon
 
 from operations import (
     AccessControl,
@@ -21,6 +22,7 @@ from operations import (
     ErrorDefinition,
     Identity,
     LocalResponseMeta,
+    Operation,
     OperationContext,
     OperationRegistry,
     OperationSpec,
@@ -34,7 +36,6 @@ from operations import (
 )
 from operations._pipeline import Next
 from operations.observe import CallAbandoned, CallFinished, CallStarted
-from tests.support import single, soon
 
 ADDITION = {
     "type": "object",
@@ -58,7 +59,7 @@ async def failing(registry: OperationRegistry, *args: Any) -> CallError:
     return caught.value
 
 
-# ------------------------------------------------------------------------------------------ the way through
+# ---------------------------------------------------------------------- the way through
 
 
 async def test_a_value_comes_back_in_a_local_envelope() -> None:
@@ -92,7 +93,7 @@ async def test_executing_a_subscription_says_what_to_do() -> None:
     assert "subscribe" in error.message
 
 
-# ------------------------------------------------------------------------------------------ input
+# ---------------------------------------------------------------------- input
 
 
 @pytest.mark.requirement("R27")
@@ -144,7 +145,7 @@ async def test_an_input_schema_that_cannot_be_compiled_is_the_operations_fault()
     assert "input schema" in error.message
 
 
-# ------------------------------------------------------------------------------------------ access
+# ---------------------------------------------------------------------- access
 
 
 GUARD = AccessControl(["test:run"])
@@ -164,11 +165,11 @@ async def test_an_allowed_caller_passes_and_a_trusted_one_needs_no_identity() ->
 
     for context in (allowed, trusted):
         assert (await registry.execute("test.run", {"a": 1, "b": 1}, context)).data == 2
-    for context in (OperationContext(identity=Identity("eve")), OperationContext(), None):
-        assert (await failing(registry, {"a": 1, "b": 1}, context)).code == ErrorCode.ACCESS_DENIED
+    for denied in (OperationContext(identity=Identity("eve")), OperationContext(), None):
+        assert (await failing(registry, {"a": 1, "b": 1}, denied)).code == ErrorCode.ACCESS_DENIED
 
 
-# ------------------------------------------------------------------------------------------ output
+# ---------------------------------------------------------------------- output
 
 
 @dataclasses.dataclass
@@ -290,7 +291,7 @@ async def test_a_result_that_is_not_json_is_one_execution_error(result: Any, sch
     assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
 
 
-# ------------------------------------------------------------------------------------------ envelopes
+# ---------------------------------------------------------------------- envelopes
 
 
 async def test_an_envelope_a_handler_keeps_is_never_altered() -> None:
@@ -308,17 +309,23 @@ async def test_an_envelope_a_handler_keeps_is_never_altered() -> None:
     assert kept.data == {"id": "7", "junk": 1}
 
 
+HTTP: Any = {"status_code": 200, "headers": {}, "content_type": ""}
+FITTING = {"id": 7, "state": "open"}
+MISFIT = {"id": "7"}
+BLOCKS: Any = [{"type": "text", "text": "x"}]
+
+
 @pytest.mark.parametrize(
     ("envelope", "data"),
     [
-        (http_envelope({"id": "7"}, status_code=200, headers={}, content_type=""), {"id": 7, "state": "open"}),
-        (http_envelope(b"7", status_code=200, headers={}, content_type=""), b"7"),
-        (mcp_envelope({"id": "7"}, is_error=False, content=[], structured_content={"id": "7"}), {"id": 7, "state": "open"}),
-        (mcp_envelope({"id": "7"}, is_error=True, content=[], structured_content={"id": "7"}), {"id": "7"}),
-        (mcp_envelope([{"type": "text"}], is_error=False, content=[TextContent(text="x")]), [{"type": "text"}]),
+        (http_envelope(MISFIT, **HTTP), FITTING),
+        (http_envelope(b"7", **HTTP), b"7"),
+        (mcp_envelope(MISFIT, is_error=False, content=[], structured_content=MISFIT), FITTING),
+        (mcp_envelope(MISFIT, is_error=True, content=[], structured_content=MISFIT), MISFIT),
+        (mcp_envelope(BLOCKS, is_error=False, content=[TextContent(text="x")]), BLOCKS),
     ],
     ids=["http", "bytes", "structured", "tool error", "blocks only"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("as_mapping", [False, True])
 async def test_an_envelope_is_normalised_only_where_there_is_something_to_go_by(
     envelope: ResponseEnvelope[Any], data: Any, as_mapping: bool
@@ -347,7 +354,7 @@ async def test_a_mapping_that_only_looks_like_an_envelope_is_data() -> None:
     assert (await single(echo).execute("test.run", value)).data == value
 
 
-# ------------------------------------------------------------------------------------------ errors
+# ---------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -408,7 +415,7 @@ async def test_a_declared_code_in_a_message_is_taken() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------ cancellation and time
+# ---------------------------------------------------------------------- cancellation and time
 
 
 async def test_the_callers_own_cancellation_propagates() -> None:
@@ -492,7 +499,7 @@ async def test_a_result_within_the_deadline_and_an_error_within_it_come_through(
     assert (await failing(registry, {}, soon(5000))).code == ErrorCode.EXECUTION_ERROR
 
 
-# ------------------------------------------------------------------------------------------ threads
+# ---------------------------------------------------------------------- threads
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_return_an_awaitable() -> None:
@@ -527,7 +534,7 @@ async def test_a_blocked_thread_is_left_behind_and_told() -> None:
         await asyncio.sleep(0.001)
 
 
-# ------------------------------------------------------------------------------------------ nested calls
+# ---------------------------------------------------------------------- nested calls
 
 
 def nesting(handler: Any) -> OperationRegistry:
@@ -543,7 +550,7 @@ def nesting(handler: Any) -> OperationRegistry:
         identity = context.identity.id if context.identity else None
         return [input, context.request_id, context.parent_request_id, identity, context.deadline]
 
-    registry.register(single(describe).get("test.run").__class__(inner, describe))  # type: ignore[union-attr]
+    registry.register(Operation(inner, describe))
     return registry
 
 
@@ -602,7 +609,7 @@ async def test_aborting_a_call_aborts_its_children() -> None:
 
     async def outer(input: Any, context: OperationContext) -> None:
         if input == "inner":
-            return await inner(input, context)
+            await inner(input, context)
         child = asyncio.create_task(context.env.call("test.run", "inner"))
         await running.wait()
         await asyncio.Event().wait()
@@ -619,7 +626,7 @@ async def test_aborting_a_call_aborts_its_children() -> None:
         await asyncio.wait_for(ended.wait(), 1)
 
 
-# ------------------------------------------------------------------------------------------ middleware, observers, doors
+# ---------------------------------------------------------------------- middleware, observers, doors
 
 
 async def test_middleware_stands_around_the_call_in_order() -> None:

@@ -21,8 +21,8 @@ from operations import OperationSpec, OperationType
 operation = OperationSpec(name="declared", namespace="scan", type=OperationType.QUERY)
 """
 SPEC_WITH_HANDLER = """
-operation = {"name": "handled", "namespace": "scan", "version": "1", "type": "query", "description": "",
-             "inputSchema": {}, "outputSchema": {}, "accessControl": {}}
+operation = {"name": "handled", "namespace": "scan", "version": "1", "type": "query",
+             "description": "", "inputSchema": {}, "outputSchema": {}, "accessControl": {}}
 async def handler(input, context):
     return "handled"
 """
@@ -110,7 +110,7 @@ def test_a_package_can_be_scanned_by_name_and_as_a_module(
 
     assert {known.spec.id for known in by_name.operations} >= {"scan.good", "scan.handled"}
     assert scan_operations(sys.modules["ops"]).operations == by_name.operations
-    assert [known.spec.id for known in scan_operations("ops.good").operations][0] == "scan.good"
+    assert scan_operations("ops.good").operations[0].spec.id == "scan.good"
 
 
 @pytest.mark.parametrize("source", ["no.such.package", "no/such/folder", ".x"])

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from operations import (
     OPERATION_SPEC_SCHEMA,
@@ -81,7 +82,11 @@ json = st.recursive(
         output_schema=st.booleans().map(from_schema),
         error_schemas=st.lists(
             st.builds(
-                ErrorDefinition, names, st.text(max_size=5), st.just(from_schema(True)), st.none() | st.integers(400, 599)
+                ErrorDefinition,
+                names,
+                st.text(max_size=5),
+                st.just(from_schema(True)),
+                st.none() | st.integers(400, 599),
             ),
             max_size=2,
         ).map(tuple),
@@ -95,8 +100,6 @@ def test_any_spec_goes_to_json_and_back_unchanged(spec: OperationSpec) -> None:
 
 
 def test_the_digest_is_of_the_contract_alone() -> None:
-    import msgspec.structs as structs
-
     reordered = structs.replace(
         FULL,
         output_schema=from_schema(
@@ -176,7 +179,7 @@ def test_a_mangled_spec_is_a_value_error(wire: Any) -> None:
         OperationSpec.from_wire(wire)
 
 
-# ------------------------------------------------------------------------------------------ the decorator
+# ---------------------------------------------------------------------- the decorator
 
 
 def test_the_decorator_reads_the_function() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.support import single, soon
 
 from operations import (
     AccessControl,
@@ -23,7 +24,6 @@ from operations import (
 )
 from operations._pipeline import NextStream
 from operations.observe import CallFinished, CallStarted, CallYielded
-from tests.support import single, soon
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -144,7 +144,7 @@ async def test_a_handler_that_gives_no_iterator_is_an_error() -> None:
     assert (await error_of(streaming(handler))).code == ErrorCode.EXECUTION_ERROR
 
 
-# ------------------------------------------------------------------------------------------ leaving
+# ---------------------------------------------------------------------- leaving
 
 
 @pytest.mark.requirement("R33")
@@ -213,7 +213,7 @@ async def test_a_stream_is_a_context_manager() -> None:
 async def test_two_tasks_cannot_read_one_stream() -> None:
     source = Source(endless=True)
     async with streaming(source).subscribe("test.run") as stream:
-        first = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+        first = asyncio.create_task(anext(stream))
         await source.waiting.wait()
         with pytest.raises(RuntimeError, match="one task at a time"):
             await anext(stream)
@@ -286,7 +286,7 @@ async def test_an_iterator_need_not_be_closable() -> None:
         assert await collect(registry) == [1, 0]
 
 
-# ------------------------------------------------------------------------------------------ around it
+# ---------------------------------------------------------------------- around it
 
 
 async def test_stream_middleware_stands_around_subscriptions() -> None:

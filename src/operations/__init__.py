@@ -1,5 +1,6 @@
 """Typed operations: one call, one envelope, whatever runs behind it."""
 
+from operations._pipeline import Call, Middleware, StreamMiddleware, Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
 from operations.context import Door, OperationContext, OperationEnv
 from operations.env import build_env
@@ -37,7 +38,6 @@ from operations.errors import (
     map_error,
 )
 from operations.observe import CallEvent, Observer
-from operations._pipeline import Call, Middleware, StreamMiddleware, Subscription
 from operations.registry import OperationRegistry, Remote, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
@@ -66,6 +66,10 @@ from operations.specs import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "OPERATION_SPEC_SCHEMA",
+    "RESPONSE_ENVELOPE_SCHEMA",
+    "RESPONSE_META_SCHEMA",
+    "RESPONSE_SOURCES",
     "AccessControl",
     "AudioContent",
     "Call",
@@ -85,7 +89,6 @@ __all__ = [
     "MCPResponseMeta",
     "Middleware",
     "MissingExtraError",
-    "OPERATION_SPEC_SCHEMA",
     "Observer",
     "Operation",
     "OperationContext",
@@ -95,9 +98,6 @@ __all__ = [
     "OperationSpec",
     "OperationType",
     "OperationsError",
-    "RESPONSE_ENVELOPE_SCHEMA",
-    "RESPONSE_META_SCHEMA",
-    "RESPONSE_SOURCES",
     "RegistrationError",
     "Remote",
     "Repair",

@@ -33,13 +33,15 @@ class _Job:
         self.left = False
 
     def __call__(self) -> None:
+        result: Any = None
+        error: BaseException | None = None
         try:
-            result, error = self._function(), None
+            result = self._function()
         except StopIteration as stop:
             # A future cannot carry StopIteration.
-            result, error = None, RuntimeError(f"the handler raised {stop!r}")
+            error = RuntimeError(f"the handler raised {stop!r}")
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the awaiting side
-            result, error = None, raised
+            error = raised
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:

@@ -5,6 +5,7 @@ Rule 2: a refusal never says which scope or resource was missing.
 """
 
 from collections.abc import Collection, Mapping
+from typing import cast
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -75,25 +76,22 @@ OPEN = AccessControl()
 
 def check_access(access_control: AccessControl, identity: Identity | None) -> bool:
     """Whether `identity` meets `access_control`. Never raises: doubt is a no."""
-    if access_control.is_open:
-        return True
     if identity is None:
-        return False
+        return access_control.is_open
     try:
-        return _meets(access_control, identity)
+        scopes = cast("frozenset[str]", identity.scopes)
+        some = access_control.required_scopes_any
+        return (
+            scopes.issuperset(access_control.required_scopes)
+            and (some is None or not scopes.isdisjoint(some))
+            and (access_control.resource_type is None or _may_act(access_control, identity))
+        )
     except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
         return False
 
 
-def _meets(required: AccessControl, identity: Identity) -> bool:
-    scopes = identity.scopes
-    if not all(scope in scopes for scope in required.required_scopes):
-        return False
-    some = required.required_scopes_any
-    if some is not None and not any(scope in scopes for scope in some):
-        return False
-    if required.resource_type is None:
-        return True
+def _may_act(required: AccessControl, identity: Identity) -> bool:
+    """Whether some resource of the type grants the action."""
     return any(
         key.split(":", 1)[0] == required.resource_type
         and not isinstance(actions, str)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from secrets import token_hex
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -20,6 +20,8 @@ from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
+
+T = TypeVar("T")
 
 
 class Caller(Protocol):
@@ -145,6 +147,21 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             raise _cannot("use its caller's model")
         return await self.door.sample(request)
 
+    async def nest(self, call: Awaitable[T]) -> T:
+        """Await a nested call, and know the task it runs in, so that it can be aborted with this one."""
+        running = self._running
+        if running is None:
+            running = set[asyncio.Task[Any]]()
+            msgspec.structs.force_setattr(self, "_running", running)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        if task in running:
+            return await call
+        running.add(task)
+        try:
+            return await call
+        finally:
+            running.discard(task)
+
     def abort_children(self) -> None:
         """Cancel nested calls that run in tasks of their own."""
         if self._running:
@@ -190,19 +207,9 @@ class OperationEnv:
     async def call(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
         """Run an operation as part of this call."""
         registry = self._admit(operation_id)
-        context = self._context
-        running = context._running  # noqa: SLF001 - the two classes are one mechanism
-        if running is None:
-            running = set()
-            msgspec.structs.force_setattr(context, "_running", running)
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        if task in running:
-            return await registry.execute(operation_id, input, context.child())
-        running.add(task)
-        try:
-            return await registry.execute(operation_id, input, context.child())
-        finally:
-            running.discard(task)
+        return await self._context.nest(
+            registry.execute(operation_id, input, self._context.child())
+        )
 
     def subscribe(
         self, operation_id: str, input: Any = None

@@ -18,7 +18,7 @@ from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
 T = TypeVar("T")
-DataT = TypeVar("DataT", covariant=True)
+DataT_co = TypeVar("DataT_co", covariant=True)
 
 RESPONSE_SOURCES = ("local", "http", "mcp")
 """Every value `meta.source` can have."""
@@ -98,7 +98,9 @@ MCPContentBlock: TypeAlias = (
 )
 
 
-class LocalResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="local"):
+class LocalResponseMeta(
+    _Wire, frozen=True, kw_only=True, gc=False, tag_field="source", tag="local"
+):
     """The operation ran in this process (or in a worker of ours)."""
 
     source: ClassVar[Literal["local"]] = "local"
@@ -136,10 +138,10 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
 ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
 
 
-class ResponseEnvelope(msgspec.Struct, Generic[DataT], frozen=True):
+class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
     """The result of every call: JSON builtins or `bytes` in `data`, its origin in `meta`."""
 
-    data: DataT
+    data: DataT_co
     meta: ResponseMeta
 
     def raise_for_error(self) -> Self:
@@ -258,14 +260,16 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
     known and whose fields have the types that source requires.
     """
     if isinstance(value, ResponseEnvelope):
-        return cast("ResponseEnvelope[Any]", value)
+        return value  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(value, Mapping) or "data" not in value or "meta" not in value:
         return None
     wire = cast("Mapping[str, Any]", value)
     meta: Any = wire["meta"]
-    if not isinstance(meta, Mapping) or meta.get("source") not in RESPONSE_SOURCES:
+    if not isinstance(meta, Mapping):
         return None
     fields = dict(cast("Mapping[str, Any]", meta))
+    if fields.get("source") not in RESPONSE_SOURCES:
+        return None
     if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
         fields["content"] = [content_block(block) for block in fields["content"]]
     try:

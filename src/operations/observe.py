@@ -6,11 +6,17 @@ Rule 2: no event carries arguments or results.
 
 import logging
 from collections.abc import Iterable
+from time import time_ns
 from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 logger = logging.getLogger("operations")
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return time_ns() // 1_000_000
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):

@@ -92,6 +92,8 @@ class OperationRegistry:
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
+        self.revision = 0
+        """Counts the changes to what is registered."""
         self._remote = remote
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
@@ -104,7 +106,7 @@ class OperationRegistry:
         self._plain = True
         self.register_all(operations)
 
-    # ---------------------------------------------------------------------------------------- registering
+    # ------------------------------------------------------------ registering
 
     def register(
         self, operation: Operation | OperationSpec | Callable[..., Any], *, replace: bool = False
@@ -201,7 +203,7 @@ class OperationRegistry:
 
         return register
 
-    # ---------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------ looking
 
     def get(self, operation_id: str) -> Operation | None:
         """The operation with this id."""
@@ -237,7 +239,7 @@ class OperationRegistry:
     def __repr__(self) -> str:
         return f"<OperationRegistry of {len(self)} operations>"
 
-    # ---------------------------------------------------------------------------------------- calling
+    # ------------------------------------------------------------ calling
 
     def execute(
         self, operation_id: str, input: Any = None, context: OperationContext | None = None
@@ -252,7 +254,7 @@ class OperationRegistry:
             return self._execute_first(operation_id, input, context)
         if context is None:
             context = OperationContext(registry=self)
-        else:
+        elif context.registry is not self:
             context = self._adopt(context)
         if self._plain and context.deadline is None:
             return invoke(plan, input, context)
@@ -331,12 +333,12 @@ class OperationRegistry:
             report_refusal(self, operation_id, context, error)
             raise
         except SchemaError as unusable:
-            error = CallError(
+            refusal = CallError(
                 ErrorCode.EXECUTION_ERROR,
                 f"the input schema of {operation_id} is unusable: {unusable}",
             )
-            report_refusal(self, operation_id, context, error)
-            raise error from unusable
+            report_refusal(self, operation_id, context, refusal)
+            raise refusal from unusable
         return plan
 
     def _unregistered(self, operation_id: str, *, streaming: bool) -> Operation:
@@ -370,7 +372,7 @@ class OperationRegistry:
             return nowhere
         return subscribe if spec.type is OperationType.SUBSCRIPTION else call
 
-    # ---------------------------------------------------------------------------------------- around calls
+    # ------------------------------------------------------------ around calls
 
     @overload
     def use(self, middleware: Middleware) -> Middleware: ...
@@ -412,7 +414,7 @@ class OperationRegistry:
         """Tell the observers."""
         notify(tuple(self._observers), event)
 
-    # ---------------------------------------------------------------------------------------- lifetime
+    # ------------------------------------------------------------ lifetime
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Hold on to a cancelled task until it ends, so that it is neither lost nor complained about."""
@@ -449,16 +451,19 @@ class OperationRegistry:
             await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
         self.threads.close()
 
-    # ---------------------------------------------------------------------------------------- bookkeeping
+    # ------------------------------------------------------------ bookkeeping
 
     def _put(self, operation_id: str, ready: Operation) -> None:
-        change = "replaced" if operation_id in self._operations else "added"
+        known = operation_id in self._operations
         self._operations[operation_id] = ready
         self._forget(operation_id)
         if self._observers:
-            self.notify(RegistryChanged(operation_id=operation_id, change=change))
+            self.notify(
+                RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
+            )
 
     def _forget(self, operation_id: str) -> None:
+        self.revision += 1
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
         self._elsewhere.discard(operation_id)

@@ -148,8 +148,9 @@ class _Scan:
                 self._skip(where, f"its `operation` is no spec: {error}")
         if isinstance(declared, OperationSpec):
             handler = vars(module).get("handler")
-            found = Operation(declared, handler) if callable(handler) else declared
-            self._add(found, declared.id, where)
+            self._add(
+                Operation(declared, handler) if callable(handler) else declared, declared.id, where
+            )
 
     def _add(self, found: Operation | OperationSpec, operation_id: str, where: str) -> None:
         taken = self._taken.get(operation_id)

@@ -283,7 +283,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def operation(
     operation_id: str,
     *,
-    type: OperationType | Literal["query", "mutation"] | None = None,  # noqa: A002
+    type: OperationType | Literal["query", "mutation"] | None = None,
     version: str = "1.0.0",
     title: str | None = None,
     description: str | None = None,

@@ -16,8 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asyncio.run(demo())
             return 0
         case ["-h" | "--help"]:
-            print(_USAGE)  # noqa: T201 - this is what a command line does
+            print(_USAGE)
             return 0
         case _:
-            print(_USAGE, file=sys.stderr)  # noqa: T201
+            print(_USAGE, file=sys.stderr)
             return 2

@@ -7,8 +7,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from operations.context import OperationContext
 from operations.access import Identity
+from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 from operations.registry import OperationRegistry
@@ -31,7 +31,7 @@ def build_tracker() -> OperationRegistry:
     not_found = ErrorDefinition("TASK_NOT_FOUND", "No task has this id.", http_status=404)
 
     @registry.operation("task.get", type="query", errors=[not_found])
-    async def get(id: int) -> Task:  # noqa: A002 - the parameter is the contract's name
+    async def get(id: int) -> Task:
         """One task by its id."""
         if id not in tasks:
             raise CallError("TASK_NOT_FOUND", f"there is no task {id}", {"id": id})
@@ -45,7 +45,7 @@ def build_tracker() -> OperationRegistry:
         return task
 
     @registry.operation("task.finish", scopes=["task:write"])
-    async def finish(id: int, context: OperationContext) -> Task:  # noqa: A002
+    async def finish(id: int, context: OperationContext) -> Task:
         """Mark a task as done."""
         found = await context.env.task.get({"id": id})
         done = replace(Task(**found.data), done=True)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from operations.errors import SchemaError
-from operations.schema.records import record_reader
+from operations.schema.records import record_reader, title_of
 from operations.schema.shapes import ANY, NOTHING, Converter, Definitions, Kinds, attempt
 from operations.types import JSONObject
 
@@ -28,17 +28,22 @@ def is_pydantic(annotation: Any) -> bool:
     )
 
 
+def is_pydantic_note(note: Any) -> bool:
+    """Whether something in `Annotated` is for pydantic to act upon: a validator, say."""
+    return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Foreign:
     """A type that pydantic reads and writes."""
 
-    cls: Any
+    annotation: Any
     exact: Kinds = NOTHING
 
     @property
     def kinds(self) -> Kinds:
         """Models are objects, unless made of a single root value."""
-        is_object = getattr(self.cls, "__pydantic_root_model__", None) is False
+        is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
         return frozenset({dict}) if is_object else ANY
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -47,14 +52,16 @@ class Foreign:
         Raises:
             SchemaError: If it cannot.
         """
-        write: Callable[..., JSONObject] = _method(self.cls, "model_json_schema", "json_schema")
+        write: Callable[..., JSONObject] = _method(
+            self.annotation, "model_json_schema", "json_schema"
+        )
         try:
             return definitions.adopt(
-                self.cls.__name__,
+                title_of(self.annotation),
                 lambda template: write(mode=definitions.mode, ref_template=template),
             )
         except Exception as error:
-            raise SchemaError(f"{self.cls.__name__} has no JSON Schema: {error}") from error
+            raise SchemaError(f"{title_of(self.annotation)} has no JSON Schema: {error}") from error
 
     def converter(self) -> Converter:
         """As pydantic reads it.
@@ -62,7 +69,7 @@ class Foreign:
         From JSON text: strict models, and settings for bytes and dates, hold Python values to
         other rules.
         """
-        read: Converter = _method(self.cls, "model_validate_json", "validate_json")
+        read: Converter = _method(self.annotation, "model_validate_json", "validate_json")
         return lambda value: attempt(read, msgspec.json.encode(value))
 
 

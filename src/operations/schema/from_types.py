@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import types
+import typing
 import uuid
 from collections import Counter, OrderedDict, abc, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -33,9 +34,9 @@ import msgspec
 from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
 from operations.schema.annotations import Notes, alias_value, is_alias, origin_of, peel
-from operations.schema.compounds import Array, Either, FixedTuple, Table
+from operations.schema.compounds import Array, FixedTuple, Table
 from operations.schema.document import Schema
-from operations.schema.foreign import Foreign, is_pydantic
+from operations.schema.foreign import Foreign, is_pydantic, is_pydantic_note
 from operations.schema.records import record_reader, title_of, words_of
 from operations.schema.shapes import (
     NOTHING,
@@ -54,6 +55,7 @@ from operations.schema.shapes import (
     to_float,
     to_int,
 )
+from operations.schema.unions import Either
 from operations.types import JSONObject
 
 
@@ -178,6 +180,8 @@ class _Reader:
         core, metadata = peel(annotation)
         if not metadata:
             return self._shape(core, Notes())
+        if any(map(is_pydantic_note, metadata)):
+            return Foreign(Annotated[core, *metadata])
         notes = Notes(metadata)
         shape = self._shape(core, notes)
         return Described(shape, notes.words) if notes.words else shape
@@ -205,7 +209,7 @@ class _Reader:
         if origin is LiteralString:
             origin = str
         if not _is_hashable(origin):
-            return None
+            raise SchemaError(f"{origin!r} is not a type")
         if origin in _PLAIN:
             return Scalar(notes.constrained(origin), *_PLAIN[origin])
         if origin in _SPELLED:
@@ -219,7 +223,7 @@ class _Reader:
             collection, build = _LISTS[origin]
             item = self.read(arguments[0]) if arguments else Unknown()
             return Array(notes.constrained(collection), item, build)
-        if origin is tuple and (not arguments or arguments[-1] is ...) and core != tuple[()]:
+        if core is tuple or core is typing.Tuple or arguments[-1:] == (...,):  # noqa: UP006
             item = self.read(arguments[0]) if arguments else Unknown()
             return Array(notes.constrained(list), item, tuple)
         if origin in _TABLES:
@@ -243,7 +247,7 @@ class _Reader:
         return None
 
     def _unmeasured(self, core: Any, origin: Any) -> Shape:
-        if core in {Any, object, Never, NoReturn}:
+        if origin in {Any, object, Never, NoReturn}:
             return Unknown()
         if origin is Literal:
             return _choice(get_args(core))
@@ -262,10 +266,12 @@ class _Reader:
 
     def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
         """One shape for each named type, also while it is being read."""
-        named = self._named.get(annotation)
+        # Arguments with unhashable notes make the type so, and nobody will ask for it again.
+        key = annotation if _is_hashable(annotation) else id(annotation)
+        named = self._named.get(key)
         if named is None:
             name = re.sub(r"[^A-Za-z0-9._-]+", "_", title_of(annotation)).strip("_")
-            named = self._named[annotation] = Named(name)
+            named = self._named[key] = Named(key, name)
             named.target = target()
         return named
 

@@ -10,11 +10,14 @@ from inspect import Parameter, Signature
 from types import UnionType
 from typing import Any, TypeAlias, Union, Unpack, get_args
 
+import msgspec
+
 from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
 from operations.schema.annotations import origin_of, peel
 from operations.schema.compounds import Field, Record
 from operations.schema.from_types import read
 from operations.schema.records import default_of
+from operations.schema.results import ValueFault
 from operations.schema.shapes import (
     MISSING,
     ConversionError,
@@ -140,8 +143,13 @@ def _same(value: Any) -> Any:
 
 
 def _refusal(error: ConversionError) -> CallError:
-    faults = [{"path": path, "message": reason, "keyword": "type"} for path, reason in error.faults]
-    return CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input: {error}", {"errors": faults})
+    faults = [ValueFault(path, reason, "type") for path, reason in error.faults]
+    first, more = faults[0], f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return CallError(
+        ErrorCode.VALIDATION_ERROR,
+        f"Invalid input: {first.path}: {first.message}{more}",
+        {"errors": msgspec.to_builtins(faults)},
+    )
 
 
 def read_parameters(

@@ -138,7 +138,8 @@ def _attrs(annotation: Any, read: Read) -> Record:
     fields: list[Field] = []
     for each in source.cls.__attrs_attrs__:
         # The attribute's own marker for "no default" cannot be named without importing attrs.
-        optional = each.init and parameters[each.alias].default is not inspect.Parameter.empty
+        parameter = parameters.get(each.alias)
+        optional = parameter is not None and parameter.default is not parameter.empty
         factory = getattr(each.default, "factory", None)
         fields.append(
             source.field(

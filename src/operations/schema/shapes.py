@@ -96,14 +96,14 @@ class Definitions:
     def __init__(self, mode: Mode) -> None:
         self.mode: Mode = mode
         self._schemas: dict[str, JSONObject] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[Any, str] = {}
         self._uses: dict[str, int] = {}
 
     def refer(self, named: "Named") -> JSONObject:
         """A reference to `named`, which is written when first referred to."""
-        name = self._names.get(id(named))
+        name = self._names.get(named.key)
         if name is None:
-            name = self._names[id(named)] = self._free(named.name)
+            name = self._names[named.key] = self._free(named.name)
             self._schemas[name] = {}  # holds the name while a recursive type refers to itself
             self._schemas[name] = named.target.schema(self)
         return self._reference(name)
@@ -242,6 +242,9 @@ class Described:
 @dataclass(slots=True, eq=False)
 class Named:
     """A shape that is written once and referred to by name, so it may contain itself."""
+
+    key: Any
+    """Equal for shapes of the same type."""
 
     name: str
     target: Shape = field(default_factory=Unknown)
