@@ -1,9 +1,9 @@
 """The transport on aiohttp: one pool for hosts the operator named, one for public addresses only."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from operations.errors import CallError, ErrorCode, MissingExtraError
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
@@ -16,10 +16,6 @@ try:
     from yarl import URL
 except ModuleNotFoundError as error:
     raise MissingExtraError("Calling an HTTP API", extra="openapi") from error
-
-import socket
-
-_CHUNK = 1 << 16
 
 
 class AiohttpTransport:
@@ -184,8 +180,3 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     if isinstance(error, aiohttp.ClientError):
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")
-
-
-def open_transport(connections: int) -> Any:
-    """The transport that services use unless they are given another."""
-    return AiohttpTransport(connections=connections)

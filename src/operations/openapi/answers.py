@@ -23,6 +23,12 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+_WIDTHS = {
+    b"\0\0\0\1": "utf-32-be",
+    b"\1\0\0\0": "utf-32-le",
+    b"\0\1\0\1": "utf-16-be",
+    b"\1\0\1\0": "utf-16-le",
+}
 
 
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -79,13 +85,7 @@ def _text(content: bytes, content_type: str) -> str:
     charset = media.parameter_of(content_type, "charset")
     if not charset and media.is_json(content_type):
         # JSON begins with ASCII, so zeros among the first bytes tell the width and order.
-        zeros = [byte == 0 for byte in content[:4]]
-        charset = {
-            (True, True, True, False): "utf-32-be",
-            (False, True, True, True): "utf-32-le",
-            (True, False, True, False): "utf-16-be",
-            (False, True, False, True): "utf-16-le",
-        }.get(tuple(zeros), "")  # type: ignore[call-overload]
+        charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
         return content.decode(charset or "utf-8")
     except (LookupError, UnicodeDecodeError):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from time import monotonic, time
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urljoin
 
 from operations.context import OperationContext
@@ -330,11 +330,15 @@ class Client:
         return min(self._config.timeout, context.deadline / 1000 - time())
 
     def _sender(self) -> HTTPTransport:
-        if self._transport is None:
+        transport = self._transport
+        if transport is None:
             # Only now is aiohttp needed, and a missing extra worth a complaint.
             module = import_module("operations.openapi.aiohttp_transport")
-            self._transport = module.AiohttpTransport(connections=self._config.connections)
-        return self._transport
+            transport = cast(
+                "HTTPTransport", module.AiohttpTransport(connections=self._config.connections)
+            )
+            self._transport = transport
+        return transport
 
     def _warn(self, origin: Origin) -> None:
         config = self._config

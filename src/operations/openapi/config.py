@@ -1,6 +1,6 @@
 """How an operator sets a service up: where it is, as whom to call it, what to import, how much to allow."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
@@ -10,7 +10,7 @@ from operations.context import OperationContext
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport
 
-Secret: TypeAlias = str | Callable[[OperationContext], "str | None | Awaitable[str | None]"]
+Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
 """A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
 
 
@@ -86,6 +86,7 @@ class Select:
     methods: tuple[str, ...] = ()
 
     def __call__(self, outline: Outline) -> bool:
+        """Whether this operation is one of those."""
         return (
             (not self.tags or not set(self.tags).isdisjoint(outline.tags))
             and (not self.paths or any(fnmatchcase(outline.path, p) for p in self.paths))
@@ -184,12 +185,3 @@ def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
         return auth
     names = {"headerName": "header_name"}
     return HTTPAuth(**{names.get(key, key): value for key, value in auth.items()})
-
-
-def selected(config: HTTPServiceConfig, outlines: Iterable[Outline]) -> list[bool]:
-    """For each outline, whether it is to be imported."""
-    include, exclude = config.include, config.exclude
-    return [
-        (include is None or include(outline)) and not (exclude is not None and exclude(outline))
-        for outline in outlines
-    ]

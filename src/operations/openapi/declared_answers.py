@@ -11,7 +11,7 @@ from operations.errors import DocumentError
 from operations.openapi import media, openapi3, swagger2
 from operations.openapi.document import Description, Entry
 from operations.openapi.model import EVENT_STREAM
-from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.schemas import Direction
 from operations.schema import Schema
 from operations.specs import ErrorDefinition
@@ -31,7 +31,7 @@ class DeclaredAnswers:
 
     def __init__(self, description: Description) -> None:
         self._description = description
-        self._errors: dict[tuple[str, str], ErrorDefinition] = {}
+        self._errors: dict[tuple[str, str | None], ErrorDefinition] = {}
         self._good: dict[str, JSONObject] = {}
         self._streams_anyway = description.is_swagger and EVENT_STREAM in list_of(
             description.document.get("produces")
@@ -42,19 +42,23 @@ class DeclaredAnswers:
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
         is_stream = False
+        shared = self._errors
         for status, node in object_of(entry.operation.get("responses")).items():
-            if type(node) is not dict or status[:2] == "x-":
+            if not is_object(node) or status[:2] == "x-":
                 continue
+            ref = node.get("$ref")
             if status[:1] != "2":
-                errors.append(self._error(entry, status, node))
+                errors.append(shared.get((status, ref)) or self._error(entry, status, node))
                 continue
-            if "$ref" in node:
+            if ref is not None:
                 node = self._followed(node)  # noqa: PLW2901 - the same answer, found
             if "links" in node:
                 links = {**(links or {}), **object_of(node["links"])}
-            for kind in object_of(node.get("content")):
-                if kind[:17] == EVENT_STREAM:
-                    is_stream = True
+            content = node.get("content")
+            if content:
+                for kind in content:
+                    if kind[:17] == EVENT_STREAM:
+                        is_stream = True
         if self._description.is_swagger:
             produces = entry.operation.get("produces")
             is_stream = self._streams_anyway if produces is None else EVENT_STREAM in produces

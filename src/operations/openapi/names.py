@@ -28,9 +28,9 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
         (safe_name(name) if name else "") or path_name(method, path)
         for name, method, path in entries
     ]
-    counts = Counter(wanted)
-    if len(counts) == len(entries):
+    if len(set(wanted)) == len(entries):
         return wanted
+    counts = Counter(wanted)
     taken = {name for name, count in counts.items() if count == 1}
     again = {
         index: path_name(method, path)

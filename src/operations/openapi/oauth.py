@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Callable
+from math import isfinite
 from time import monotonic
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode, urljoin
@@ -117,7 +118,7 @@ def _seconds(value: Any) -> float:
         seconds = float(value)
     except (TypeError, ValueError):
         return DEFAULT_LIFETIME
-    return min(max(seconds, 0.0), 86400.0) if seconds == seconds else DEFAULT_LIFETIME  # noqa: PLR0124 - NaN
+    return min(max(seconds, 0.0), 86400.0) if isfinite(seconds) else DEFAULT_LIFETIME
 
 
 class Endpoint:

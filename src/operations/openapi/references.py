@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from operations._json import escape
 from operations.errors import DocumentError
-from operations.openapi.nodes import list_of, object_of
+from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.types import JSONObject
 
 MAX_HOPS = 32
@@ -31,6 +31,7 @@ class References:
         Raises:
             DocumentError: If there is none, or references go round in circles.
         """
+        ref: Any = None
         for _ in range(MAX_HOPS):
             if type(node) is not dict:
                 raise DocumentError("an object was expected")
@@ -103,6 +104,6 @@ class References:
                 elif key in {"$defs", "definitions"} and here:
                     for name in object_of(item):
                         named.setdefault(f"#/{key}/{escape(name)}", f"{place}/{escape(name)}")
-                if isinstance(item, (dict, list)):
+                if is_object(item) or is_list(item):
                     stack.append((item, place))
             stack.extend((item, f"{here}/{index}") for index, item in enumerate(list_of(node)))

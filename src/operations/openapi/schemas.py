@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from operations.errors import DocumentError
-from operations.openapi.nodes import list_of, object_of
+from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.openapi.references import References
 from operations.types import JSONObject, JSONSchema
 
@@ -197,7 +197,7 @@ class SchemaConverter:
         return frozenset(names)
 
     def _is_marked(self, item: Any, mark: str) -> bool:
-        if type(item) is not dict:
+        if not is_object(item):
             return False
         return item.get(mark) is True or ("$ref" in item and self.resolve(item).get(mark) is True)
 
@@ -277,7 +277,7 @@ class _Conversion:
         """
         if type(schema) is bool:
             return schema
-        if type(schema) is not dict or depth > MAX_DEPTH:
+        if not is_object(schema) or depth > MAX_DEPTH:
             return True
         ref = schema.get("$ref")
         if type(ref) is str:
@@ -319,7 +319,7 @@ class _Conversion:
             elif key == "type":
                 _set(out, "type", _type(value))
             elif key == "properties":
-                if type(value) is dict:
+                if is_object(value):
                     out[key] = {
                         name: self.convert(item, below)
                         for name, item in value.items()
@@ -328,19 +328,19 @@ class _Conversion:
             elif key == "items":
                 self._items(schema, value, below, out)
             elif key in _SCHEMA:
-                if type(value) is dict or type(value) is bool:
+                if is_object(value) or type(value) is bool:
                     out[key] = self.convert(value, below)
             elif key == "allOf":
-                if type(value) is list and value:
+                if is_list(value) and value:
                     out[key] = [self.convert(item, below, hidden) for item in value]
             elif key in _SCHEMA_LISTS:
-                if type(value) is list and value:
+                if is_list(value) and value:
                     out[key] = [self.convert(item, below) for item in value]
             elif key in _SCHEMA_MAPS:
-                if type(value) is dict:
+                if is_object(value):
                     out[key] = {name: self.convert(item, below) for name, item in value.items()}
             elif key == "enum":
-                if type(value) is list and value:
+                if is_list(value) and value:
                     out[key] = value
             elif key == "required":
                 _set(out, key, _names(value, hidden))
@@ -356,7 +356,7 @@ class _Conversion:
             elif key == "example":
                 out.setdefault("examples", [value])
             elif key == "examples":
-                if type(value) is list:
+                if is_list(value):
                     out[key] = value
             elif key == "$dynamicRef":
                 if type(value) is str:
@@ -372,7 +372,7 @@ class _Conversion:
 
     def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
         """`items`: a schema, or before 2020-12 a list of them with `additionalItems` for the rest."""
-        if type(value) is list:
+        if is_list(value):
             if value:
                 out["prefixItems"] = [self.convert(item, depth) for item in value]
             if "additionalItems" in schema:
@@ -382,12 +382,10 @@ class _Conversion:
 
     def _dependencies(self, value: Any, depth: int, out: JSONObject) -> None:
         """`dependencies` of earlier drafts: names and schemas in one keyword."""
-        if type(value) is not dict:
+        if not is_object(value):
             return
-        names = {key: item for key, item in value.items() if type(item) is list}
-        schemas = {
-            key: self.convert(item, depth) for key, item in value.items() if type(item) is dict
-        }
+        names = {key: item for key, item in value.items() if is_list(item)}
+        schemas = {key: self.convert(item, depth) for key, item in value.items() if is_object(item)}
         _set(out, "dependentRequired", _dependent_names(names) or None)
         _set(out, "dependentSchemas", schemas or None)
 
@@ -432,10 +430,11 @@ def _with_null(schema: JSONObject) -> JSONObject:
     }:
         return schema
     if kind is None or schema.keys() & {"allOf", "anyOf", "oneOf", "const", "$ref"}:
-        notes = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+        noted: tuple[str, ...] = ("title", "description", "default")
+        notes = {key: schema[key] for key in noted if key in schema}
         rest = {key: item for key, item in schema.items() if key not in notes}
         return {**notes, "anyOf": [rest, {"type": "null"}]}
-    kinds: list[Any] = kind if isinstance(kind, list) else [kind]
+    kinds = kind if is_list(kind) else [kind]
     result = {**schema, "type": kinds if "null" in kinds else [*kinds, "null"]}
     if "enum" in schema and None not in schema["enum"]:
         result["enum"] = [*schema["enum"], None]
@@ -448,20 +447,20 @@ def _type(value: Any) -> Any:
         if value in _TYPES:
             return value
         return _MISSPELLED.get(value.lower(), value.lower() if value.lower() in _TYPES else None)
-    if type(value) is list:
+    if is_list(value):
         kinds = [_type(item) for item in value if type(item) is str]
         return list(dict.fromkeys(kinds)) if kinds and all(kinds) else None
     return None
 
 
 def _names(value: Any, hidden: Iterable[str]) -> list[str] | None:
-    if type(value) is not list:
+    if not is_list(value):
         return None
     return list(dict.fromkeys(name for name in value if type(name) is str and name not in hidden))
 
 
 def _dependent_names(value: Any) -> JSONObject | None:
-    if type(value) is not dict:
+    if not is_object(value):
         return None
     return {key: names for key, item in value.items() if (names := _names(item, ())) is not None}
 
@@ -478,8 +477,8 @@ def _number(value: Any) -> int | float | None:
         value = (
             _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
         )
-    if type(value) in {int, float} and value - value == 0:
-        return value  # type: ignore[no-any-return]
+    if (type(value) is int or type(value) is float) and value - value == 0:
+        return value
     return None
 
 

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from operations.access import OPEN, AccessControl
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig, Outline
-from operations.openapi.declared_answers import DeclaredAnswers
+from operations.openapi.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.files import bundle_files, bundle_urls
@@ -158,6 +158,18 @@ def _collector_at_rest() -> Generator[None]:
             gc.enable()
 
 
+class _Draft(NamedTuple):
+    """An operation before it has its name."""
+
+    entry: Entry
+    wanted: str
+    title: str | None
+    description: str
+    tags: tuple[str, ...]
+    declared: Declared
+    meta: JSONObject
+
+
 class _Importer:
     """Makes one service."""
 
@@ -184,66 +196,73 @@ class _Importer:
 
     def service(self) -> OpenAPIService:
         description = self._description
-        entries = list(description.entries())
-        names = operation_names(
-            (text_of(entry.operation.get("operationId")), entry.method, entry.path)
-            for entry in entries
-        )
+        # One sweep: what is read of an operation is read while it is at hand. Names need all of them.
+        drafts = [self._draft(entry) for entry in description.entries()]
+        names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
         operations: list[Operation] = []
-        has_rules = any(
-            rule is not None
-            for rule in (
-                self._config.include,
-                self._config.exclude,
-                self._config.rename,
-                self._config.pagination,
-                self._config.access,
-            )
-        )
-        access = OPEN
-        for entry, name in zip(entries, names, strict=True):
-            if has_rules:
-                outline = _outline(entry, name)
-                if not self._is_wanted(outline):
-                    continue
-                name = self._renamed(outline)  # noqa: PLW2901 - the name is what a rule changes
-                access = self._access(outline)
-            operations.append(self._operation(entry, name, access))
-            if has_rules:
-                operations.extend(self._pages(entry, operations[-1], outline))
+        if self._has_rules():
+            for draft, name in zip(drafts, names, strict=True):
+                operations.extend(self._ruled(draft, _outline(draft, name)))
+        else:
+            for draft, name in zip(drafts, names, strict=True):
+                operations.append(self._operation(draft, name, OPEN))
         problems = description.problems
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
         return OpenAPIService(operations, problems, description.info, self._client)
 
-    def _operation(self, entry: Entry, name: str, access: AccessControl) -> Operation:
+    def _has_rules(self) -> bool:
+        config = self._config
+        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
+        return any(rule is not None for rule in rules)
+
+    def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
+        """What the operator's rules make of one operation: nothing, itself, or itself and its pages."""
+        if self._is_wanted(outline):
+            operation = self._operation(draft, self._renamed(outline), self._access(outline))
+            yield operation
+            yield from self._pages(draft.entry, operation, outline)
+
+    def _draft(self, entry: Entry) -> _Draft:
         operation = entry.operation
-        errors, links, is_stream = self._answers.read(entry)
+        summary, description = operation.get("summary"), operation.get("description")
+        wanted, tags = operation.get("operationId"), operation.get("tags")
+        declared = self._answers.read(entry)
+        meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
+        if operation.get("deprecated") is True:
+            meta["deprecated"] = True
+        if declared.links:
+            meta["links"] = declared.links
+        title = summary if type(summary) is str else None
+        return _Draft(
+            entry,
+            wanted if type(wanted) is str else "",
+            title,
+            description if type(description) is str else title or "",
+            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
+            declared,
+            meta,
+        )
+
+    def _operation(self, draft: _Draft, name: str, access: AccessControl) -> Operation:
+        entry, _, title, description, tags, declared, meta = draft
+        is_stream, method = declared.is_stream, entry.method
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
-        method = entry.method
         if is_stream:
             kind = OperationType.SUBSCRIPTION
         else:
             kind = OperationType.QUERY if method in _SAFE_METHODS else OperationType.MUTATION
-        summary = operation.get("summary")
-        description = operation.get("description")
-        tags = operation.get("tags")
-        meta: JSONObject = {"method": method, "path": entry.path, "source": self._source}
-        if operation.get("deprecated") is True:
-            meta["deprecated"] = True
-        if links:
-            meta["links"] = links
         spec = OperationSpec(
             name=name,
             namespace=self._config.namespace,
             version=self._version,
             type=kind,
-            title=summary if type(summary) is str else None,
-            description=description if type(description) is str else text_of(summary),
-            tags=tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
+            title=title,
+            description=description,
+            tags=tags,
             input_schema=Schema(endpoint.input_schema, lenient=True),
             output_schema=Schema(endpoint.output_schema, lenient=True),
-            error_schemas=errors,
+            error_schemas=declared.errors,
             access_control=access,
             idempotent=method in _IDEMPOTENT,
             meta=meta,
@@ -308,11 +327,11 @@ class _Importer:
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
-def _outline(entry: Entry, name: str) -> Outline:
+def _outline(draft: _Draft, name: str) -> Outline:
     return Outline(
-        method=entry.method,
-        path=entry.path,
+        method=draft.entry.method,
+        path=draft.entry.path,
         name=name,
-        tags=tuple(tag for tag in list_of(entry.operation.get("tags")) if type(tag) is str),
-        deprecated=entry.operation.get("deprecated") is True,
+        tags=draft.tags,
+        deprecated="deprecated" in draft.meta,
     )

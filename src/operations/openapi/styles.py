@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from operations.openapi.model import Parameter
-from operations.openapi.nodes import list_of, object_of
+from operations.openapi.nodes import is_list, is_object
 
 Encode = Callable[[str], str]
 
@@ -86,10 +86,10 @@ def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Enco
     if style == "deepObject":
         return [f"{k}={encode(text_of_value(v))}" for k, v in _deep(key, value)]
     if explode:
-        if type(value) is list and value:
-            return [f"{key}={encode(text_of_value(item))}" for item in list_of(value)]
-        if type(value) is dict and value:
-            members = object_of(value).items()
+        if is_list(value) and value:
+            return [f"{key}={encode(text_of_value(item))}" for item in value]
+        if is_object(value) and value:
+            members = value.items()
             return [f"{percent(k)}={encode(text_of_value(v))}" for k, v in members]
     mark = _DELIMITERS.get(style, ",")
     return [f"{key}={_joined(value, False, mark, encode)}"]
@@ -112,10 +112,10 @@ def content_text(value: Any) -> str:
 
 def _whole_query(parameter: Parameter, value: Any) -> str:
     """3.2's `querystring`: the value is the query."""
-    if type(value) is dict and (parameter.media_type or "").startswith("application/x-www-form"):
+    if is_object(value) and (parameter.media_type or "").startswith("application/x-www-form"):
         return "&".join(
             pair
-            for name, item in object_of(value).items()
+            for name, item in value.items()
             for pair in form_pairs(name, item, style="form", explode=True, encode=percent)
         )
     return percent(content_text(value))
@@ -123,10 +123,10 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 def _matrix(parameter: Parameter, value: Any) -> str:
     name = percent(parameter.name)
-    if parameter.explode and type(value) is list and value:
-        return "".join(f";{name}={percent(text_of_value(item))}" for item in list_of(value))
-    if parameter.explode and type(value) is dict and value:
-        members = object_of(value).items()
+    if parameter.explode and is_list(value) and value:
+        return "".join(f";{name}={percent(text_of_value(item))}" for item in value)
+    if parameter.explode and is_object(value) and value:
+        members = value.items()
         return "".join(f";{percent(k)}={percent(text_of_value(v))}" for k, v in members)
     text = _joined(value, False, ",", percent)
     return f";{name}={text}" if text else f";{name}"
@@ -134,22 +134,22 @@ def _matrix(parameter: Parameter, value: Any) -> str:
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
     """Items or members with `mark` between them; a member is `k=v` where it explodes, else two items."""
-    if type(value) is list:
-        return mark.join([encode(text_of_value(item)) for item in list_of(value)])
-    if type(value) is dict:
+    if is_list(value):
+        return mark.join([encode(text_of_value(item)) for item in value])
+    if is_object(value):
         inner = "=" if explode else mark
-        members = object_of(value).items()
+        members = value.items()
         return mark.join([f"{encode(k)}{inner}{encode(text_of_value(v))}" for k, v in members])
     return encode(text_of_value(value))
 
 
 def _deep(key: str, value: Any) -> list[tuple[str, Any]]:
     """Bracket form: `a[b][c]=1`; lists of plain values as `a[]=1`, of others as `a[0][b]=1`."""
-    if type(value) is dict:
-        members = object_of(value).items()
+    if is_object(value):
+        members = value.items()
         return [pair for k, v in members for pair in _deep(f"{key}%5B{percent(k)}%5D", v)]
-    if type(value) is list:
-        items = list_of(value)
+    if is_list(value):
+        items = value
         if any(isinstance(item, (dict, list)) for item in items):
             numbered = enumerate(items)
             return [pair for i, item in numbered for pair in _deep(f"{key}%5B{i}%5D", item)]

@@ -8,15 +8,17 @@ Rule 2: duplicate keys, and aliases that multiply, are refused.
 """
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from operations.errors import DocumentError, MissingExtraError
+from operations.openapi.nodes import is_list, is_object
 
 try:
-    import ryaml
     import yaml
+    from ryaml import InvalidYamlError, loads  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
 except ModuleNotFoundError as error:
     raise MissingExtraError("Reading YAML", extra="openapi") from error
 
@@ -27,8 +29,7 @@ MAX_ALIASED_NODES = 1_000_000
 """How many values aliases may repeat, all together."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
-_OCTAL = re.compile(r"0o[0-7]{1,400}")
-_HEX = re.compile(r"0x[0-9a-fA-F]{1,400}")
+_OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
@@ -44,22 +45,22 @@ def decode_yaml(text: str) -> Any:
         DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
     """
     try:
-        return _plain(ryaml.loads(text))
+        return _plain(loads(text))
     except DocumentError:
         raise
-    except (ryaml.InvalidYamlError, ValueError):
+    except (InvalidYamlError, ValueError):
         # Either not YAML, which the exact reader explains, or beyond what the fast one holds.
         return _Reader().read(text)
 
 
 def _plain(value: Any) -> Any:
     """What `ryaml` gave, with string keys, merged and free of NaN. Its own limit bounds the depth."""
-    if type(value) is dict:
+    if is_object(value):
         result: dict[str, Any] = {}
         for key, item in value.items():
             result[key if type(key) is str else _key(key)] = _plain(item)
         return _merged(result) if "<<" in result else result
-    if type(value) is list:
+    if is_list(value):
         return [_plain(item) for item in value]
     if type(value) is float and value - value != 0:
         raise DocumentError(f"{value} is not a JSON number")
@@ -76,11 +77,11 @@ def _key(key: Any) -> str:
 def _merged(mapping: dict[str, Any]) -> dict[str, Any]:
     """`mapping` with what `<<` names put in; its own keys win, then those named first."""
     named = mapping["<<"]
-    sources: list[Any] = named if isinstance(named, list) else [named]
-    if not all(isinstance(source, dict) for source in sources):
-        return mapping
+    sources = named if is_list(named) else [named]
     result: dict[str, Any] = {}
     for source in reversed(sources):
+        if not is_object(source):
+            return mapping
         result.update(source)
     result.update((key, item) for key, item in mapping.items() if key != "<<")
     return result
@@ -100,7 +101,8 @@ class _Reader:
 
     def read(self, text: str) -> Any:
         try:
-            for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            parse: Callable[..., Iterable[Any]] = yaml.parse  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            for event in parse(text, Loader=yaml.CSafeLoader):
                 self._take(event)
         except yaml.YAMLError as error:
             raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
@@ -122,7 +124,7 @@ class _Reader:
         elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
             value = self._stack.pop()
             self._keys.pop()
-            if isinstance(value, dict) and "<<" in value:
+            if is_object(value) and "<<" in value:
                 value = _merged(value)
             self._anchor(self._names.pop(), value)
             self._put(value)
@@ -142,19 +144,19 @@ class _Reader:
 
     def _size(self, value: Any) -> int:
         """How many values `value` stands for, aliases in it counted in full."""
-        if not isinstance(value, (dict, list)):
+        if not is_object(value) and not is_list(value):
             return 1
-        known = self._sizes.get(id(value))  # pyright: ignore[reportUnknownArgumentType]
+        known = self._sizes.get(id(value))
         if known is None:
-            items: Any = value.values() if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            items: Iterable[Any] = value.values() if is_object(value) else value
             known = 1 + sum(self._size(item) for item in items)
-            self._sizes[id(value)] = known  # pyright: ignore[reportUnknownArgumentType]
+            self._sizes[id(value)] = known
         return known
 
     def _put(self, value: Any) -> None:
         holder = self._stack[-1]
-        if isinstance(holder, list):
-            holder.append(value)  # pyright: ignore[reportUnknownMemberType]
+        if is_list(holder):
+            holder.append(value)
         elif self._keys[-1] is None:
             key = value if isinstance(value, str) else _key(value)
             if key in holder:
@@ -174,10 +176,8 @@ def _scalar(event: Any) -> Any:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):
         return text if len(text.lstrip("+-")) > 1 and text.lstrip("+-")[0] == "0" else int(text)
-    if _OCTAL.fullmatch(text):
-        return int(text[2:], 8)
-    if _HEX.fullmatch(text):
-        return int(text, 16)
+    if _OCTAL_OR_HEX.fullmatch(text):
+        return int(text, 0)
     if _FLOAT.fullmatch(text):
         number = float(text)
         return number if number - number == 0 else text
