@@ -1,0 +1,12 @@
+"""What the OpenAPI tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.openapi.echo import Echo, running_echo
+
+
+@pytest.fixture(scope="session")
+def echo() -> Iterator[Echo]:
+    with running_echo() as server:
+        yield server
