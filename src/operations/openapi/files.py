@@ -24,7 +24,8 @@ MAX_FILES = 500
 BUNDLED = "x-bundled-files"
 """Where other files stand in the one document."""
 
-_REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*(?:["'](?!\#)[^"'\s]|[^"'#\s])""")
+_REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*["']?[^"'#{\[\s]""")
+"""A reference that does not begin with `#`, in JSON or YAML."""
 
 Fetch = Callable[[str], Awaitable[bytes | str]]
 Locate = Callable[[str, str], str | None]
@@ -115,14 +116,17 @@ async def _bundle(root: str, fetch: Fetch, locate: Locate, max_bytes: int) -> An
                 raise DocumentError(f"the document spans more than {MAX_FILES} files")
             try:
                 content = await fetch(target)
+                size += len(content)
+                found = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
             except DocumentError:
                 # Costs what refers to it, not the document.
                 continue
-            size += len(content)
             if size > max_bytes:
                 raise DocumentError(f"the document's files are larger than {max_bytes} bytes")
-            files[target] = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
+            files[target] = found
             waiting.append(target)
+    if len(files) == 1:
+        return document
     return _joined(root, files, locate)
 
 

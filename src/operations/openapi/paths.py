@@ -4,13 +4,11 @@ Rule: the path that is sent has the template's segments and literals; an argumen
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
 from operations.errors import CallError, ErrorCode
-
-Fill = Callable[[dict[str, Any]], str]
+from operations.openapi.nodes import list_of, object_of
 
 MAX_ENCODINGS = 8
 """How many layers of percent-encoding are looked through; what has more is refused."""
@@ -46,13 +44,11 @@ def enforce_argument(name: str, value: Any) -> None:
     """
     if type(value) is str:
         _enforce_text(name, value)
-    elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            enforce_argument(name, item)
-    elif isinstance(value, dict):
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]
-            enforce_argument(name, key)
-            enforce_argument(name, item)
+    for item in list_of(value):
+        enforce_argument(name, item)
+    for key, item in object_of(value).items():
+        enforce_argument(name, key)
+        enforce_argument(name, item)
 
 
 def _enforce_text(name: str, text: str) -> None:
@@ -69,16 +65,18 @@ def _enforce_text(name: str, text: str) -> None:
     raise refusal(name, "too many layers of encoding")
 
 
-def enforce_segments(name: str, filled: str) -> None:
-    """Let a serialised argument through.
+def enforce_segments(path: str, template: str) -> None:
+    """Let a filled template through: whatever the arguments and marks of a segment make together.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if nothing would stand in its place, or only dots.
+        CallError: With code `VALIDATION_ERROR`, if segments came or went, or one became dots.
     """
-    if not filled:
-        raise refusal(name, "an empty value")
-    if filled in _DOTS:
-        raise refusal(name, "a dot segment")
+    segments, originals = path.split("/"), template.split("/")
+    if len(segments) != len(originals):
+        raise refusal(template, "a slash")
+    for segment, original in zip(segments, originals, strict=True):
+        if "{" in original:
+            _enforce_text(original.strip("{}"), segment)
 
 
 def refusal(name: str, what: str) -> CallError:

@@ -16,6 +16,7 @@ from operations.openapi.nodes import object_of
 from operations.openapi.paths import (
     enforce_argument,
     enforce_segments,
+    refusal,
     split_template,
     template_names,
 )
@@ -65,7 +66,8 @@ class Plan:
         self._schemas = schemas
         self._model = model
         template, _, literal_query = path.partition("#")[0].partition("?")
-        self._pieces = split_template(template if template.startswith("/") else "/" + template)
+        self._template = template if template.startswith("/") else "/" + template
+        self._pieces = split_template(self._template)
         self._literal_query = [literal_query] if literal_query and "{" not in literal_query else []
         self.media = media.best(model.body.media) if model.body is not None else None
         if model.body is not None and self.media is None:
@@ -217,9 +219,12 @@ class Plan:
             value = arguments[argument.name]
             enforce_argument(argument.name, value)
             filled = path_value(argument.parameter, value)
-            enforce_segments(argument.name, filled)
+            if not filled:
+                raise refusal(argument.name, "an empty value")
             out += (filled, pieces[index + 1])
-        return "".join(out)
+        path = "".join(out)
+        enforce_segments(path, self._template)
+        return path
 
     # ---- what comes out
 

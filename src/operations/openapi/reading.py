@@ -4,12 +4,14 @@ JSON goes through msgspec, anything else through YAML 1.2.
 """
 
 import codecs
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import msgspec
 
 from operations.errors import DocumentError
-from operations.openapi import yaml
+from operations.openapi.collector import collector_at_rest
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -37,13 +39,17 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
             break
     if raw.lstrip()[:1] in (b"{", b"["):
         try:
-            return msgspec.json.decode(raw)
+            with collector_at_rest():
+                return msgspec.json.decode(raw)
         except RecursionError:
             raise DocumentError("nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass  # YAML's flow style begins with the same characters
+    # Only now is a YAML reader needed, and a missing extra worth a complaint.
+    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.yaml").decode_yaml
     try:
-        return yaml.decode_yaml(raw.decode())
+        with collector_at_rest():
+            return decode_yaml(raw.decode())
     except UnicodeDecodeError:
         raise DocumentError("not UTF-8 text") from None
     except RecursionError:

@@ -5,16 +5,15 @@ registry.register_all(service)
 """
 
 import asyncio
-import gc
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from operations.access import OPEN, AccessControl
 from operations.openapi.client import Client
+from operations.openapi.collector import collector_at_rest
 from operations.openapi.config import HTTPServiceConfig, Outline
 from operations.openapi.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
@@ -138,24 +137,8 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
 def _import(
     document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
-    with _collector_at_rest():
+    with collector_at_rest():
         return _Importer(document, config, address=address, source=source).service()
-
-
-@contextmanager
-def _collector_at_rest() -> Generator[None]:
-    """Keep the cyclic garbage collector from looking through a large document again and again.
-
-    An import makes tens of thousands of objects and no garbage. Each would-be collection visits every node
-    of the decoded document, which can cost more than the import itself.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Draft(NamedTuple):
