@@ -1,5 +1,6 @@
 """What the OpenAPI tests share."""
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -10,3 +11,10 @@ from tests.openapi.echo import Echo, running_echo
 def echo() -> Iterator[Echo]:
     with running_echo() as server:
         yield server
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,6 +1,7 @@
 """What an answer says: data by its media type, or the error it is."""
 
 import codecs
+from base64 import b64encode
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -103,21 +104,14 @@ def http_error(
 ) -> CallError:
     """The error that a bad answer is. What was sent to authenticate is not in it."""
     content_type = headers.get("content-type", "")
-    body: Any = None
-    if content:
-        text = redacted(_text(content, content_type), secrets)
-        body = text
-        if media.is_json(content_type) and not is_cut:
-            try:
-                body = msgspec.json.decode(text)
-            except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-                body = text
     details: JSONObject = {
         "statusCode": status,
         "headers": {k: redacted(v, secrets) for k, v in shown_headers(headers).items()},
         "contentType": content_type,
-        "body": body,
+        "body": None,
     }
+    if content:
+        _add_error_body(details, content, content_type, is_cut=is_cut, secrets=secrets)
     if is_cut:
         details["truncated"] = True
     if not reason:
@@ -131,3 +125,19 @@ def http_error(
         details,
         retryable=status in {429, 502, 503, 504},
     )
+
+
+def _add_error_body(
+    details: JSONObject, content: bytes, content_type: str, *, is_cut: bool, secrets: list[str]
+) -> None:
+    if content_type and not media.is_json(content_type) and not media.is_text(content_type):
+        details["body"] = b64encode(content).decode()
+        details["encoding"] = "base64"
+        return
+    text = redacted(_text(content, content_type), secrets)
+    details["body"] = text
+    if media.is_json(content_type) and not is_cut:
+        try:
+            details["body"] = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            return
