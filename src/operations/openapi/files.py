@@ -131,7 +131,7 @@ async def _bundle(root: str, fetch: Fetch, locate: Locate, max_bytes: int) -> An
 
 
 def _foreign(document: Any) -> list[str]:
-    """The files that references in `document` name, each once, in order."""
+    """The files that references in `document` name, each once."""
     found: dict[str, None] = {}
     stack: list[Any] = [document]
     while stack:

@@ -56,7 +56,7 @@ def safe_name(text: str) -> str:
 
 def path_name(method: str, path: str) -> str:
     """`get_users_id_posts` for `GET /users/{id}/posts`."""
-    return safe_name(f"{method.lower()}_{path.strip('/')}") or method.lower()
+    return safe_name(f"{method.lower()}_{path.strip('/')}".rstrip("_"))
 
 
 def _with_digest(name: str, text: str) -> str:
