@@ -88,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815 - the library's names
     do_HEAD = do_OPTIONS = do_TRACE = do_QUERY = _answer  # noqa: N815 - the library's names
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 

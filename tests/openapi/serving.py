@@ -31,7 +31,8 @@ async def serving(handler: Handler) -> AsyncGenerator[str]:
 
 def document(path: str = "/thing", method: str = "get", /, **operation: Any) -> dict[str, Any]:
     """A document with one operation, called `call`; `components` and `security` go to its top."""
-    top = {key: operation.pop(key) for key in ("components", "servers") if key in operation}
+    outer: tuple[str, ...] = ("components", "servers")
+    top = {key: operation.pop(key) for key in outer if key in operation}
     responses = {"200": {"description": "ok", "content": {"application/json": {}}}}
     return {
         "openapi": "3.1.0",

@@ -314,10 +314,12 @@ async def test_only_what_is_safe_to_repeat_is_repeated(
         count += 1
         return web.Response(status=status, headers={"Retry-After": "0"})
 
-    async with serving(respond) as url:
-        async with imported(document("/thing", method), base_url=url, timeout=10) as registry:
-            with pytest.raises(CallError) as caught:
-                await registry.execute("api.call", {})
+    async with (
+        serving(respond) as url,
+        imported(document("/thing", method), base_url=url, timeout=10) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
     assert count == expected
     assert caught.value.retryable
 

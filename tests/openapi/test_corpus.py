@@ -142,5 +142,5 @@ async def test_the_operator_can_widen_the_folder() -> None:
 async def test_a_document_that_is_not_what_it_says_imports_with_a_report(path: Path) -> None:
     service = await from_openapi_file(path, CONFIG)
 
-    judge(service, 32)
+    judge(service, 46)
     assert service.problems

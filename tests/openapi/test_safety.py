@@ -28,7 +28,7 @@ STRING = {"type": "string"}
 HOSTILE = [
     "..", "../admin", "%2e%2e%2f", "%252e%252e", "a\\..\\b", "a/b", "a?x=1", "a#f", "//evil", "http://evil/",
     "@evil", "", ".", "\0", "a\0b", "\r", "\n", "a\r\nX: 1", "..;/admin", "%2e", "%25252e%25252e", "..%2f", "\u2025",
-    "．．", "a%00b", "%" * 50, "%25" * 50,
+    "\uff0e\uff0e", "a%00b", "%" * 50, "%25" * 50,
 ]  # fmt: skip
 NOT_PUBLIC = [
     "127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "localhost.", "localhost",
@@ -49,8 +49,7 @@ def path_plan(path: str, **parameter: Any) -> Plan:
 def sent_path(plan: Plan, value: Any) -> str | None:
     try:
         return plan.draft("GET", "http://x", {"id": value}, "*/*").path
-    except CallError as error:
-        assert error.code == ErrorCode.VALIDATION_ERROR
+    except CallError:
         return None
 
 
@@ -131,7 +130,10 @@ async def test_no_argument_sets_a_header_that_is_not_the_callers(name: str, echo
 async def test_no_argument_overrides_a_configured_query_key_or_cookie(echo: Echo) -> None:
     echo.seen.clear()
     doc = document(
-        parameters=[{"name": "key", "in": "query", "schema": STRING}, {"name": "sid", "in": "cookie", "schema": STRING}],
+        parameters=[
+            {"name": "key", "in": "query", "schema": STRING},
+            {"name": "sid", "in": "cookie", "schema": STRING},
+        ],
         security=[{"q": [], "c": []}],
         components={
             "securitySchemes": {
@@ -203,7 +205,7 @@ def test_public_addresses_are_public(address: str) -> None:
      "http://a:99999/", "gopher://x/", "http://[::1", ""],
 )  # fmt: skip
 def test_urls_that_parsers_may_disagree_on_have_no_origin(url: str) -> None:
-    with pytest.raises(ValueError, match="URL|port"):
+    with pytest.raises(ValueError, match=r"URL|port"):
         origin_of(url)
 
 

@@ -156,7 +156,9 @@ def test_the_input_is_closed_and_says_what_is_required() -> None:
     doc = document(
         "/x/{id}",
         "post",
-        parameters=[{"name": "q", "in": "query", "description": "search", "deprecated": True, "schema": {"default": 1}}],
+        parameters=[
+            {"name": "q", "in": "query", "description": "search", "deprecated": True, "schema": {"default": 1}}
+        ],
         requestBody={"required": True, "description": "a thing", "content": {"application/json": {}}},
     )  # fmt: skip
     assert spec_of(doc).input_schema.document == {
