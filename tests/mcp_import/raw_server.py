@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 ANY = {"type": "object"}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
     for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
-                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "exit_after")
+                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "exit_after")
 ]  # fmt: skip
 STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}}
 
@@ -54,6 +55,14 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         return None
+    if name == "not_json":
+        deep: Any = {}
+        for _ in range(100):
+            deep = {"a": deep}
+        value = {"nan": float("nan"), "deep": deep}[arguments["what"]]
+        return send(
+            {"id": request_id, "result": {"content": [], "structuredContent": {"x": value}}}
+        )
     if name == "never":
         STATE["never"].append(request_id)
         return None
@@ -122,9 +131,9 @@ def count() -> int:
     path = os.environ.get("COUNTER")
     if not path:
         return 0
-    with open(path, "a") as file:
+    with Path(path).open("a") as file:
         file.write("x")
-    return os.path.getsize(path)
+    return Path(path).stat().st_size
 
 
 def listed(params: dict[str, Any]) -> dict[str, Any]:
@@ -187,10 +196,10 @@ def main() -> None:
     mode = sys.argv[1]
     if mode == "exit":
         sys.exit("the configuration is missing")
-    if mode == "crash_later" and os.path.exists(sys.argv[2]):
+    if mode == "crash_later" and Path(sys.argv[2]).exists():
         sys.exit("not again")
     if mode == "crash_later":
-        open(sys.argv[2], "w").close()
+        Path(sys.argv[2]).touch()
     if mode == "slow":
         time.sleep(float(sys.argv[2]))
     if mode == "noisy":

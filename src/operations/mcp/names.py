@@ -5,6 +5,7 @@ import unicodedata
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _LONGEST = 256
+_INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
 
 
 def safe_name(name: str) -> str:
@@ -15,7 +16,7 @@ def safe_name(name: str) -> str:
     """
     if not name or len(name) > _LONGEST:
         raise ValueError(f"its name has {len(name)} characters")
-    if hides_something(name):
+    if not name.isprintable():
         raise ValueError("its name holds characters that cannot be seen")
     return _UNSAFE.sub("_", name)
 
@@ -31,11 +32,10 @@ def safe_namespace(name: str) -> str:
 
 def hides_something(text: str) -> bool:
     """Whether `text` holds control, formatting (bidirectional, zero-width) or unassigned characters."""
-    return (
-        not text.isascii()
-        and any(
-            unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co", "Cs") for character in text
-        )
-    ) or any(
-        (character < " " and character not in "\t\n\r") or character == "\x7f" for character in text
+    if text.isascii() and text.isprintable():
+        return False
+    return any(
+        unicodedata.category(character) in _INVISIBLE
+        for character in text
+        if character not in "\t\n\r"
     )
