@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
-from time import time
 from typing import Any, Self, cast
 
 import mcp_types as types
@@ -188,16 +187,15 @@ class MCPClient:
     async def request(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> JSONObject:
-        """Send a request for a call, within its time; again, where that is safe.
+        """Send a request for a call, within the configured time; again, where that is safe.
 
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
         connection = self._connection
+        # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
+        # interrupt the message that tells the server to stop.
         seconds = self.config.timeout
-        if context.deadline is not None:
-            left = max(0.0, context.deadline / 1000 - time())
-            seconds = left if seconds is None else min(left, seconds)
         connection.busy += 1
         try:
             async with asyncio.timeout(seconds):
