@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
 
+import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client.subscriptions import SubscriptionLost, listen
@@ -73,6 +74,7 @@ class MCPClient:
         self._registries: list[OperationRegistry] = []
         self._listing = Listing()
         self._has_asked = False
+        self._is_listening = False
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -95,6 +97,11 @@ class MCPClient:
     def is_connected(self) -> bool:
         """Whether a call made now would find the server."""
         return self._connection.session is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the server will tell of changes (2026-07-28; older servers do so unasked)."""
+        return self._is_listening
 
     @property
     def pins(self) -> dict[str, str]:
@@ -140,13 +147,17 @@ class MCPClient:
             raise
 
     async def aclose(self) -> None:
-        """Leave the server, and end it if it is our child. From any task; twice is harmless."""
+        """Leave the server, and end it if it is our child. From any task; twice is harmless.
+
+        Takes at most a few seconds more than `shutdown_timeout`, and is not cut short by a cancel scope.
+        """
         helpers = [task for task in (self._follower, self._listener) if task is not None]
         for task in helpers:
             task.cancel()
-        await self._connection.aclose()
-        if helpers:
-            await asyncio.wait(helpers)
+        with anyio.CancelScope(shield=True):
+            await self._connection.aclose()
+            if helpers:
+                await asyncio.wait(helpers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -284,12 +295,15 @@ class MCPClient:
                     prompts_list_changed=True,
                     resources_list_changed=True,
                 ) as changes:
+                    self._is_listening = True
                     async for _ in changes:
                         self._stale.set()
             except (MCPError, SubscriptionLost, TimeoutError) as error:
                 logger.debug("%s: not listening for changes: %s", self.name, error)
                 if isinstance(error, MCPError) and error.code == types.METHOD_NOT_FOUND:
                     return
+            finally:
+                self._is_listening = False
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
             self._stale.set()
 

@@ -93,14 +93,10 @@ class Connection:
         """Connect for the first time.
 
         Raises:
-            CallError: Saying why it did not work; then the connection is closed.
+            CallError: Saying why it did not work.
         """
         self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}")
-        try:
-            await self.acquire()
-        except BaseException:
-            await self.aclose()
-            raise
+        await self.acquire()
 
     async def acquire(self) -> RelaySession:
         """A live session, waiting for one where that makes sense.
