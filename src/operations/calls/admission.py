@@ -25,6 +25,9 @@ class Work(Protocol):
         ...
 
 
+DEFAULT_CONCURRENCY = 1024
+DEFAULT_QUEUE = 16_384
+
 WorkT = TypeVar("WorkT", bound=Work)
 
 
@@ -32,10 +35,10 @@ WorkT = TypeVar("WorkT", bound=Work)
 class Limits:
     """The bounds of one worker."""
 
-    concurrency: int = 1024
+    concurrency: int = DEFAULT_CONCURRENCY
     """Calls that run at a time."""
 
-    queue: int = 16_384
+    queue: int = DEFAULT_QUEUE
     """Calls that wait for a place."""
 
     queue_bytes: int = 64 * 1024 * 1024

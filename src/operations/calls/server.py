@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from operations.access import Identity
-from operations.calls.admission import Admission, Limits
+from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
 from operations.calls.events import (
     AlivePayload,
     CallAborted,
@@ -456,8 +456,8 @@ async def serve_calls(
     target: EventTarget,
     *,
     group: str = "operations",
-    concurrency: int = Limits.concurrency,
-    queue: int = Limits.queue,
+    concurrency: int = DEFAULT_CONCURRENCY,
+    queue: int = DEFAULT_QUEUE,
     per_principal: int | None = None,
     resolve: CredentialResolver | None = None,
     grace: float = GRACE,
