@@ -494,6 +494,12 @@ class PendingRequestMap:
             self.ignored += 1
 
     def _resolve(self, call: PendingCall, event: CallResponded) -> None:
+        if event.payload.sequence is not None:
+            # One of many answers, where one was expected.
+            reason = f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
+            self.spawn(self._tell_to_stop(call))
+            self._end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
+            return
         try:
             envelope = read_output(event.payload.output)
         except ValueError as error:

@@ -33,6 +33,9 @@ MAX_BUFFERED_ITEMS = 1000
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
 """What one subscription may hold of a worker that ignores the room it was granted."""
 
+GRANT_BYTES = 1024 * 1024
+"""After reading this much the worker is told, because it counts bytes as well as items."""
+
 
 class Owner(Protocol):
     """What a stream needs of the map it belongs to."""
@@ -60,6 +63,7 @@ class StreamEntry:
         self._window = window
         self._granted = window
         self._read = 0
+        self._bytes_since_grant = 0
         self._items: deque[tuple[ResponseEnvelope[Any], int]] = deque()
         self._bytes = 0
         self._sequencer = Sequencer()
@@ -144,6 +148,7 @@ class StreamEntry:
         envelope, size = self._items.popleft()
         self._bytes -= size
         self._read += 1
+        self._bytes_since_grant += size
         return envelope
 
     async def _wait(self, idle_timeout: float | None) -> None:
@@ -166,9 +171,13 @@ class StreamEntry:
 
     def grant(self) -> bytes | None:
         """What to tell the worker now that items were read; None while there is room enough."""
-        if self._ended or self._granted - self._read > self._window // 2:
+        if self._ended or (
+            self._granted - self._read > self._window // 2
+            and self._bytes_since_grant < GRANT_BYTES
+        ):
             return None
         self._granted = self._read + self._window
+        self._bytes_since_grant = 0
         return self.credit()
 
     def credit(self) -> bytes:
