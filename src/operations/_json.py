@@ -1,13 +1,20 @@
 """What counts as JSON here, and how Python values become it.
 
-Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool` and `None`, of exactly these types.
-Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, wherever they stand.
+Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `None`, exactly.
+Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, wherever they are.
 """
 
-from collections.abc import Callable, Mapping, Set
+import dataclasses
+from base64 import b64encode
+from collections.abc import Mapping, Sequence, Set, ValuesView
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
+from functools import singledispatch
+from ipaddress import IPv4Address, IPv6Address
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 
@@ -44,13 +51,14 @@ def escape(token: str) -> str:
 def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     """`value` as fresh JSON builtins.
 
-    Beyond the builtins it understands mappings, tuples, sets, enums, dates, UUIDs, decimals, paths, bytes
-    (as base64), dataclasses, msgspec structs, attrs classes and pydantic models.
+    Beyond the builtins it understands mappings, sequences, sets, enums, dates and times, UUIDs,
+    decimals, paths, IP addresses, bytes (as base64), dataclasses, msgspec structs, attrs classes
+    and pydantic models. Keys may be what becomes a string or an integer, if no two become the same.
 
     Raises:
         JSONValueError: If some part is not JSON and cannot become it.
     """
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _PLAIN:
         return value
     if kind is str:
@@ -65,6 +73,8 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
                 result[name] = to_json(item, max_depth - 1)
             except JSONValueError as error:
                 raise JSONValueError(error.reason, pointer(name) + error.path) from None
+        if len(result) != len(value):
+            raise JSONValueError("two keys of the object are the same in JSON")
         return result
     if kind is list:
         if max_depth <= 0:
@@ -85,39 +95,91 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def lift(value: Any) -> Any:
-    """`value`, not of a JSON type itself, as one that is; what it holds may still need lifting.
+    """`value` as one of the JSON types; what it holds may still need lifting, and stays as it is.
 
     Raises:
         JSONValueError: If there is no way.
     """
-    if isinstance(value, Enum):
-        return value.value
-    # Subclasses of the builtins lose what makes them special.
-    for base in (str, bool, int, float):
-        if isinstance(value, base):
-            return base.__new__(base, value) if base is not str else str.__str__(value)
-    if isinstance(value, Mapping):
-        return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if isinstance(value, (list, tuple, Set)):
-        return list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if type(value) in _JSON_TYPES:
+        return value
     try:
-        return msgspec.to_builtins(value, str_keys=True, enc_hook=_foreign)
+        return value.value if isinstance(value, Enum) else _spell(value)
     except JSONValueError:
         raise
-    except RecursionError:
-        raise JSONValueError("nested too deeply") from None
     except Exception as error:
-        raise JSONValueError(f"{type(value).__name__} cannot be written as JSON: {error}") from None
+        reason = f"{type(value).__name__} cannot be written as JSON: {error}"
+        raise JSONValueError(reason) from error
 
 
-def _foreign(value: Any) -> Any:
-    """The hook for types msgspec does not know."""
-    dump: Callable[..., Any] | None = getattr(type(value), "model_dump", None)
-    if dump is not None:
-        return dump(value, mode="json", by_alias=True)
-    if isinstance(value, PathLike):
-        return fspath(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    raise JSONValueError(f"{type(value).__name__} is not JSON")
+_JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
+
+
+@singledispatch
+def _spell(value: Any) -> Any:
+    """What a value is in JSON, by its class. Here: classes known by what they carry."""
+    cls: Any = value.__class__
+    if hasattr(cls, "model_dump"):
+        return value.model_dump(mode="json", by_alias=True)
+    if hasattr(cls, "__pydantic_serializer__"):
+        return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+    if dataclasses.is_dataclass(cls):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
+    if hasattr(cls, "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name) for field in cls.__attrs_attrs__}
+    raise JSONValueError(f"{cls.__name__} is not JSON")
+
+
+# What makes a subclass of a builtin special is not JSON, nor are its own ideas of text and numbers.
+_spell.register(str, str.__str__)
+_spell.register(int, int.__int__)
+_spell.register(float, float.__float__)
+
+
+@_spell.register(bytes)
+@_spell.register(bytearray)
+@_spell.register(memoryview)
+def _(value: bytes) -> str:
+    return b64encode(value).decode("ascii")
+
+
+@_spell.register(date)
+@_spell.register(time)
+def _(value: date | time) -> str:
+    text = value.isoformat()
+    return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+
+
+@_spell.register
+def _(value: timedelta) -> str:
+    whole = timedelta(value.days, value.seconds, value.microseconds)
+    return cast("str", msgspec.to_builtins(whole))
+
+
+_spell.register(Decimal, str)
+_spell.register(UUID, str)
+_spell.register(IPv4Address, str)
+_spell.register(IPv6Address, str)
+_spell.register(PathLike, fspath)
+_spell.register(Mapping, dict)
+_spell.register(Sequence, list)
+_spell.register(Set, list)
+_spell.register(ValuesView, list)
+
+
+@_spell.register
+def _(value: msgspec.Struct) -> Any:
+    """As msgspec writes it: its names, its tag, nothing for what is not set."""
+    config = value.__struct_config__
+    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    items = {encoded: getattr(value, name) for encoded, name in names}
+    if config.array_like:
+        return [*items.values()] if config.tag is None else [config.tag, *items.values()]
+    if config.omit_defaults:
+        # Which defaults count as such is msgspec's to say; unknown types play no part in it.
+        kept = msgspec.to_builtins(value, str_keys=True, enc_hook=id)
+        items = {name: item for name, item in items.items() if name in kept}
+    tag = {} if config.tag is None else {config.tag_field: config.tag}
+    return tag | {name: item for name, item in items.items() if item is not msgspec.UNSET}
 
 
 def _text(value: str) -> str:
@@ -129,13 +191,15 @@ def _text(value: str) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, Enum):
-        key = key.value
-    if isinstance(key, str):
-        return _text(str.__str__(key))
-    if isinstance(key, int) and not isinstance(key, bool):
-        return str(int(key))
-    raise JSONValueError(f"an object's key must be a string, not {type(key).__name__}")
+    """An object's key as text."""
+    kind = type(key)  # pyright: ignore[reportUnknownVariableType]
+    if kind is not bool and key is not None:
+        key = lift(key)
+        if type(key) is str:
+            return _text(key)
+        if type(key) is int:
+            return msgspec.json.encode(key).decode("ascii")
+    raise JSONValueError(f"an object's key must be a string, not {kind.__name__}")
 
 
 def canonical(value: Any) -> bytes:

@@ -102,9 +102,7 @@ class CallError(OperationsError):
         )
 
 
-def _rebuild(
-    code: str, message: str, details: Any, retryable: bool, unexpected: bool
-) -> CallError:
+def _rebuild(code: str, message: str, details: Any, retryable: bool, unexpected: bool) -> CallError:
     error = CallError(code, message, details, retryable=retryable)
     error.unexpected = unexpected
     return error

@@ -1,0 +1,267 @@
+"""What a call in the process costs: beside a bare await, FastMCP, LangChain and TypeBox."""
+
+import logging
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any, Literal
+
+import _values as v
+import msgspec
+from _harness import arguments, interleave, main, rate, table
+from fastmcp import FastMCP
+from langchain_core.tools import StructuredTool
+from pydantic import BaseModel
+
+from operations import (
+    AccessControl,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    from_schema,
+)
+
+HERE = Path(__file__).parent
+logging.disable(logging.WARNING)
+
+
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+class Owner(BaseModel):
+    id: int
+    email: str
+
+
+class Filter(BaseModel):
+    status: Literal["open", "closed", "archived"]
+    owner: Owner
+    min_score: float = 0.0
+
+
+class Sort(BaseModel):
+    field: str
+    descending: bool = False
+
+
+class Item(BaseModel):
+    id: int
+    name: str
+    status: Literal["open", "closed", "archived"]
+    score: float
+    created: str
+    tags: list[str]
+    active: bool = True
+    owner: str | None = None
+
+
+async def search(
+    tenant: str,
+    query: str,
+    filter: Filter,
+    sort: Sort,
+    limit: int = 20,
+    offset: int = 0,
+    archived: bool = False,
+    locale: str = "en",
+    trace: str | None = None,
+    tags: list[str] | None = None,
+) -> list[Item]:
+    return v.DIRTY  # type: ignore[return-value]
+
+
+def build() -> OperationRegistry:
+    async def handle_add(input: Any, _context: OperationContext) -> int:
+        return input["a"] + input["b"]
+
+    async def handle_search(_input: Any, _context: OperationContext) -> Any:
+        return v.DIRTY
+
+    def spec(name: str, given: Any, returned: Any) -> OperationSpec:
+        return OperationSpec(
+            name=name,
+            namespace="bench",
+            type=OperationType.QUERY,
+            input_schema=from_schema(given),
+            output_schema=from_schema(returned),
+            access_control=AccessControl(["bench"]),
+        )
+
+    registry = OperationRegistry(
+        [
+            Operation(spec("add", v.ADD_INPUT, v.ADD_OUTPUT), handle_add),
+            Operation(spec("search", v.SEARCH_INPUT, v.SEARCH_OUTPUT), handle_search),
+        ]
+    )
+    registry.operation("bench.typed", type="query", scopes=["bench"])(add)
+    return registry
+
+
+async def benchmark() -> None:
+    options = arguments()
+    registry = build()
+    caller = OperationContext(identity=Identity("bench", ["bench"]), registry=registry)
+    execute, given, wanted = registry.execute, v.ADD_ARGUMENTS, v.SEARCH_ARGUMENTS
+    server = FastMCP("bench")
+    server.tool(add)
+    server.tool(search)
+    tool = StructuredTool.from_function(coroutine=add, name="add", description="add")
+
+    async def bare() -> int:
+        return await add(**given)
+
+    async def ours() -> Any:
+        return await execute("bench.add", given, caller)
+
+    async def ours_typed() -> Any:
+        return await execute("bench.typed", given, caller)
+
+    async def ours_fresh() -> Any:
+        return await execute("bench.add", given, OperationContext(trusted=True, registry=registry))
+
+    async def fastmcp() -> Any:
+        return await server.call_tool("add", given)
+
+    async def langchain() -> Any:
+        return await tool.ainvoke(given)
+
+    table(
+        "add(a, b): schemas, access and envelope",
+        await interleave(
+            {
+                "bare await": bare,
+                "operations: execute": ours,
+                "operations: execute, typed function": ours_typed,
+                "operations: execute, a context per call": ours_fresh,
+                "FastMCP call_tool": fastmcp,
+                "LangChain ainvoke": langchain,
+            },
+            options.repeats,
+            options.budget,
+        ),
+        "bare await",
+    )
+
+    async def ours_search() -> Any:
+        return await execute("bench.search", wanted, caller)
+
+    async def fastmcp_search() -> Any:
+        return await server.call_tool("search", wanted)
+
+    contenders = {"operations: execute": ours_search, "FastMCP call_tool": fastmcp_search}
+    table(
+        "search: 10 nested input fields, 20 x 8 output fields, normalised and checked",
+        await interleave(contenders, options.repeats, options.budget),
+        "operations: execute",
+    )
+    await beside_typebox(options)
+    registration()
+    import_time()
+
+
+async def beside_typebox(options: Any) -> None:
+    """The normalising alone, in alternating rounds: TypeBox in Node, ours here."""
+    node = shutil.which("node")
+    if node is None or not (HERE / "node_modules").exists():
+        print("\nTypeBox: skipped, Node or its package is not installed")
+        return
+    compiled = from_schema(v.SEARCH_OUTPUT).compile()
+    fixture = msgspec.json.encode({"dirty": v.DIRTY})
+
+    def cast_and_check() -> bool:
+        value, _ = compiled.normalise(v.DIRTY)
+        return compiled.is_valid(value)
+
+    assert cast_and_check()
+    rates: dict[str, list[float]] = {
+        "TypeBox 0.34 Cast + Check": [],
+        "operations: cast + check": [],
+    }
+    for _ in range(options.repeats):
+        done = subprocess.run(
+            [node, HERE / "typebox.mjs", str(options.budget * 1000)],
+            input=fixture,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        rates["TypeBox 0.34 Cast + Check"].append(float(done.stdout))
+        rates["operations: cast + check"].append(await rate(cast_and_check, options.budget))
+    table("the output of search alone", rates, "operations: cast + check")
+
+
+def registration(count: int = 1000) -> None:
+    """Time to register, and memory an operation takes that is never called."""
+
+    async def handler(_input: Any, _context: OperationContext) -> None: ...
+
+    def specs() -> list[Operation]:
+        return [
+            Operation(
+                OperationSpec(
+                    name=f"op{index}",
+                    namespace="many",
+                    type=OperationType.QUERY,
+                    input_schema=from_schema(
+                        msgspec.json.decode(msgspec.json.encode(v.SEARCH_INPUT))
+                    ),
+                    output_schema=from_schema(
+                        msgspec.json.decode(msgspec.json.encode(v.SEARCH_OUTPUT))
+                    ),
+                ),
+                handler,
+            )
+            for index in range(count)
+        ]
+
+    times = []
+    for _ in range(5):
+        made = specs()
+        began = time.perf_counter()
+        OperationRegistry(made)
+        times.append(time.perf_counter() - began)
+    typed = []
+    for _ in range(5):
+        registry = OperationRegistry()
+        began = time.perf_counter()
+        for index in range(count):
+            registry.operation(f"many.op{index}")(add)
+        typed.append(time.perf_counter() - began)
+    tracemalloc.start()
+    kept = OperationRegistry(specs())
+    size = tracemalloc.get_traced_memory()[0] / len(kept)
+    tracemalloc.stop()
+    print(f"\n{count} operations registered in {statistics.median(times) * 1e3:.1f} ms")
+    print(
+        f"{count} typed functions decorated and registered in {statistics.median(typed) * 1e3:.1f} ms"
+    )
+    print(f"memory per idle operation, its two schema documents included: {size / 1024:.1f} KB")
+
+
+def import_time() -> None:
+    """Fresh processes: `import operations` beside nothing and beside its peers."""
+    print("\nimport, milliseconds in a fresh process (python itself taken off)")
+    base = _seconds("pass")
+    for module in ("operations", "fastmcp", "langchain_core.tools", "pydantic"):
+        print(f"  {module:22} {(_seconds(f'import {module}') - base) * 1e3:8.0f}")
+
+
+def _seconds(code: str) -> float:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main(benchmark)

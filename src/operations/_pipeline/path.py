@@ -1,0 +1,157 @@
+"""The path of a query or mutation.
+
+`invoke` is the path itself, lean enough for a call without deadline, middleware or observers to cost little more than
+its handler. `run` puts those around it.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from time import time
+from typing import Any, NoReturn, cast
+
+from operations._json import JSONValueError
+from operations._pipeline.outcome import Envelope
+from operations._pipeline.plan import Call, Next, Plan
+from operations._pipeline.reports import report_start
+from operations.access import enforce_access
+from operations.context import OperationContext
+from operations.envelopes import lift_envelope
+from operations.errors import CallError, ErrorCode, map_error
+from operations.schema import validate_or_raise
+
+GRACE = 0.05
+"""Seconds a handler has to clean up after it was cancelled before its caller stops waiting for it."""
+
+
+def admit(plan: Plan, value: Any, context: OperationContext) -> Any:
+    """Access, then validation: a caller that may not call learns nothing about the input.
+
+    The value comes back as it is, but for none at all where an empty object would do.
+    """
+    if plan.access is not None and not context.trusted:
+        enforce_access(plan.access, context.identity, operation_id=plan.id)
+    try:
+        if plan.is_valid(value):
+            return value
+    except ValueError:
+        # Not JSON: explained below, with its place.
+        pass
+    if value is None and plan.is_valid({}):
+        return {}
+    return validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
+
+
+async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
+    """Run a query or mutation to its one envelope."""
+    try:
+        value = admit(plan, value, context)
+        return plan.finish(await plan.handler(value, context))
+    except CallError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - rule 2
+        fail(plan, context, error)
+
+
+def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
+    """Raise the one error that stands for `error`."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        context.abort_children()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise error
+        # Not our caller's doing: the handler awaited something that was cancelled.
+        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
+    if isinstance(error, JSONValueError):
+        raise CallError(
+            ErrorCode.EXECUTION_ERROR,
+            f"{plan.id} returned what is not JSON: {error}",
+            {"path": error.path, "reason": error.reason},
+        ) from error
+    if isinstance(error, CallError):
+        raise error
+    raise map_error(error, plan.spec.error_schemas) from error
+
+
+async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
+    """`invoke` with all that may stand around it: observers, the deadline, middleware."""
+    around = plan.around
+    path: Coroutine[Any, Any, Envelope] = (
+        _through(plan, value, context) if around.middleware else invoke(plan, value, context)
+    )
+    if context.deadline is not None:
+        path = _timed(context.deadline, path, plan, context)
+    if not around.observed:
+        return await path
+    finished = report_start(around, plan.id, context)
+    try:
+        envelope = await path
+    except BaseException as error:
+        finished(error)
+        raise
+    finished(None)
+    return envelope
+
+
+async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
+    """The middleware, outermost first. A caller without access does not even reach them."""
+    if plan.access is not None and not context.trusted:
+        enforce_access(plan.access, context.identity, operation_id=plan.id)
+
+    def step(index: int) -> Next:
+        async def call_next(call: Call) -> Envelope:
+            if index == len(plan.around.middleware):
+                return await invoke(plan, call.input, call.context)
+            result = await plan.around.middleware[index](call, step(index + 1))
+            envelope = lift_envelope(result)
+            if envelope is None:
+                raise TypeError("a middleware returned something that is no envelope")
+            return envelope
+
+        return call_next
+
+    try:
+        return await step(0)(Call(plan.spec, value, context))
+    except CallError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - rule 2
+        fail(plan, context, error)
+
+
+async def _timed(
+    deadline: float, path: Coroutine[Any, Any, Envelope], plan: Plan, context: OperationContext
+) -> Envelope:
+    """The path in a task of its own, so that it can be left behind at the deadline."""
+    if deadline / 1000 <= time():
+        path.close()
+        raise CallError(ErrorCode.TIMEOUT, f"{plan.id} was not started: its time had run out")
+    task = asyncio.create_task(path)
+    return cast("Envelope", await before(deadline, task, task, plan, context))
+
+
+async def before(
+    deadline: float,
+    result: "asyncio.Future[Any]",
+    work: "asyncio.Task[Any]",
+    plan: Plan,
+    context: OperationContext,
+) -> Any:
+    """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation."""
+    try:
+        done, _ = await asyncio.wait({result}, timeout=max(0, deadline / 1000 - time()))
+    except asyncio.CancelledError:
+        await stop(work, plan, context)
+        raise
+    if done:
+        return result.result()
+    await stop(work, plan, context)
+    raise CallError(ErrorCode.TIMEOUT, f"{plan.id} did not finish in time")
+
+
+async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
+    """Cancel `work` and its nested calls; give it a moment, and leave it to the registry if it needs more."""
+    work.cancel()
+    context.abort_children()
+    plan.around.keep(work)
+    await asyncio.wait({work}, timeout=GRACE)

@@ -1,0 +1,108 @@
+"""An operation made ready to run, and what stands around it when it does."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from operations._pipeline.outcome import Envelope, finisher
+from operations._threads import ThreadPool
+from operations.context import OperationContext
+from operations.observe import CallAbandoned, CallEvent, now
+from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
+
+logger = logging.getLogger("operations")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a middleware sees and may pass on changed: `dataclasses.replace(call, input=...)`."""
+
+    spec: OperationSpec
+    input: Any
+    context: OperationContext
+
+
+Next: TypeAlias = Callable[[Call], Awaitable[Envelope]]
+NextStream: TypeAlias = Callable[[Call], AsyncIterator[Envelope]]
+Middleware: TypeAlias = Callable[[Call, Next], Awaitable[Envelope]]
+"""Around a query or mutation: `async def m(call, next): return await next(call)`."""
+
+StreamMiddleware: TypeAlias = Callable[[Call, NextStream], AsyncIterator[Envelope]]
+"""Around a subscription: an async generator over `next(call)`."""
+
+
+class Surroundings(Protocol):
+    """What the pipeline needs of the registry it runs in."""
+
+    threads: ThreadPool
+    output: OutputPolicy
+    middleware: list[Middleware]
+    stream_middleware: list[StreamMiddleware]
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody wants events."""
+        ...
+
+    def notify(self, event: CallEvent) -> None:
+        """Tell the observers."""
+        ...
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Hold on to a cancelled task until it ends."""
+        ...
+
+
+class Plan:
+    """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once."""
+
+    __slots__ = ("access", "around", "finish", "handler", "id", "is_valid", "operation", "spec")
+
+    def __init__(self, operation: Operation, around: Surroundings) -> None:
+        spec = operation.spec
+        self.operation = operation
+        self.spec = spec
+        self.id = spec.id
+        self.around = around
+        self.access = None if spec.access_control.is_open else spec.access_control
+        # Also where the schema says nothing: what is not JSON is refused all the same.
+        self.is_valid = spec.input_schema.compile().is_valid
+        self.finish = finisher(spec, operation.output or around.output)
+        self.handler = self._runnable()
+
+    def _runnable(self) -> Callable[[Any, OperationContext], Any]:
+        handler = self.operation.handler
+        blocking = self.operation.blocking
+        if blocking is None:
+            blocking = is_blocking(handler)
+        if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
+            return handler
+        around = self.around
+
+        async def in_thread(value: Any, context: OperationContext) -> Any:
+            def abandoned() -> None:
+                logger.warning("%s: the caller left, the handler's thread runs on", self.id)
+                around.notify(
+                    CallAbandoned(
+                        request_id=context.request_id, operation_id=self.id, timestamp=now()
+                    )
+                )
+
+            result = await around.threads.run(handler, value, context, on_abandon=abandoned)
+            # A plain function may hand over something to await.
+            return await result if inspect.isawaitable(result) else result
+
+        return in_thread
+
+
+def is_blocking(handler: Callable[..., Any]) -> bool:
+    """Whether `handler` is an ordinary function, which has to run in a thread."""
+    target = inspect.unwrap(getattr(handler, "func", handler))
+    return not any(
+        is_kind(candidate)
+        for candidate in (target, getattr(target, "__call__", None))  # noqa: B004 - its kind is the question
+        for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    )

@@ -1,0 +1,60 @@
+"""What observers are told of a call."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+from operations._pipeline.plan import Plan, Surroundings
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode
+from operations.observe import CallFinished, CallStarted, CallYielded, now
+
+
+def report_refusal(
+    around: Surroundings, operation_id: str, context: OperationContext, error: CallError
+) -> None:
+    """Report a call that never came as far as a plan."""
+    if around.observed:
+        report_start(around, operation_id, context)(error)
+
+
+def report_start(
+    around: Surroundings, operation_id: str, context: OperationContext
+) -> Callable[[BaseException | None], None]:
+    """Report the start of a call; the function given back reports its end."""
+    identity_id = context.identity.id if context.identity is not None else None
+    began = perf_counter()
+    around.notify(
+        CallStarted(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=identity_id,
+        )
+    )
+
+    def finished(error: BaseException | None) -> None:
+        code = None
+        if error is not None:
+            code = error.code if isinstance(error, CallError) else str(ErrorCode.ABORTED)
+        around.notify(
+            CallFinished(
+                request_id=context.request_id,
+                operation_id=operation_id,
+                timestamp=now(),
+                parent_request_id=context.parent_request_id,
+                identity_id=identity_id,
+                code=code,
+                duration=perf_counter() - began,
+            )
+        )
+
+    return finished
+
+
+def report_item(plan: Plan, context: OperationContext, index: int) -> None:
+    plan.around.notify(
+        CallYielded(
+            request_id=context.request_id, operation_id=plan.id, timestamp=now(), index=index
+        )
+    )

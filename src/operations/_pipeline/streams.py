@@ -1,0 +1,206 @@
+"""The path of a subscription: the same steps, once for every item."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Self, cast
+
+from operations._pipeline.outcome import Envelope
+from operations._pipeline.path import admit, before, fail, stop
+from operations._pipeline.plan import Call, NextStream, Plan
+from operations._pipeline.reports import report_item, report_start
+from operations.access import enforce_access
+from operations.context import OperationContext
+from operations.envelopes import lift_envelope
+from operations.errors import CallError
+
+logger = logging.getLogger("operations")
+
+
+async def stream(
+    plan: Plan, value: Any, context: OperationContext
+) -> AsyncGenerator[Envelope, None]:
+    """A subscription with all that may stand around it: the same steps, once for every item."""
+    around = plan.around
+    items = (
+        _stream_through(plan, value, context)
+        if around.stream_middleware
+        else _items(plan, value, context)
+    )
+    if context.deadline is not None:
+        items = _timed_items(context.deadline, items, plan, context)
+    finished = report_start(around, plan.id, context) if around.observed else None
+    failure: BaseException | None = None
+    index = 0
+    try:
+        async for envelope in items:
+            if finished is not None:
+                report_item(plan, context, index)
+            index += 1
+            yield envelope
+    except GeneratorExit:
+        # The consumer has had enough: an ordinary end.
+        raise
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        context.abort_children()
+        await _close(items)
+        if finished is not None:
+            finished(failure)
+
+
+async def _items(
+    plan: Plan, value: Any, context: OperationContext
+) -> AsyncGenerator[Envelope, None]:
+    iterator: AsyncIterator[Any] | None = None
+    try:
+        value = admit(plan, value, context)
+        opened = plan.handler(value, context)
+        iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
+        while True:
+            try:
+                item = await anext(iterator)
+            except StopAsyncIteration:
+                return
+            yield plan.finish(item)
+    except (CallError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - rule 2
+        fail(plan, context, error)
+    finally:
+        if iterator is not None:
+            await _close(iterator)
+
+
+async def _stream_through(
+    plan: Plan, value: Any, context: OperationContext
+) -> AsyncGenerator[Envelope, None]:
+    """The stream middleware, outermost first."""
+    if plan.access is not None and not context.trusted:
+        enforce_access(plan.access, context.identity, operation_id=plan.id)
+
+    def step(index: int) -> NextStream:
+        def call_next(call: Call) -> AsyncIterator[Envelope]:
+            if index == len(plan.around.stream_middleware):
+                return _items(plan, call.input, call.context)
+            return plan.around.stream_middleware[index](call, step(index + 1))
+
+        return call_next
+
+    items = step(0)(Call(plan.spec, value, context))
+    try:
+        async for item in items:
+            envelope = lift_envelope(item)
+            if envelope is None:
+                raise TypeError("a middleware yielded something that is no envelope")
+            yield envelope
+    except (CallError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - rule 2
+        fail(plan, context, error)
+    finally:
+        await _close(items)
+
+
+async def _timed_items(
+    deadline: float, items: AsyncGenerator[Envelope, None], plan: Plan, context: OperationContext
+) -> AsyncGenerator[Envelope, None]:
+    """The items, none later than the deadline.
+
+    The whole stream runs in one task, because a handler may hold scopes open across its yields that belong to
+    the task that opened them. It works on demand: the handler is never ahead of its consumer.
+    """
+    wanted: asyncio.Queue[asyncio.Future[Envelope]] = asyncio.Queue()
+
+    async def work() -> None:
+        while True:
+            answer = await wanted.get()
+            try:
+                envelope = await anext(items)
+            except StopAsyncIteration:
+                answer.cancel()
+                return
+            except BaseException as error:
+                if not answer.done():
+                    answer.set_exception(error)
+                raise
+            answer.set_result(envelope)
+
+    worker = asyncio.create_task(work())
+    try:
+        while True:
+            answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
+            wanted.put_nowait(answer)
+            try:
+                yield cast("Envelope", await before(deadline, answer, worker, plan, context))
+            except asyncio.CancelledError:
+                if answer.cancelled() and worker.done():
+                    return
+                raise
+    finally:
+        await stop(worker, plan, context)
+        await _close(items)
+
+
+async def _close(iterator: Any) -> None:
+    """End an async iterator that can be ended. One that is still busy, or fails, is not worth an error."""
+    aclose = getattr(iterator, "aclose", None)
+    if aclose is None:
+        return
+    try:
+        await aclose()
+    except (RuntimeError, StopAsyncIteration) as error:
+        logger.debug("a stream did not close: %s", error)
+
+
+class Subscription:
+    """The envelopes of a subscription, one after another.
+
+    Leaving the loop, `aclose` (from any task), cancelling the consumer or dropping the last reference all end
+    the handler.
+    """
+
+    __slots__ = ("_closed", "_idle", "_items", "_reader")
+
+    def __init__(self, items: AsyncGenerator[Envelope, None]) -> None:
+        self._items = items
+        self._reader: asyncio.Task[Any] | None = None
+        self._idle = asyncio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        if self._closed:
+            raise StopAsyncIteration
+        if self._reader is not None:
+            raise RuntimeError("a subscription is read by one task at a time")
+        reader = self._reader = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._idle.clear()
+        try:
+            return await anext(self._items)
+        except asyncio.CancelledError:
+            if self._closed and reader.uncancel() == 0:
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._reader = None
+            self._idle.set()
+
+    async def aclose(self) -> None:
+        """End the subscription and its handler; harmless when it has ended."""
+        self._closed = True
+        if self._reader is not None:
+            self._reader.cancel()
+            await self._idle.wait()
+        await self._items.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()

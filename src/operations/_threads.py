@@ -1,0 +1,137 @@
+"""Where `def` handlers run: a bounded pool of daemon threads that a caller can walk away from.
+
+The standard pools do not serve: a handler that never returns would keep its slot for ever, and keep the
+interpreter from exiting. Here a caller that leaves gives its slot back at once; the thread is counted as
+abandoned until it returns, and there is a bound on those as well.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import copy_context
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from operations.errors import CallError, ErrorCode
+
+_IDLE_SECONDS = 10.0
+"""How long a thread waits for more work before it ends."""
+
+
+class _Job:
+    """One function call on its way through a thread."""
+
+    __slots__ = ("_function", "_loop", "_pool", "finished", "future", "left")
+
+    def __init__(self, pool: "ThreadPool", function: Callable[[], Any]) -> None:
+        self._pool = pool
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self.finished = False
+        self.left = False
+
+    def __call__(self) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = self._function()
+        except StopIteration as stop:
+            # A future cannot carry StopIteration.
+            error = RuntimeError(f"the handler raised {stop!r}")
+        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the awaiting side
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, result, error)
+        except RuntimeError:
+            # The loop is closed: nobody is left to tell.
+            self._pool.abandoned -= self.left
+
+    def _deliver(self, result: Any, error: BaseException | None) -> None:
+        self.finished = True
+        if self.left:
+            self._pool.abandoned -= 1
+        elif self.future.cancelled():
+            # The caller was cancelled in the same turn of the loop, and has yet to notice.
+            pass
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class ThreadPool:
+    """At most `limit` functions at a time, each in a thread.
+
+    Attributes:
+        abandoned: Functions that still run although their caller has left.
+    """
+
+    def __init__(self, limit: int = 32) -> None:
+        self._limit = limit
+        self._slots = asyncio.Semaphore(limit)
+        self._idle: deque[SimpleQueue[_Job | None]] = deque()
+        self.abandoned = 0
+
+    async def run(
+        self, function: Callable[..., Any], *args: Any, on_abandon: Callable[[], None] | None = None
+    ) -> Any:
+        """The result of `function(*args)`, computed in a thread with this task's context variables.
+
+        A caller that is cancelled leaves at once; `on_abandon` is then called, and the thread runs on.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if as many threads as the limit allows were abandoned.
+        """
+        async with self._slots:
+            if self.abandoned >= self._limit:
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    f"{self.abandoned} handlers run on after their callers left; no thread is free",
+                )
+            context = copy_context()
+            job = _Job(self, lambda: context.run(function, *args))
+            self._start(job)
+            try:
+                return await job.future
+            except asyncio.CancelledError:
+                if job.future.cancelled() and not job.finished:
+                    job.left = True
+                    self.abandoned += 1
+                    if on_abandon is not None:
+                        on_abandon()
+                raise
+
+    def close(self) -> None:
+        """Let idle threads end. Running ones end with their function; new work starts new threads."""
+        while self._idle:
+            self._idle.popleft().put(None)
+
+    def _start(self, job: _Job) -> None:
+        try:
+            inbox = self._idle.pop()
+        except IndexError:
+            inbox = SimpleQueue[_Job | None]()
+            threading.Thread(
+                target=self._work, args=(inbox,), name="operations handler", daemon=True
+            ).start()
+        inbox.put(job)
+
+    def _work(self, inbox: "SimpleQueue[_Job | None]") -> None:
+        while True:
+            try:
+                job = inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                try:
+                    self._idle.remove(inbox)
+                except ValueError:
+                    # Claimed at this very moment: a job is on its way.
+                    job = inbox.get()
+                else:
+                    return
+            if job is None:
+                return
+            job()
+            del job
+            self._idle.append(inbox)

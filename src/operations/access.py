@@ -1,0 +1,112 @@
+"""Who may call what.
+
+Rule 1: fail closed. What requires something refuses a caller without identity, and any doubt is a refusal.
+Rule 2: a refusal never says which scope or resource was missing.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import cast
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from operations.errors import CallError, ErrorCode
+
+
+def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise ValueError(f"{field} is a list of names, not one string: [{names!r}]")  # noqa: TRY004
+    return tuple(names)
+
+
+class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A caller that something has vouched for: a door, a connection, or the code itself."""
+
+    id: str
+
+    scopes: Collection[str] = frozenset()
+    """What the caller may do at all. Kept as a frozen set."""
+
+    resources: Mapping[str, Collection[str]] | None = None
+    """What the caller may do to which resource: `{"type:id": ["action", ...]}`."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.scopes))
+
+
+class AccessControl(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What a call requires of its caller; by default nothing."""
+
+    required_scopes: Collection[str] = ()
+    """All of these."""
+
+    required_scopes_any: Collection[str] | None = None
+    """At least one of these."""
+
+    resource_type: str | None = None
+    resource_action: str | None = None
+    """With `resource_type`: the caller may do this to some resource of that type."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "required_scopes", _names("required_scopes", self.required_scopes))
+        if self.required_scopes_any is not None:
+            some = _names("required_scopes_any", self.required_scopes_any)
+            if not some:
+                raise ValueError("required_scopes_any is empty: name scopes, or leave it out")
+            force_setattr(self, "required_scopes_any", some)
+        if (self.resource_type is None) != (self.resource_action is None):
+            raise ValueError("resource_type and resource_action come together")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anyone may call, known or not."""
+        return (
+            not self.required_scopes
+            and self.required_scopes_any is None
+            and self.resource_type is None
+        )
+
+
+OPEN = AccessControl()
+"""Requires nothing."""
+
+
+def check_access(access_control: AccessControl, identity: Identity | None) -> bool:
+    """Whether `identity` meets `access_control`. Never raises: doubt is a no."""
+    if identity is None:
+        return access_control.is_open
+    try:
+        scopes = cast("frozenset[str]", identity.scopes)
+        some = access_control.required_scopes_any
+        return (
+            scopes.issuperset(access_control.required_scopes)
+            and (some is None or not scopes.isdisjoint(some))
+            and (access_control.resource_type is None or _may_act(access_control, identity))
+        )
+    except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+        return False
+
+
+def _may_act(required: AccessControl, identity: Identity) -> bool:
+    """Whether some resource of the type grants the action."""
+    return any(
+        key.split(":", 1)[0] == required.resource_type
+        and not isinstance(actions, str)
+        and required.resource_action in actions
+        for key, actions in (identity.resources or {}).items()
+    )
+
+
+def enforce_access(
+    access_control: AccessControl, identity: Identity | None, *, operation_id: str
+) -> None:
+    """Let an allowed caller through.
+
+    Raises:
+        CallError: With code `ACCESS_DENIED`. The message never says which scope was missing.
+    """
+    if not check_access(access_control, identity):
+        raise CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")

@@ -1,0 +1,271 @@
+"""What a handler knows of the call it serves, and how it calls others.
+
+Rule 1: a context is frozen. A nested call gets a child: a new id, this one as parent, the same caller,
+        at most the same time.
+Rule 2: what costs something (the request id, `env`) is made when it is first read.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from secrets import token_hex
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+
+from operations.access import Identity
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Whatever can run an operation by its id: a registry."""
+
+    def execute(
+        self, operation_id: str, input: Any = None, context: "OperationContext | None" = None
+    ) -> Awaitable[ResponseEnvelope[Any]]:
+        """Run a query or mutation."""
+        ...
+
+    def subscribe(
+        self, operation_id: str, input: Any = None, context: "OperationContext | None" = None
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Open a subscription."""
+        ...
+
+
+class Door(msgspec.Struct, frozen=True, kw_only=True):
+    """What the way a call came in can carry back while the call runs; None where it cannot."""
+
+    progress: Callable[[float, float | None, str | None], Awaitable[None]] | None = None
+    """`(progress, total, message)`."""
+
+    log: Callable[[str, Any], Awaitable[None]] | None = None
+    """`(level, data)`."""
+
+    elicit: Callable[[str, JSONObject], Awaitable[JSONObject]] | None = None
+    """`(message, schema)` -> what the person answered: `{"action": ..., "content": ...}`."""
+
+    sample: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
+    """`(request)` -> what the caller's model answered."""
+
+
+CLOSED = Door()
+"""Carries nothing back but the result."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "alert": logging.CRITICAL,
+    "emergency": logging.CRITICAL,
+}
+
+
+class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
+    """The call a handler serves: who asked, until when, and as part of what."""
+
+    request_id: str = ""
+    """128 random bits in hex, made when first read, unless the caller brought its own."""
+
+    parent_request_id: str | None = None
+    identity: Identity | None = None
+
+    trusted: bool = False
+    """Skip the access check. Only code in this process can say so; it never crosses a wire."""
+
+    metadata: Mapping[str, Any] = NOTHING
+
+    deadline: float | None = None
+    """Milliseconds since the epoch; None waits for as long as it takes."""
+
+    door: Door = CLOSED
+
+    registry: Caller | None = None
+    """Where nested calls go. Set by the registry that runs the handler."""
+
+    env: "OperationEnv" = cast("OperationEnv", None)
+    """Nested calls: `context.env.namespace.name(input)`."""
+
+    _running: set["asyncio.Task[Any]"] | None = None
+    """Tasks other than the handler's own in which nested calls run."""
+
+    def child(self) -> "OperationContext":
+        """The context of a nested call: trusted, and within this call's identity and time."""
+        return OperationContext(
+            parent_request_id=self.request_id,
+            identity=self.identity,
+            trusted=True,
+            metadata=self.metadata,
+            deadline=self.deadline,
+            door=self.door,
+            registry=self.registry,
+        )
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Tell the caller how far the work is. Dropped where the door cannot carry it."""
+        if self.door.progress is not None:
+            await self.door.progress(progress, total, message)
+
+    async def log(self, level: str, data: Any) -> None:
+        """Send a log message to the caller, or to the `operations` logger where the door cannot carry it."""
+        if self.door.log is not None:
+            await self.door.log(level, data)
+        else:
+            logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, data)
+
+    async def elicit(self, message: str, schema: JSONObject) -> JSONObject:
+        """Ask the person behind the call for values that fit `schema`.
+
+        Raises:
+            CallError: `UNAVAILABLE` where the door cannot carry a question.
+        """
+        if self.door.elicit is None:
+            raise _cannot("ask its caller for input")
+        return await self.door.elicit(message, schema)
+
+    async def sample(self, request: JSONObject) -> JSONObject:
+        """Ask the caller's model for a completion.
+
+        Raises:
+            CallError: `UNAVAILABLE` where the door cannot carry the request.
+        """
+        if self.door.sample is None:
+            raise _cannot("use its caller's model")
+        return await self.door.sample(request)
+
+    async def nest(self, call: Awaitable[T]) -> T:
+        """Await a nested call, and know the task it runs in, so that it can be aborted with this one."""
+        running = self._running
+        if running is None:
+            running = set[asyncio.Task[Any]]()
+            msgspec.structs.force_setattr(self, "_running", running)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        if task in running:
+            return await call
+        running.add(task)
+        try:
+            return await call
+        finally:
+            running.discard(task)
+
+    def abort_children(self) -> None:
+        """Cancel nested calls that run in tasks of their own."""
+        if self._running:
+            current = asyncio.current_task()
+            for task in tuple(self._running):
+                if task is not current:
+                    task.cancel()
+
+
+def _cannot(what: str) -> CallError:
+    return CallError(
+        ErrorCode.UNAVAILABLE, f"this call came in a way that cannot {what}", retryable=False
+    )
+
+
+class OperationEnv:
+    """Every operation as a function, for use inside a handler.
+
+    `env.namespace.name(input)`, or `env["namespace"]["name"](input)` where a name is no identifier, or
+    `env.call("namespace.name", input)`. Each gives the envelope, or raises `CallError`.
+    """
+
+    __slots__ = ("_allowed", "_context", "_registry")
+
+    def __init__(
+        self,
+        registry: Caller | None,
+        context: OperationContext,
+        allowed_namespaces: Collection[str] | None = None,
+    ) -> None:
+        self._registry = registry
+        self._context = context
+        self._allowed = allowed_namespaces
+
+    def __getattr__(self, namespace: str) -> "OperationPath":
+        if namespace.startswith("__"):
+            raise AttributeError(namespace)
+        return OperationPath(self, namespace)
+
+    def __getitem__(self, namespace: str) -> "OperationPath":
+        return OperationPath(self, namespace)
+
+    async def call(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
+        """Run an operation as part of this call."""
+        registry = self._admit(operation_id)
+        return await self._context.nest(
+            registry.execute(operation_id, input, self._context.child())
+        )
+
+    def subscribe(
+        self, operation_id: str, input: Any = None
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Open a subscription as part of this call."""
+        return self._admit(operation_id).subscribe(operation_id, input, self._context.child())
+
+    def _admit(self, operation_id: str) -> Caller:
+        allowed = self._allowed
+        if self._registry is None or (
+            allowed is not None and operation_id.split(".", 1)[0] not in allowed
+        ):
+            raise CallError(
+                ErrorCode.OPERATION_NOT_FOUND, f"No operation {operation_id!r} can be called here"
+            )
+        return self._registry
+
+
+class OperationPath:
+    """A namespace, or an operation in it; calling it runs the operation."""
+
+    __slots__ = ("_env", "_id")
+
+    def __init__(self, env: OperationEnv, operation_id: str) -> None:
+        self._env = env
+        self._id = operation_id
+
+    def __getattr__(self, name: str) -> "OperationPath":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __getitem__(self, name: str) -> "OperationPath":
+        return OperationPath(self._env, f"{self._id}.{name}")
+
+    def __call__(self, input: Any = None) -> Awaitable[ResponseEnvelope[Any]]:
+        """Run the operation as part of the call this belongs to."""
+        return self._env.call(self._id, input)
+
+    def __repr__(self) -> str:
+        return f"<operation {self._id}>"
+
+
+def _made_when_read(field: str, make: Callable[[OperationContext], Any]) -> None:
+    """Let `field` keep its place in the struct, but fill it only when it is read and still empty."""
+    slot: Any = OperationContext.__dict__[field]
+
+    def read(context: OperationContext) -> Any:
+        value = slot.__get__(context)
+        if not value:
+            value = make(context)
+            slot.__set__(context, value)
+        return value
+
+    setattr(OperationContext, field, property(read, doc=field))
+
+
+_made_when_read("request_id", lambda _: token_hex(16))
+_made_when_read("env", lambda context: OperationEnv(context.registry, context))

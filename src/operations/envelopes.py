@@ -1,0 +1,319 @@
+"""What every call returns: data, and where it came from.
+
+Rule 1: `data` is in the same place whatever the source; what only one source knows is in `meta`.
+Rule 2: `lift_envelope` is the only detection; `is_response_envelope` is its yes or no.
+Rule 3: an envelope is never altered. Whoever needs another one makes another one.
+"""
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from time import time_ns
+from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from operations.errors import CallError, ErrorCode
+from operations.schema import Schema
+from operations.types import JSONObject, JSONSchema
+
+T = TypeVar("T")
+DataT_co = TypeVar("DataT_co", covariant=True)
+
+RESPONSE_SOURCES = ("local", "http", "mcp")
+"""Every value `meta.source` can have."""
+
+
+class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What crosses a wire: frozen, camelCase there, absent where it is the default."""
+
+
+class MCPAnnotations(_Wire, frozen=True, kw_only=True):
+    """Hints of an MCP server about a content block."""
+
+    audience: list[str] | None = None
+    priority: float | None = None
+    last_modified: str | None = None
+
+
+class MCPResourceContent(_Wire, frozen=True, kw_only=True):
+    """The resource inside a `resource` block: text, or a base64 blob."""
+
+    uri: str
+    mime_type: str | None = None
+    text: str | None = None
+    blob: str | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class TextContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class ImageContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="image"):
+    """An image, as base64."""
+
+    data: str
+    mime_type: str
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class AudioContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="audio"):
+    """Sound, as base64."""
+
+    data: str
+    mime_type: str
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class ResourceContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource"):
+    """A resource that travels with the result."""
+
+    resource: MCPResourceContent
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource_link"):
+    """A resource that can be read later."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    annotations: MCPAnnotations | None = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+MCPContentBlock: TypeAlias = (
+    TextContent | ImageContent | AudioContent | ResourceContent | ResourceLink
+)
+
+
+class LocalResponseMeta(
+    _Wire, frozen=True, kw_only=True, gc=False, tag_field="source", tag="local"
+):
+    """The operation ran in this process (or in a worker of ours)."""
+
+    source: ClassVar[Literal["local"]] = "local"
+
+    operation_id: str
+
+    timestamp: int
+    """Milliseconds since the epoch, when the result was wrapped."""
+
+
+class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="http"):
+    """The result is an HTTP response."""
+
+    source: ClassVar[Literal["http"]] = "http"
+
+    status_code: int
+
+    headers: dict[str, str]
+    """Lower-case names; several values of one name joined by a comma and a space."""
+
+    content_type: str
+
+
+class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
+    """The result is an MCP tool's. `is_error` says that the tool ran and reported an error."""
+
+    source: ClassVar[Literal["mcp"]] = "mcp"
+
+    is_error: bool
+    content: list[MCPContentBlock]
+    structured_content: Any = None
+    meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+
+
+ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
+
+
+class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
+    """The result of every call: JSON builtins or `bytes` in `data`, its origin in `meta`."""
+
+    data: DataT_co
+    meta: ResponseMeta
+
+    def raise_for_error(self) -> Self:
+        """This envelope, unless it holds the error result of an MCP tool.
+
+        Raises:
+            CallError: With the tool's own code where its structured content names one, else
+                `EXECUTION_ERROR`; `details` hold what the tool said.
+        """
+        if isinstance(self.meta, MCPResponseMeta) and self.meta.is_error:
+            _raise_tool_error(self.meta)
+        return self
+
+    def to_wire(self) -> JSONObject:
+        """JSON builtins in the wire's names; `bytes` become base64, marked by `encoding`."""
+        wire: JSONObject = {"data": self.data, "meta": msgspec.to_builtins(self.meta)}
+        if isinstance(self.data, bytes):
+            wire["data"] = b64encode(self.data).decode("ascii")
+            wire["encoding"] = "base64"
+        return wire
+
+    def encode(self) -> bytes:
+        """The JSON of `to_wire`."""
+        if isinstance(self.data, bytes):
+            return msgspec.json.encode(self.to_wire())
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> "ResponseEnvelope[Any]":
+        """The envelope that `to_wire` wrote.
+
+        Raises:
+            ValueError: If `wire` is no envelope.
+        """
+        envelope = lift_envelope(wire)
+        if envelope is None:
+            raise ValueError("not a response envelope: it needs data, and meta with a known source")
+        return envelope
+
+    @classmethod
+    def decode(cls, text: bytes | str) -> "ResponseEnvelope[Any]":
+        """The envelope in a JSON text.
+
+        Raises:
+            ValueError: If the text is no JSON, or no envelope.
+        """
+        return cls.from_wire(msgspec.json.decode(text))
+
+
+def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
+    structured: Any = meta.structured_content
+    text = "\n".join(block.text for block in meta.content if isinstance(block, TextContent))
+    if (
+        isinstance(structured, dict)
+        and isinstance(structured.get("code"), str)  # pyright: ignore[reportUnknownMemberType]
+        and isinstance(structured.get("message"), str)  # pyright: ignore[reportUnknownMemberType]
+    ):
+        raise CallError.from_wire(cast("JSONObject", structured))
+    details: JSONObject = {"content": msgspec.to_builtins(meta.content)}
+    if structured is not None:
+        details["structuredContent"] = structured
+    raise CallError(ErrorCode.EXECUTION_ERROR, text or "the tool reported an error", details)
+
+
+def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
+    """An envelope for what ran in this process, stamped with the time of wrapping."""
+    return ResponseEnvelope(
+        data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
+    )
+
+
+def http_envelope(
+    data: T, *, status_code: int, headers: Mapping[str, str], content_type: str
+) -> ResponseEnvelope[T]:
+    """An envelope for an HTTP response; header names become lower case."""
+    lowered: dict[str, str] = {}
+    for name, value in headers.items():
+        key = name.lower()
+        lowered[key] = f"{lowered[key]}, {value}" if key in lowered else value
+    return ResponseEnvelope(
+        data, HTTPResponseMeta(status_code=status_code, headers=lowered, content_type=content_type)
+    )
+
+
+def mcp_envelope(
+    data: T,
+    *,
+    is_error: bool,
+    content: list[MCPContentBlock],
+    structured_content: Any = None,
+    meta: JSONObject | None = None,
+) -> ResponseEnvelope[T]:
+    """An envelope for the result of an MCP tool."""
+    return ResponseEnvelope(
+        data,
+        MCPResponseMeta(
+            is_error=is_error, content=content, structured_content=structured_content, meta=meta
+        ),
+    )
+
+
+def unwrap(envelope: ResponseEnvelope[T]) -> T:
+    """The data alone, for callers that do not care where it came from."""
+    return envelope.data
+
+
+def is_response_envelope(value: object) -> bool:
+    """Whether `value` is an envelope, or a mapping that says exactly what an envelope says."""
+    return lift_envelope(value) is not None
+
+
+def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
+    """`value` as an envelope, or None if it is not one.
+
+    An instance is returned as it is. A mapping counts when it has `data` and a `meta` whose `source` is
+    known and whose fields have the types that source requires.
+    """
+    if isinstance(value, ResponseEnvelope):
+        return value  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, Mapping) or "data" not in value or "meta" not in value:
+        return None
+    wire = cast("Mapping[str, Any]", value)
+    meta: Any = wire["meta"]
+    if not isinstance(meta, Mapping):
+        return None
+    fields = dict(cast("Mapping[str, Any]", meta))
+    if fields.get("source") not in RESPONSE_SOURCES:
+        return None
+    if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
+        fields["content"] = [content_block(block) for block in fields["content"]]
+    try:
+        lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
+        return ResponseEnvelope(_data_of(wire), lifted)
+    except (msgspec.ValidationError, binascii.Error):
+        return None
+
+
+def _data_of(wire: Mapping[str, Any]) -> Any:
+    data = wire["data"]
+    if wire.get("encoding") == "base64" and isinstance(data, str):
+        return b64decode(data, validate=True)
+    return data
+
+
+def content_block(block: Any) -> MCPContentBlock:
+    """One content block from its wire form; a type we do not know becomes a text block holding its JSON."""
+    if isinstance(block, (TextContent, ImageContent, AudioContent, ResourceContent, ResourceLink)):
+        return block
+    try:
+        return cast("MCPContentBlock", msgspec.convert(block, MCPContentBlock))
+    except msgspec.ValidationError:
+        return TextContent(text=msgspec.json.encode(block).decode())
+
+
+class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of a call: its data, and where it came from."""
+
+    data: Any
+    meta: ResponseMeta
+    encoding: Literal["base64"] | None = None
+
+
+def _schema_of(kind: Any) -> Schema:
+    def build() -> JSONSchema:
+        (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+        return {**root, "$defs": definitions}
+
+    return Schema(build)
+
+
+RESPONSE_META_SCHEMA = _schema_of(ResponseMeta)
+"""The schema of `meta` on the wire."""
+
+RESPONSE_ENVELOPE_SCHEMA = _schema_of(_EnvelopeOnTheWire)
+"""The schema of an envelope on the wire."""

@@ -1,0 +1,501 @@
+"""Operations by id, and the two ways to call them.
+
+Rule 1: whoever calls, however the call came in, it goes through `execute` or `subscribe`.
+Rule 2: a registration that fails leaves nothing behind.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace as replaced
+from typing import Any, Protocol, Self, cast, overload
+
+from msgspec.structs import replace as with_fields
+
+from operations._pipeline import (
+    Middleware,
+    Plan,
+    StreamMiddleware,
+    Subscription,
+    invoke,
+    report_refusal,
+    run,
+    stream,
+)
+from operations._threads import ThreadPool
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from operations.observe import CallEvent, Observer, RegistryChanged, notify
+from operations.specs import (
+    Function,
+    Operation,
+    OperationHandler,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+    SubscriptionHandler,
+    operation,
+    operation_of,
+)
+
+logger = logging.getLogger("operations")
+
+_LEFT_BEHIND_SECONDS = 1.0
+"""How long closing waits for cancelled handlers that have not ended yet."""
+
+
+class Remote(Protocol):
+    """Somewhere else, where an operation without a handler here can run."""
+
+    async def call(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Run a query or mutation there.
+
+        Raises:
+            CallError: As the operation gave it, or `UNAVAILABLE`.
+        """
+        ...
+
+    def subscribe(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Open a subscription there."""
+        ...
+
+
+class OperationRegistry:
+    """A set of operations, each callable by its id.
+
+    `async with registry:` closes, at its end, every service whose operations were registered with
+    `register_all`.
+
+    Args:
+        operations: What to register at once.
+        remote: Where calls go that have no handler here.
+        output: What happens to results that do not fit their schema, unless the operation says otherwise.
+        max_threads: How many `def` handlers run at a time.
+    """
+
+    def __init__(
+        self,
+        operations: Iterable[Operation] = (),
+        *,
+        remote: Remote | None = None,
+        output: OutputPolicy = "cast",
+        max_threads: int = 32,
+    ) -> None:
+        self.output: OutputPolicy = output
+        self.threads = ThreadPool(max_threads)
+        self.middleware: list[Middleware] = []
+        self.stream_middleware: list[StreamMiddleware] = []
+        self._remote = remote
+        self._operations: dict[str, Operation] = {}
+        self._elsewhere: set[str] = set()
+        self._plans: dict[str, Plan] = {}
+        self._streams: dict[str, Plan] = {}
+        self._observers: list[Observer] = []
+        self._services: list[Any] = []
+        self._left_behind: set[asyncio.Task[Any]] = set()
+        # Whether a call without a deadline needs nothing around it.
+        self._plain = True
+        self.register_all(operations)
+
+    # ------------------------------------------------------------ registering
+
+    def register(
+        self, operation: Operation | OperationSpec | Callable[..., Any], *, replace: bool = False
+    ) -> Operation:
+        """Add an operation, a function marked by `@operation`, or a contract whose handler is elsewhere.
+
+        Raises:
+            RegistrationError: If its id is taken and `replace` is not set, or it cannot work.
+        """
+        return self.register_all([operation], replace=replace)[0]
+
+    def register_all(
+        self,
+        operations: Iterable[Operation | OperationSpec | Callable[..., Any]],
+        *,
+        replace: bool = False,
+    ) -> list[Operation]:
+        """Add every operation, or none of them.
+
+        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry.
+
+        Raises:
+            RegistrationError: As `register`; then nothing was added.
+        """
+        added: dict[str, Operation] = {}
+        elsewhere: set[str] = set()
+        for candidate in operations:
+            if isinstance(candidate, OperationSpec):
+                ready = Operation(candidate, self._forward(candidate))
+                elsewhere.add(candidate.id)
+            else:
+                ready = _examined(candidate)
+            operation_id = ready.spec.id
+            if operation_id in added or (operation_id in self._operations and not replace):
+                raise RegistrationError(
+                    f"{operation_id} is registered already: rename it, or pass replace=True"
+                )
+            added[operation_id] = ready
+        for operation_id, ready in added.items():
+            self._put(operation_id, ready)
+        self._elsewhere |= elsewhere
+        if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
+            self._services.append(operations)
+        return list(added.values())
+
+    def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
+        """Add a contract whose handler comes later, or is the remote's.
+
+        Raises:
+            RegistrationError: If its id is taken and `replace` is not set.
+        """
+        return self.register(spec, replace=replace)
+
+    def register_handler(
+        self,
+        operation_id: str,
+        handler: OperationHandler | SubscriptionHandler,
+        *,
+        replace: bool = False,
+    ) -> Operation:
+        """Give a registered spec its handler.
+
+        Raises:
+            RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
+        """
+        known = self._operations.get(operation_id)
+        if known is None:
+            raise RegistrationError(f"{operation_id} has no spec here: register_spec it first")
+        if operation_id not in self._elsewhere and not replace:
+            raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
+        return self.register(replaced(known, handler=handler, blocking=None), replace=True)
+
+    def unregister(self, operation_id: str) -> Operation:
+        """Take an operation away. Calls that run go on.
+
+        Raises:
+            KeyError: If there is no such operation.
+        """
+        removed = self._operations.pop(operation_id)
+        self._forget(operation_id)
+        self.notify(RegistryChanged(operation_id=operation_id, change="removed"))
+        return removed
+
+    def operation(self, operation_id: str, **options: Any) -> Callable[[Function], Function]:
+        """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
+
+        Takes what the module-level `operation` takes.
+        """
+        mark = operation(operation_id, **options)
+
+        def register(function: Function) -> Function:
+            self.register(mark(function))
+            return function
+
+        return register
+
+    # ------------------------------------------------------------ looking
+
+    def get(self, operation_id: str) -> Operation | None:
+        """The operation with this id."""
+        return self._operations.get(operation_id)
+
+    def get_by_name(self, namespace: str, name: str) -> Operation | None:
+        """The operation with this name in this namespace."""
+        return self._operations.get(f"{namespace}.{name}")
+
+    def get_spec(self, operation_id: str) -> OperationSpec | None:
+        """The contract of this operation."""
+        known = self._operations.get(operation_id)
+        return known.spec if known is not None else None
+
+    def get_handler(self, operation_id: str) -> OperationHandler | SubscriptionHandler | None:
+        """The handler of this operation; None where it would run elsewhere."""
+        known = self._operations.get(operation_id)
+        return known.handler if known is not None and operation_id not in self._elsewhere else None
+
+    def specs(self) -> list[OperationSpec]:
+        """Every contract, in the order of registration."""
+        return [known.spec for known in self._operations.values()]
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(tuple(self._operations.values()))
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def __contains__(self, operation_id: object) -> bool:
+        return operation_id in self._operations
+
+    def __repr__(self) -> str:
+        return f"<OperationRegistry of {len(self)} operations>"
+
+    # ------------------------------------------------------------ calling
+
+    def execute(
+        self, operation_id: str, input: Any = None, context: OperationContext | None = None
+    ) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
+        """Run a query or mutation; await the result.
+
+        Raises:
+            CallError: When awaited, and nothing else: see `ErrorCode`.
+        """
+        plan = self._plans.get(operation_id)
+        if plan is None:
+            return self._execute_first(operation_id, input, context)
+        if context is None:
+            context = OperationContext(registry=self)
+        elif context.registry is not self:
+            context = self._adopt(context)
+        if self._plain and context.deadline is None:
+            return invoke(plan, input, context)
+        return run(plan, input, context)
+
+    def subscribe(
+        self, operation_id: str, input: Any = None, context: OperationContext | None = None
+    ) -> Subscription:
+        """Open a subscription: an async iterator of envelopes. Nothing happens before it is iterated.
+
+        Raises:
+            CallError: When iterated, and nothing else: see `ErrorCode`.
+        """
+        return Subscription(self._stream(operation_id, input, context))
+
+    async def _execute_first(
+        self, operation_id: str, input: Any, context: OperationContext | None
+    ) -> ResponseEnvelope[Any]:
+        context = self._adopt(context)
+        plan = self._prepare(operation_id, context, self._plans, streaming=False)
+        return await run(plan, input, context)
+
+    async def _stream(
+        self, operation_id: str, input: Any, context: OperationContext | None
+    ) -> AsyncGenerator[ResponseEnvelope[Any], None]:
+        context = self._adopt(context)
+        plan = self._streams.get(operation_id)
+        if plan is None:
+            plan = self._prepare(operation_id, context, self._streams, streaming=True)
+        items = stream(plan, input, context)
+        try:
+            async for envelope in items:
+                yield envelope
+        finally:
+            await items.aclose()
+
+    def _adopt(self, context: OperationContext | None) -> OperationContext:
+        """The caller's context with nested calls coming here; its request id is settled first."""
+        if context is None:
+            return OperationContext(registry=self)
+        if context.registry is self:
+            return context
+        return with_fields(
+            context,
+            request_id=context.request_id,
+            registry=self,
+            env=cast("Any", None),
+            _running=None,
+        )
+
+    def _prepare(
+        self,
+        operation_id: str,
+        context: OperationContext,
+        plans: dict[str, Plan],
+        *,
+        streaming: bool,
+    ) -> Plan:
+        """Make an operation ready at its first call, and say so where it cannot be called."""
+        try:
+            known = self._operations.get(operation_id)
+            if known is None:
+                # Not kept: ids come from outside, and there is no end to them.
+                return Plan(self._unregistered(operation_id, streaming=streaming), self)
+            if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
+                verb = (
+                    "execute, for its one result"
+                    if streaming
+                    else "subscribe, for its many results"
+                )
+                raise CallError(
+                    ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {known.spec.type}: {verb}"
+                )
+            plan = plans[operation_id] = Plan(known, self)
+        except CallError as error:
+            report_refusal(self, operation_id, context, error)
+            raise
+        except SchemaError as unusable:
+            refusal = CallError(
+                ErrorCode.EXECUTION_ERROR,
+                f"the input schema of {operation_id} is unusable: {unusable}",
+            )
+            report_refusal(self, operation_id, context, refusal)
+            raise refusal from unusable
+        return plan
+
+    def _unregistered(self, operation_id: str, *, streaming: bool) -> Operation:
+        """What nobody registered: perhaps the remote knows it, and judges it there."""
+        if self._remote is not None:
+            namespace, _, name = operation_id.partition(".")
+            kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
+            with suppress(ValueError):
+                spec = OperationSpec(namespace=namespace, name=name, type=kind)
+                return Operation(spec, self._forward(spec))
+        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"There is no operation {operation_id!r}")
+
+    def _forward(self, spec: OperationSpec) -> OperationHandler | SubscriptionHandler:
+        """A handler for what has none here."""
+        operation_id, remote = spec.id, self._remote
+
+        async def nowhere(input: Any, context: OperationContext) -> Any:
+            raise CallError(
+                ErrorCode.OPERATION_NOT_FOUND, f"{operation_id} has no handler here, and no remote"
+            )
+
+        async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            return await cast("Remote", remote).call(operation_id, input, context)
+
+        def subscribe(
+            input: Any, context: OperationContext
+        ) -> AsyncIterator[ResponseEnvelope[Any]]:
+            return cast("Remote", remote).subscribe(operation_id, input, context)
+
+        if remote is None:
+            return nowhere
+        return subscribe if spec.type is OperationType.SUBSCRIPTION else call
+
+    # ------------------------------------------------------------ around calls
+
+    @overload
+    def use(self, middleware: Middleware) -> Middleware: ...
+    @overload
+    def use(self, middleware: StreamMiddleware) -> StreamMiddleware: ...
+    def use(self, middleware: Any) -> Any:
+        """Put a middleware around every call; the first one added is the outermost.
+
+        `async def m(call, next)` stands around queries and mutations and gives an envelope; an async generator
+        `async def m(call, next)` stands around subscriptions and yields envelopes.
+        """
+        if inspect.isasyncgenfunction(middleware) or inspect.isasyncgenfunction(
+            getattr(middleware, "__call__", None)  # noqa: B004 - its kind is the question
+        ):
+            self.stream_middleware.append(middleware)
+        else:
+            self.middleware.append(middleware)
+        self._plain = False
+        return middleware
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Let `observer` follow every call event; call what this returns to stop."""
+        self._observers.append(observer)
+        self._plain = False
+
+        def stop() -> None:
+            if observer in self._observers:
+                self._observers.remove(observer)
+            self._plain = not self._observers and not self.middleware
+
+        return stop
+
+    @property
+    def observed(self) -> bool:
+        """Whether anybody follows the calls."""
+        return bool(self._observers)
+
+    def notify(self, event: CallEvent) -> None:
+        """Tell the observers."""
+        notify(tuple(self._observers), event)
+
+    # ------------------------------------------------------------ lifetime
+
+    def keep(self, task: "asyncio.Task[Any]") -> None:
+        """Hold on to a cancelled task until it ends, so that it is neither lost nor complained about."""
+        self._left_behind.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._left_behind.discard(task)
+        if not task.cancelled():
+            # Reading it marks it as seen: its caller has had its answer.
+            task.exception()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the services registered here and wait a moment for handlers that are being cancelled.
+
+        Closing twice is harmless. A service that fails to close is logged and keeps no other from closing.
+        """
+        services, self._services = self._services, []
+        for service in reversed(services):
+            try:
+                if hasattr(service, "aclose"):
+                    await service.aclose()
+                else:
+                    await service.__aexit__(None, None, None)
+            except Exception:
+                logger.exception("%r did not close cleanly", service)
+        if self._left_behind:
+            await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
+        self.threads.close()
+
+    # ------------------------------------------------------------ bookkeeping
+
+    def _put(self, operation_id: str, ready: Operation) -> None:
+        known = operation_id in self._operations
+        self._operations[operation_id] = ready
+        self._forget(operation_id)
+        if self._observers:
+            self.notify(
+                RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
+            )
+
+    def _forget(self, operation_id: str) -> None:
+        self._plans.pop(operation_id, None)
+        self._streams.pop(operation_id, None)
+        self._elsewhere.discard(operation_id)
+
+
+def _examined(candidate: object) -> Operation:
+    """`candidate` as an operation that can work.
+
+    Raises:
+        RegistrationError: Saying what is wrong with it.
+    """
+    ready = operation_of(candidate)
+    if ready is None:
+        raise RegistrationError(
+            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
+        )
+    spec, handler = ready.spec, ready.handler
+    if not isinstance(cast("object", spec), OperationSpec):
+        raise RegistrationError(f"{spec!r} is no OperationSpec")
+    if not callable(handler):
+        raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
+    streams = inspect.isasyncgenfunction(handler)
+    if spec.type is OperationType.SUBSCRIPTION:
+        if inspect.isgeneratorfunction(handler):
+            raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
+    elif streams or inspect.isgeneratorfunction(handler):
+        raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
+    return ready
+
+
+def subscribe(
+    registry: OperationRegistry,
+    operation_id: str,
+    input: Any = None,
+    context: OperationContext | None = None,
+) -> Subscription:
+    """`registry.subscribe(operation_id, input, context)`."""
+    return registry.subscribe(operation_id, input, context)

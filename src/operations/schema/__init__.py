@@ -1,0 +1,31 @@
+"""JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
+
+from operations.schema.document import CompiledSchema, Schema, from_schema
+from operations.schema.from_types import converter_for, schema_for
+from operations.schema.results import CastResult, Repair, ValueFault
+from operations.schema.shapes import ConversionError
+from operations.schema.signatures import Signature, signature_of
+from operations.schema.validation import (
+    assert_is_schema,
+    collect_errors,
+    format_value_errors,
+    validate_or_raise,
+)
+
+__all__ = [
+    "CastResult",
+    "CompiledSchema",
+    "ConversionError",
+    "Repair",
+    "Schema",
+    "Signature",
+    "ValueFault",
+    "assert_is_schema",
+    "collect_errors",
+    "converter_for",
+    "format_value_errors",
+    "from_schema",
+    "schema_for",
+    "signature_of",
+    "validate_or_raise",
+]

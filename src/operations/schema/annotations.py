@@ -1,0 +1,202 @@
+"""How annotations are written: wrappers, metadata, type variables, names yet to be resolved.
+
+Rule 1: nothing here knows JSON, only which type an annotation means and what stands beside it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import InitVar
+from inspect import get_annotations
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import msgspec
+
+_QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
+
+_CONSTRAINTS: dict[str, type | tuple[type, ...]] = {
+    "ge": (int, float),
+    "gt": (int, float),
+    "le": (int, float),
+    "lt": (int, float),
+    "multiple_of": (int, float),
+    "min_length": int,
+    "max_length": int,
+    "pattern": str,
+    "tz": bool,
+}
+_WORDS: dict[str, type | tuple[type, ...]] = {"title": str, "description": str, "examples": list}
+
+
+class Notes:
+    """What stands beside a type in `Annotated`, in the words of msgspec and of JSON Schema.
+
+    Read by their attributes, so `msgspec.Meta`, `annotated_types` and pydantic's `Field` all count.
+    A plain string is a description. Later notes win.
+    """
+
+    __slots__ = ("constraints", "words")
+
+    def __init__(self, metadata: Iterable[Any] = ()) -> None:
+        self.constraints: dict[str, Any] = {}
+        self.words: dict[str, Any] = {}
+        for note in metadata:
+            self._take(note)
+
+    def _take(self, note: Any) -> None:
+        if isinstance(note, str):
+            self.words["description"] = note
+            return
+        if isinstance(note, type):
+            return
+        # pydantic's Field keeps its constraints in a list of their own.
+        nested = getattr(note, "metadata", ())
+        for inner in nested if isinstance(nested, list) else ():  # pyright: ignore[reportUnknownVariableType]
+            self._take(inner)
+        for name, expected in _CONSTRAINTS.items():
+            value: Any = getattr(note, name, None)
+            if name == "pattern":
+                value = getattr(value, "pattern", value)  # it may be compiled
+            if isinstance(value, expected):
+                self.constraints[name] = value
+        for name, expected in _WORDS.items():
+            value = getattr(note, name, None)
+            if isinstance(value, expected):
+                self.words[name] = value
+        documentation = getattr(note, "documentation", None)
+        if isinstance(documentation, str):
+            self.words["description"] = documentation
+        if isinstance(note, msgspec.Meta) and note.extra_json_schema:
+            self.words.update(note.extra_json_schema)
+
+    def constrained(self, annotation: Any) -> Any:
+        """`annotation` with the constraints, as msgspec reads them."""
+        if not self.constraints:
+            return annotation
+        return Annotated[annotation, msgspec.Meta(**self.constraints)]
+
+
+def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type inside `Annotated`, `NewType`, `Final` and the like, and the metadata on the way."""
+    metadata: tuple[Any, ...] = ()
+    while type(annotation) is not type:
+        origin = get_origin(annotation)
+        if origin is Annotated:
+            metadata = (*annotation.__metadata__, *metadata)
+            annotation = annotation.__origin__
+        elif origin in _QUALIFIERS or getattr(origin, "_name", None) == "ReadOnly":
+            (annotation,) = get_args(annotation)
+        elif isinstance(annotation, InitVar):
+            annotation = _inside(annotation)
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        elif isinstance(annotation, TypeVar):
+            annotation = _meaning(annotation)
+        else:
+            break
+    return annotation, metadata
+
+
+def is_class(annotation: Any) -> bool:
+    """Whether it is a class; asked here, type checkers do not narrow it to a class of unknowns."""
+    return isinstance(annotation, type)
+
+
+def _inside(annotation: Any) -> Any:
+    """The type inside `InitVar`."""
+    return annotation.type
+
+
+def origin_of(annotation: Any) -> Any:
+    """The class of `list[int]` and the like; what has no arguments is its own origin."""
+    # The first test is worth it: most annotations are plain classes, and `get_origin` is slow.
+    return annotation if type(annotation) is type else get_origin(annotation) or annotation
+
+
+def _meaning(variable: TypeVar) -> Any:
+    """What a type variable that nobody filled stands for."""
+    if variable.__constraints__:
+        return Union[variable.__constraints__]  # noqa: UP007 - they are a tuple
+    return Any if variable.__bound__ is None else variable.__bound__
+
+
+def is_alias(annotation: Any) -> bool:
+    """Whether `annotation` was written as `type Name = ...` (or the backport of it)."""
+    return type(annotation).__name__ == "TypeAliasType"
+
+
+def alias_value(annotation: Any) -> Any:
+    """What a type alias stands for, its parameters filled in."""
+    origin = get_origin(annotation)
+    if origin is None:
+        return annotation.__value__
+    arguments = dict(zip(origin.__type_params__, get_args(annotation), strict=True))
+    return substitute(origin.__value__, arguments)
+
+
+def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
+    """`annotation` with its type variables replaced."""
+    if isinstance(annotation, TypeVar):
+        return arguments.get(annotation, annotation)
+    if isinstance(annotation, InitVar):
+        return InitVar(substitute(_inside(annotation), arguments))
+    parameters: tuple[Any, ...] = getattr(annotation, "__parameters__", ())
+    if not parameters or isinstance(annotation, type):
+        return annotation
+    return annotation[tuple(arguments.get(parameter, parameter) for parameter in parameters)]
+
+
+def hints_of(annotation: Any) -> dict[str, Any]:
+    """The annotations of a class and its bases, base first, with type variables filled in.
+
+    Raises:
+        NameError: If an annotation names what cannot be found.
+    """
+    cls = origin_of(annotation)
+    arguments = _arguments(annotation)
+    if is_typeddict(cls):
+        # A TypedDict has no bases at run time: its annotations are those of all it was made from.
+        arguments[cls] = {key: value for each in arguments.values() for key, value in each.items()}
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        names = get_annotations(base)
+        if names:
+            resolved, own = _resolve(base), arguments.get(base, {})
+            hints.update({name: substitute(resolved[name], own) for name in names})
+    return hints
+
+
+def _resolve(cls: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls, include_extras=True)
+    except NameError:
+        # A class made inside a function is not in its module, but may still name itself.
+        return get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
+
+
+def _arguments(annotation: Any) -> dict[Any, dict[Any, Any]]:
+    """What fills the type variables of a class and of each of its generic bases."""
+    cls = origin_of(annotation)
+    parameters: tuple[Any, ...] = getattr(cls, "__parameters__", ())
+    own: dict[Any, Any] = dict(zip(parameters, get_args(annotation), strict=False))
+    found: dict[Any, dict[Any, Any]] = {cls: own}
+    bases: tuple[Any, ...] = cls.__dict__.get("__orig_bases__", cls.__bases__)
+    for base in bases:
+        origin = origin_of(base)
+        if isinstance(origin, type) and origin not in {object, Generic}:
+            for inner, arguments in _arguments(base).items():
+                filled = {name: substitute(value, own) for name, value in arguments.items()}
+                found.setdefault(inner, filled)
+    return found

@@ -1,0 +1,200 @@
+"""The keywords that judge a value without looking at other schemas, and what to tell a person.
+
+They explain a verdict that the validator has already given; where the two should differ, the validator is right.
+"""
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from operations._json import canonical
+from operations.schema.patterns import matcher
+from operations.types import JSONObject
+
+_SHOWN = 80
+"""How many characters of a value a message may repeat."""
+
+_ARTICLES = {
+    "string": "a string",
+    "number": "a number",
+    "integer": "an integer",
+    "boolean": "a boolean",
+    "null": "null",
+    "object": "an object",
+    "array": "an array",
+}
+
+
+def has_type(value: Any, name: Any) -> bool:
+    """Whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
+    kind = type(value)
+    if name == "string":
+        return kind is str
+    if name == "number":
+        return kind is int or kind is float
+    if name == "integer":
+        return kind is int or (kind is float and value.is_integer())
+    if name == "boolean":
+        return kind is bool
+    if name == "null":
+        return value is None
+    return kind is (dict if name == "object" else list if name == "array" else None)
+
+
+def type_of(value: Any) -> str:
+    """The JSON type of a JSON value, by the name JSON Schema gives it."""
+    return next(name for name in _ORDER if has_type(value, name))
+
+
+_ORDER = ("string", "integer", "number", "boolean", "null", "object", "array")
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two JSON values are equal as JSON: `1` is `1.0`, but `true` is not `1`."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        left: JSONObject = first
+        right: JSONObject = second
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(first, list) and isinstance(second, list):
+        items: list[Any] = first
+        others: list[Any] = second
+        return len(items) == len(others) and all(map(same, items, others))
+    return bool(first == second)
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON for a message, cut where it is long."""
+    text = canonical(value).decode()
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def listed(values: list[Any]) -> str:
+    """Several values for a message: the first few of them."""
+    names = ", ".join(shown(value) for value in values[:8])
+    return names if len(values) <= 8 else f"{names} and {len(values) - 8} more"
+
+
+def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
+    """The keyword and the message of every failure that needs no other schema."""
+    for keyword, test in _TESTS.items():
+        if keyword in schema:
+            message = test(schema[keyword], value, schema)
+            if message is not None:
+                yield keyword, message
+
+
+def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
+    names: list[Any] = expected if isinstance(expected, list) else [expected]
+    if any(has_type(value, name) for name in names):
+        return None
+    wanted = " or ".join(_ARTICLES[name] for name in names)
+    return f"must be {wanted}, not {_ARTICLES[type_of(value)]}"
+
+
+def _enum(members: list[Any], value: Any, _schema: JSONObject) -> str | None:
+    if any(same(value, member) for member in members):
+        return None
+    return f"must be one of {listed(members)}"
+
+
+def _const(expected: Any, value: Any, _schema: JSONObject) -> str | None:
+    return None if same(value, expected) else f"must be {shown(expected)}"
+
+
+def _number(
+    test: Callable[[Any, Any], bool], words: str
+) -> Callable[[Any, Any, JSONObject], str | None]:
+    def check(limit: Any, value: Any, _schema: JSONObject) -> str | None:
+        if isinstance(limit, bool) or not has_type(value, "number") or test(value, limit):
+            return None
+        return f"must be {words} {shown(limit)}"
+
+    return check
+
+
+def _minimum(limit: Any, value: Any, schema: JSONObject) -> str | None:
+    # Draft 4 says `exclusiveMinimum: true` beside the limit.
+    strict = schema.get("exclusiveMinimum") is True
+    if not has_type(value, "number") or value > limit or (value == limit and not strict):
+        return None
+    return f"must be {'more than' if strict else 'at least'} {shown(limit)}"
+
+
+def _maximum(limit: Any, value: Any, schema: JSONObject) -> str | None:
+    strict = schema.get("exclusiveMaximum") is True
+    if not has_type(value, "number") or value < limit or (value == limit and not strict):
+        return None
+    return f"must be {'less than' if strict else 'at most'} {shown(limit)}"
+
+
+def _is_multiple(value: Any, limit: Any) -> bool:
+    return Fraction(str(value)) % Fraction(str(limit)) == 0
+
+
+def _size(kind: type, unit: str, *, at_least: bool) -> Callable[[Any, Any, JSONObject], str | None]:
+    def check(limit: Any, value: Any, _schema: JSONObject) -> str | None:
+        if type(value) is not kind:
+            return None
+        if len(value) >= limit if at_least else len(value) <= limit:
+            return None
+        words = "at least" if at_least else "at most"
+        plural = unit.replace("y", "ies") if unit.endswith("y") else unit + "s"
+        return f"must have {words} {limit} {unit if limit == 1 else plural}, not {len(value)}"
+
+    return check
+
+
+def _pattern(pattern: str, value: Any, _schema: JSONObject) -> str | None:
+    if type(value) is not str or matcher(pattern)(value):
+        return None
+    return f"must match the pattern {shown(pattern)}"
+
+
+def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
+    if wanted is not True or type(value) is not list:
+        return None
+    items: list[Any] = value
+    return "must not hold the same item twice" if len(distinct(items)) < len(items) else None
+
+
+def distinct(items: list[Any]) -> list[Any]:
+    """`items` without those that are equal, as JSON, to one before."""
+    found: dict[bytes, Any] = {}
+    for item in items:
+        found.setdefault(canonical(_plain_numbers(item)), item)
+    return list(found.values())
+
+
+def _plain_numbers(value: Any) -> Any:
+    """`value` with floats that are whole written as integers, so that equal numbers read the same."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        items: list[Any] = value
+        return [_plain_numbers(item) for item in items]
+    if isinstance(value, dict):
+        members: JSONObject = value
+        return {name: _plain_numbers(item) for name, item in members.items()}
+    return value
+
+
+_TESTS: dict[str, Callable[[Any, Any, JSONObject], str | None]] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _const,
+    "minimum": _minimum,
+    "exclusiveMinimum": _number(lambda value, limit: bool(value > limit), "more than"),
+    "maximum": _maximum,
+    "exclusiveMaximum": _number(lambda value, limit: bool(value < limit), "less than"),
+    "multipleOf": _number(_is_multiple, "a multiple of"),
+    "minLength": _size(str, "character", at_least=True),
+    "maxLength": _size(str, "character", at_least=False),
+    "pattern": _pattern,
+    "minItems": _size(list, "item", at_least=True),
+    "maxItems": _size(list, "item", at_least=False),
+    "uniqueItems": _unique,
+    "minProperties": _size(dict, "property", at_least=True),
+    "maxProperties": _size(dict, "property", at_least=False),
+}

@@ -1,0 +1,96 @@
+"""The verdict on a value: jsonschema-rs, bounded, offline, and guarded where it would not look.
+
+Rule 1: formats are annotations. Nothing is fetched. Regular expressions are bounded (`patterns`).
+Rule 2: the compiled check is the validator's own bound method wherever that alone is enough.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema_rs
+
+from operations.errors import SchemaError
+from operations.schema.graph import Verdict, examine
+from operations.schema.guard import guard
+from operations.schema.limits import measure
+from operations.schema.patterns import FANCY, LINEAR
+from operations.schema.references import Document, Site
+from operations.schema.taming import tame_patterns
+from operations.types import JSONObject, JSONSchema
+
+
+class Checker:
+    """Validators for a document and for the schemas inside it.
+
+    Attributes:
+        document: The document as compiled, its patterns bounded.
+        verdict: What is known about it before any data comes.
+        accepts: Whether a value, already known to be JSON, is valid.
+        is_valid: Whether any value is valid; raises ValueError for what is not JSON.
+        dropped: Patterns that were left out, with their places.
+
+    Raises:
+        SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
+    """
+
+    __slots__ = (
+        "_accepts",
+        "_options",
+        "_registry",
+        "accepts",
+        "document",
+        "dropped",
+        "is_valid",
+        "verdict",
+    )
+
+    def __init__(self, root: JSONSchema, *, drop_patterns: bool = False) -> None:
+        measure(root)
+        document = Document(root)
+        tamed = tame_patterns(document, drop=drop_patterns)
+        self.document = document if tamed.root is root else Document(tamed.root)
+        self.dropped = tamed.dropped
+        self._options = FANCY if tamed.fancy else LINEAR
+        self._registry: jsonschema_rs.Registry | None = None
+        self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
+        self.accepts = self._build(tamed.root)
+        self.verdict: Verdict = examine(self.document)
+        self.is_valid = self.accepts if self.verdict.closed else _guarded(self.accepts)
+
+    def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
+        """Whether a value, already known to be JSON, is valid for all of `sites`."""
+        key = tuple(site.pointer for site in sites)
+        found = self._accepts.get(key)
+        if found is None:
+            targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]
+            found = self._build(targets[0] if len(targets) == 1 else {"allOf": targets})
+            self._accepts[key] = found
+        return found
+
+    def _build(self, schema: JSONSchema) -> Callable[[Any], bool]:
+        dialect = self.document.dialect
+        if self._registry is None and schema is not self.document.root.schema:
+            self._registry = jsonschema_rs.Registry(
+                [(self.document.uri, self.document.root.schema)], draft=dialect.draft
+            )
+        try:
+            return dialect.validator(
+                schema,
+                pattern_options=self._options,
+                registry=self._registry,
+                validate_formats=False,
+                offline=True,
+            ).is_valid
+        except jsonschema_rs.ValidationError as error:
+            place = "".join(f"/{token}" for token in error.instance_path)
+            raise SchemaError(f"{place or 'the schema'}: {error.message}") from None
+        except (ValueError, jsonschema_rs.ReferencingError) as error:
+            raise SchemaError(f"the schema cannot be compiled: {error}") from None
+
+
+def _guarded(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def is_valid(value: Any) -> bool:
+        guard(value)
+        return accepts(value)
+
+    return is_valid

@@ -1,0 +1,102 @@
+"""The dialects of JSON Schema that are understood, and where each keyword holds further schemas.
+
+Rule 1: a document is read in the dialect its `$schema` names, otherwise as 2020-12.
+Rule 2: a nameless document that writes tuples the old way (`items` is a list) is read as 2019-09.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema_rs
+
+from operations.types import JSONObject, JSONSchema
+
+IN_PLACE = ("not", "if", "then", "else")
+"""Keywords whose one schema applies to the same value."""
+
+IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
+IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
+
+PARTS = (
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "items",
+    "additionalItems",
+    "unevaluatedItems",
+    "contains",
+)
+"""Keywords whose one schema applies to parts of the value."""
+
+PART_LISTS = ("prefixItems", "items")
+PART_MAPS = ("properties", "patternProperties")
+
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords that only keep schemas for others to refer to."""
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one revision of JSON Schema is read."""
+
+    validator: type[jsonschema_rs.Validator]
+    draft: int
+    id_keyword: str = "$id"
+
+    ref_stands_alone: bool = False
+    """Whether everything beside a `$ref` is ignored (up to draft 7)."""
+
+
+DRAFT_2020_12 = Dialect(jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft202012)
+DRAFT_2019_09 = Dialect(jsonschema_rs.Draft201909Validator, jsonschema_rs.Draft201909)
+
+_NAMED = {
+    "json-schema.org/draft/2020-12/schema": DRAFT_2020_12,
+    "json-schema.org/draft/2019-09/schema": DRAFT_2019_09,
+    "json-schema.org/draft-07/schema": Dialect(
+        jsonschema_rs.Draft7Validator, jsonschema_rs.Draft7, ref_stands_alone=True
+    ),
+    "json-schema.org/draft-06/schema": Dialect(
+        jsonschema_rs.Draft6Validator, jsonschema_rs.Draft6, ref_stands_alone=True
+    ),
+    "json-schema.org/draft-04/schema": Dialect(
+        jsonschema_rs.Draft4Validator, jsonschema_rs.Draft4, id_keyword="id", ref_stands_alone=True
+    ),
+}
+
+
+def named_dialect(document: JSONSchema) -> Dialect | None:
+    """The dialect `document` names; None where it names none, or one nobody here knows."""
+    if isinstance(document, bool):
+        return None
+    name = document.get("$schema")
+    if not isinstance(name, str):
+        return None
+    return _NAMED.get(name.split("://", 1)[-1].rstrip("#"))
+
+
+def subschemas(schema: JSONObject) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Every schema directly inside `schema` with the tokens that lead to it, whatever keyword holds it.
+
+    What has the wrong shape is passed over: the meta-schema reports it.
+    """
+    for keyword, held in schema.items():
+        if isinstance(held, dict):
+            if keyword in IN_PLACE or keyword in PARTS:
+                yield (keyword,), held
+            elif keyword in IN_PLACE_MAPS or keyword in PART_MAPS or keyword in DEFINITIONS:
+                members: JSONObject = held
+                for name, member in members.items():
+                    if isinstance(member, (dict, bool)):
+                        yield (keyword, name), member
+        elif isinstance(held, list):
+            if keyword in IN_PLACE_LISTS or keyword in PART_LISTS:
+                items: list[Any] = held
+                for index, member in enumerate(items):
+                    if isinstance(member, (dict, bool)):
+                        yield (keyword, index), member
+        elif isinstance(held, bool) and (keyword in IN_PLACE or keyword in PARTS):
+            yield (keyword,), held

@@ -1,0 +1,191 @@
+"""`Schema`: a JSON Schema document with its check, its errors and its cast, compiled when first needed.
+
+Rule 1: making a `Schema` costs nothing. Importers make thousands and use a few.
+Rule 2: a document of a third party that cannot be compiled counts as one that says nothing, with one warning.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from operations._json import JSONValueError, canonical, to_json
+from operations.errors import SchemaError
+from operations.schema.checking import Checker
+from operations.schema.explain import explain
+from operations.schema.guard import guard
+from operations.schema.results import CastResult, Repair, ValueFault
+from operations.types import JSONSchema
+
+_logger = logging.getLogger("operations")
+
+_ANNOTATIONS = frozenset({
+    "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$schema", "$vocabulary", "components",
+    "contentEncoding", "contentMediaType", "contentSchema", "default", "definitions", "deprecated", "description",
+    "discriminator", "example", "examples", "externalDocs", "format", "id", "nullable", "readOnly", "title",
+    "writeOnly", "xml",
+})  # fmt: skip
+"""Keywords that say nothing about which values are valid. So do those that start with `x-`."""
+
+
+class CompiledSchema:
+    """What a schema becomes once it is used.
+
+    Attributes:
+        is_valid: Whether a value is valid. As direct as possible: it may raise ValueError for a value that
+            is not JSON, which callers read as False.
+        normalise: The cast: the value made to fit, in fresh JSON builtins, and its repairs. Without repairs the
+            second item is None, and the value is then known to be valid.
+            Raises `JSONValueError` for what is not JSON and cannot become it.
+    """
+
+    __slots__ = ("_checker", "is_valid", "normalise")
+
+    def __init__(self, checker: Checker) -> None:
+        self._checker = checker
+        self.is_valid: Callable[[Any], bool] = checker.is_valid
+        self.normalise: Callable[[Any], tuple[Any, list[Repair] | None]] = _unchanged
+
+    def errors(self, value: Any) -> list[ValueFault]:
+        """Every failure of `value`; empty when it is valid. Never raises."""
+        try:
+            guard(value)
+        except JSONValueError as error:
+            return [ValueFault(error.path, error.reason, "json")]
+        if self._checker.accepts(value):
+            return []
+        return explain(self._checker, to_json(value))
+
+
+def _unchanged(value: Any) -> tuple[Any, list[Repair] | None]:
+    return to_json(value), []
+
+
+class Schema:
+    """A JSON Schema 2020-12 document with compiled check, errors and cast.
+
+    Documents that name an older draft in `$schema` are read as that draft.
+
+    Args:
+        document: The schema, or a function that gives it, which is called once and when first needed.
+            What it gives is treated as frozen.
+        lenient: Whether a document that cannot be compiled counts as unknown, with one warning on the
+            logger `operations`, instead of raising `SchemaError` when first used.
+    """
+
+    __slots__ = ("_canonical", "_compiled", "_document", "_lenient", "_refused")
+
+    def __init__(
+        self, document: JSONSchema | Callable[[], JSONSchema], *, lenient: bool = False
+    ) -> None:
+        self._document = document
+        self._lenient = lenient
+        self._refused = False
+        self._compiled: CompiledSchema | None = None
+        self._canonical: bytes | None = None
+
+    @property
+    def document(self) -> JSONSchema:
+        """The document as it was given."""
+        if callable(self._document):
+            self._document = self._document()
+        return self._document
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the schema says nothing about values, or cannot be compiled and is lenient.
+
+        Raises:
+            SchemaError: If it cannot be compiled and is not lenient.
+        """
+        document = self.document
+        if isinstance(document, bool):
+            return document
+        if all(name in _ANNOTATIONS or name.startswith("x-") for name in document):
+            return True
+        self.compile()
+        return self._refused
+
+    def compile(self) -> CompiledSchema:
+        """The compiled schema; made once.
+
+        Raises:
+            SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
+        """
+        compiled = self._compiled
+        if compiled is None:
+            compiled = self._compiled = CompiledSchema(self._checker())
+        return compiled
+
+    def _checker(self) -> Checker:
+        if not self._lenient:
+            return Checker(self.document)
+        try:
+            checker = Checker(self.document, drop_patterns=True)
+        except SchemaError as error:
+            self._refused = True
+            _logger.warning("A schema cannot be used and counts as unknown: %s", error)
+            return Checker(True)
+        if checker.dropped:
+            _logger.warning(
+                "Patterns that cannot be run safely are not checked: %s", "; ".join(checker.dropped)
+            )
+        return checker
+
+    def check(self, value: Any) -> bool:
+        """Whether `value` is JSON and valid. Never raises for any value.
+
+        Raises:
+            SchemaError: If the schema itself cannot be compiled.
+        """
+        compiled = self.compile()
+        try:
+            return compiled.is_valid(value)
+        except ValueError:
+            return False
+
+    def errors(self, value: Any) -> list[ValueFault]:
+        """Every failure of `value`, with its place; empty when it is valid.
+
+        Raises:
+            SchemaError: If the schema itself cannot be compiled.
+        """
+        return self.compile().errors(value)
+
+    def cast(self, value: Any) -> CastResult:
+        """`value` made to fit: excess stripped, defaults filled, what is wrong converted or replaced.
+
+        What is not JSON at all, and what nothing valid can be made of, stays as it is. Never touches `value`.
+
+        Raises:
+            SchemaError: If the schema itself cannot be compiled.
+        """
+        compiled = self.compile()
+        try:
+            result, repairs = compiled.normalise(value)
+        except JSONValueError:
+            return CastResult(value, [])
+        return CastResult(result, repairs or [])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schema):
+            return NotImplemented
+        return self is other or self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> bytes:
+        if self._canonical is None:
+            self._canonical = canonical(self.document)
+        return self._canonical
+
+    def __repr__(self) -> str:
+        if callable(self._document):
+            return "Schema(...)"
+        text = repr(self._document)
+        return f"Schema({text if len(text) <= 60 else text[:57] + '...'})"
+
+
+def from_schema(document: JSONSchema, *, lenient: bool = False) -> Schema:
+    """A `Schema` from a JSON Schema document; see there for `lenient`."""
+    return Schema(document, lenient=lenient)

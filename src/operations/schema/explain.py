@@ -1,0 +1,276 @@
+"""Every failure of a value, with its place and words that a person can act on.
+
+The validator of `checking` says whether a value is valid; this walk says why not. It stops after a bounded
+number of failures and a bounded number of steps, however alternatives multiply.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from operations._json import escape
+from operations.schema.assertions import flat_failures, listed, type_of
+from operations.schema.checking import Checker
+from operations.schema.patterns import matcher
+from operations.schema.references import Site
+from operations.schema.results import ValueFault
+from operations.types import JSONObject
+
+MAX_FAULTS = 100
+"""How many failures are reported for one value."""
+
+_MAX_STEPS = 10_000
+"""How many times a schema may meet a value in one explanation."""
+
+_LONG = 20
+"""From how many items on the validator is asked which of them are worth a look."""
+
+
+def explain(checker: Checker, value: Any) -> list[ValueFault]:
+    """What is wrong with `value`, a JSON value that `checker` refuses."""
+    walk = _Walk(checker)
+    found: dict[ValueFault, None] = {}
+    try:
+        for fault in walk.faults(checker.document.root, value, ""):
+            found[fault] = None
+            if len(found) == MAX_FAULTS:
+                break
+    except _ExhaustedError:
+        pass
+    return list(found) or [ValueFault("", "does not match the schema", "schema")]
+
+
+class _ExhaustedError(Exception):
+    """No steps are left."""
+
+
+class _Walk:
+    """One explanation: the schema and the value are followed side by side."""
+
+    def __init__(self, checker: Checker) -> None:
+        self._accepts_at = checker.accepts_at
+        self._document = checker.document
+        self._steps = _MAX_STEPS
+
+    def faults(self, site: Site, value: Any, path: str) -> Iterator[ValueFault]:
+        """The failures of `value`, which stands at `path`, against one schema."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise _ExhaustedError
+        if site.schema is False:
+            yield ValueFault(path, "is not allowed here", "false")
+            return
+        schema = self._document.keywords(site)
+        for keyword, message in flat_failures(schema, value):
+            yield ValueFault(path, message, keyword)
+        for _, target in self._document.references(site):
+            if target is not None:
+                yield from self.faults(target, value, path)
+        yield from self._in_place(site, schema, value, path)
+        if type(value) is dict:
+            yield from self._object(site, schema, value, path)
+        elif type(value) is list:
+            yield from self._array(site, schema, value, path)
+
+    def _matches(self, site: Site, value: Any) -> bool:
+        return next(self.faults(site, value, ""), None) is None
+
+    def _in_place(
+        self, site: Site, schema: JSONObject, value: Any, path: str
+    ) -> Iterator[ValueFault]:
+        at = self._document.at
+        for index in range(len(schema.get("allOf", ()))):
+            yield from self.faults(at(site, "allOf", index), value, path)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
+                yield from self._alternatives(keyword, members, value, path)
+        if "not" in schema and site.schema is not False and self._matches(at(site, "not"), value):
+            yield ValueFault(path, "matches what it must not match", "not")
+        if "if" in schema:
+            branch = "then" if self._matches(at(site, "if"), value) else "else"
+            if branch in schema:
+                yield from self.faults(at(site, branch), value, path)
+
+    def _alternatives(
+        self, keyword: str, members: list[Site], value: Any, path: str
+    ) -> Iterator[ValueFault]:
+        """Why no alternative fits: the failures of the one that comes nearest."""
+        nearest: list[ValueFault] | None = None
+        fitting = 0
+        for member in members:
+            faults = list(islice(self.faults(member, value, path), MAX_FAULTS))
+            if not faults:
+                fitting += 1
+                if keyword == "anyOf":
+                    return
+            elif nearest is None or _distance(faults, path) < _distance(nearest, path):
+                nearest = faults
+        if fitting > 1:
+            yield ValueFault(path, f"matches {fitting} of the alternatives instead of one", keyword)
+        elif fitting == 0 and nearest is not None:
+            if all(
+                fault.keyword in {"type", "const", "enum"} and fault.path == path
+                for fault in nearest
+            ):
+                yield ValueFault(path, self._no_alternative(members, value), keyword)
+            else:
+                yield from nearest
+
+    def _no_alternative(self, members: list[Site], value: Any) -> str:
+        """The words for a value that none of the alternatives is even like."""
+        types: list[str] = []
+        values: list[Any] = []
+        for member in members:
+            schema = self._document.keywords(member)
+            if "const" in schema:
+                values.append(schema["const"])
+            elif "enum" in schema:
+                values.extend(schema["enum"])
+            else:
+                named = schema.get("type", ())
+                types.extend(named if isinstance(named, list) else [named])
+        names = [str(name) for name in dict.fromkeys(types) if name]
+        if values and not names:
+            return f"must be one of {listed(values)}"
+        if names and not values:
+            return f"must be of type {' or '.join(names)}, not {type_of(value)}"
+        return "matches none of the alternatives"
+
+    def _object(
+        self, site: Site, schema: JSONObject, value: JSONObject, path: str
+    ) -> Iterator[ValueFault]:
+        at = self._document.at
+        for name in schema.get("required", ()):
+            # Draft 4 and older documents may say `required: true` elsewhere; the meta-schema knows.
+            if name not in value:
+                yield ValueFault(f"{path}/{escape(name)}", "is required", "required")
+        yield from self._dependencies(site, schema, value, path)
+        properties: JSONObject = schema.get("properties", {})
+        patterns: JSONObject = schema.get("patternProperties", {})
+        for name, item in value.items():
+            place = f"{path}/{escape(name)}"
+            known = name in properties
+            if known:
+                yield from self.faults(at(site, "properties", name), item, place)
+            for pattern in patterns:
+                if matcher(pattern)(name):
+                    known = True
+                    yield from self.faults(at(site, "patternProperties", pattern), item, place)
+            if not known and "additionalProperties" in schema:
+                yield from self._extra(site, "additionalProperties", item, place)
+            if "propertyNames" in schema:
+                for fault in self.faults(at(site, "propertyNames"), name, place):
+                    yield ValueFault(place, f"has a name that {fault.message}", "propertyNames")
+        if "unevaluatedProperties" in schema:
+            evaluated = self._evaluated_names(site, value)
+            for name, item in value.items():
+                if name not in evaluated:
+                    place = f"{path}/{escape(name)}"
+                    yield from self._extra(site, "unevaluatedProperties", item, place)
+
+    def _extra(self, site: Site, keyword: str, item: Any, place: str) -> Iterator[ValueFault]:
+        rest = self._document.at(site, keyword)
+        if rest.schema is False:
+            yield ValueFault(place, "is not a known property", keyword)
+        else:
+            yield from self.faults(rest, item, place)
+
+    def _dependencies(
+        self, site: Site, schema: JSONObject, value: JSONObject, path: str
+    ) -> Iterator[ValueFault]:
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            dependents: JSONObject = schema.get(keyword, {})
+            for name, wanted in dependents.items():
+                if name not in value:
+                    continue
+                if not isinstance(wanted, list):
+                    yield from self.faults(self._document.at(site, keyword, name), value, path)
+                    continue
+                others: list[str] = wanted
+                for other in others:
+                    if other not in value:
+                        place = f"{path}/{escape(other)}"
+                        yield ValueFault(place, f"is required beside {name!r}", keyword)
+
+    def _array(
+        self, site: Site, schema: JSONObject, value: list[Any], path: str
+    ) -> Iterator[ValueFault]:
+        at = self._document.at
+        prefix, rest = _places(schema)
+        start = len(schema.get(prefix, ()))
+        for index, item in enumerate(value[:start]):
+            yield from self.faults(at(site, prefix, index), item, f"{path}/{index}")
+        if rest in schema:
+            others = at(site, rest)
+            for index, item in self._worth_a_look(others, list(enumerate(value))[start:]):
+                if others.schema is False:
+                    yield ValueFault(f"{path}/{index}", "is one item too many", rest)
+                else:
+                    yield from self.faults(others, item, f"{path}/{index}")
+        if "contains" in schema:
+            yield from self._contains(site, schema, value, path)
+
+    def _worth_a_look(self, site: Site, items: list[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
+        """Of many items those that are not valid: most long lists are fine but for a few."""
+        if len(items) < _LONG:
+            return items
+        accepts = self._accepts_at((site,))
+        return ((index, item) for index, item in items if not accepts(item))
+
+    def _contains(
+        self, site: Site, schema: JSONObject, value: list[Any], path: str
+    ) -> Iterator[ValueFault]:
+        wanted = self._document.at(site, "contains")
+        found = sum(self._matches(wanted, item) for item in value)
+        least, most = schema.get("minContains", 1), schema.get("maxContains")
+        if found < least:
+            message = f"must hold at least {least} matching item{'s' * (least != 1)}, not {found}"
+            yield ValueFault(path, message, "contains")
+        elif most is not None and found > most:
+            message = f"must hold at most {most} matching item{'s' * (most != 1)}, not {found}"
+            yield ValueFault(path, message, "maxContains")
+
+    def _evaluated_names(self, site: Site, value: JSONObject) -> set[str]:
+        """The properties that some schema at this place, other than `unevaluatedProperties`, has judged."""
+        schema = self._document.keywords(site)
+        names = set(schema.get("properties", ())) & value.keys()
+        for pattern in schema.get("patternProperties", ()):
+            names.update(filter(matcher(pattern), value))
+        if "additionalProperties" in schema:
+            return set(value)
+        for member in self._applied(site, schema, value):
+            nested = self._document.keywords(member)
+            names |= self._evaluated_names(member, value)
+            if "unevaluatedProperties" in nested:
+                return set(value)
+        return names
+
+    def _applied(self, site: Site, schema: JSONObject, value: Any) -> Iterator[Site]:
+        """The schemas at this place that apply to `value` and accept it."""
+        at = self._document.at
+        candidates = [target for _, target in self._document.references(site) if target]
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            candidates += [
+                at(site, keyword, index) for index in range(len(schema.get(keyword, ())))
+            ]
+        if "if" in schema:
+            branch = "then" if self._matches(at(site, "if"), value) else "else"
+            candidates += [at(site, name) for name in ("if", branch) if name in schema]
+        dependents: JSONObject = schema.get("dependentSchemas", {})
+        candidates += [at(site, "dependentSchemas", name) for name in dependents if name in value]
+        yield from (member for member in candidates if self._matches(member, value))
+
+
+def _places(schema: JSONObject) -> tuple[str, str]:
+    """The keyword for the first items and the one for the rest; up to 2019-09 they had other names."""
+    if isinstance(schema.get("items"), list):
+        return "items", "additionalItems"
+    return "prefixItems", "items"
+
+
+def _distance(faults: list[ValueFault], path: str) -> tuple[int, int, int]:
+    """How far from fitting: a wrong type or tag first, then the number of failures, then how shallow they are."""
+    here = sum(fault.path == path and fault.keyword == "type" for fault in faults)
+    tags = sum(fault.keyword in {"const", "enum"} for fault in faults)
+    return here, tags, len(faults)

@@ -1,0 +1,371 @@
+"""Schemas from Python types, and typed values from JSON that passed them.
+
+Rule 1: what has no form in JSON is refused when its annotation is read, by name.
+Rule 2: no third party is imported: pydantic models and attrs classes are known by what they carry.
+"""
+
+import datetime
+import decimal
+import enum
+import ipaddress
+import os
+import pathlib
+import re
+import types
+import typing
+import uuid
+from collections import Counter, OrderedDict, abc, defaultdict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    LiteralString,
+    Never,
+    NoReturn,
+    Union,
+    get_args,
+)
+
+import msgspec
+
+from operations._json import JSONValueError, canonical, to_json
+from operations.errors import SchemaError
+from operations.schema.annotations import Notes, alias_value, is_alias, origin_of, peel
+from operations.schema.compounds import Array, FixedTuple, Table
+from operations.schema.document import Schema
+from operations.schema.foreign import Foreign, is_pydantic, is_pydantic_note
+from operations.schema.records import record_reader, title_of, words_of
+from operations.schema.shapes import (
+    NOTHING,
+    Choice,
+    ConversionError,
+    Converter,
+    Described,
+    Kinds,
+    Mode,
+    Named,
+    Scalar,
+    Shape,
+    Unknown,
+    attempt,
+    document_of,
+    to_float,
+    to_int,
+)
+from operations.schema.unions import Either
+from operations.types import JSONObject
+
+
+def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
+    """The schema of a Python type; the document is written when first needed.
+
+    Args:
+        annotation: Anything that may stand after a colon, resolved.
+        mode: Whether the values are taken (the default) or given; some classes tell the two apart.
+
+    Raises:
+        SchemaError: If the type, or one inside it, has no form in JSON.
+    """
+    shape = read(annotation)
+    return Schema(partial(document_of, shape, mode))
+
+
+def converter_for(annotation: Any) -> Converter | None:
+    """From JSON that passed the type's schema to the typed value; `None` where they are the same.
+
+    The converter leaves what it is given as it is, and raises `ConversionError` (a `ValueError`)
+    where the value has no meaning for the type or would lose something.
+
+    Raises:
+        SchemaError: If the type, or one inside it, has no form in JSON.
+    """
+    return read(annotation).converter()
+
+
+def read(annotation: Any) -> Shape:
+    """What `annotation` looks like as JSON.
+
+    Raises:
+        SchemaError: If it, or something inside it, has no form in JSON.
+    """
+    if type(annotation) is type and annotation in _PLAIN:
+        return _PLAIN_SHAPES[annotation]
+    return _Reader().read(annotation)
+
+
+_NULL = type(None)
+_TEXT: Kinds = frozenset({str})
+_NUMBER: Kinds = frozenset({int, float})
+
+_PLAIN: dict[Any, tuple[Kinds, Kinds, Converter | None]] = {
+    _NULL: (frozenset({_NULL}), frozenset({_NULL}), None),
+    bool: (frozenset({bool}), frozenset({bool}), None),
+    str: (_TEXT, _TEXT, None),
+    int: (_NUMBER, frozenset({int}), to_int),
+    float: (_NUMBER, frozenset({float}), to_float),
+}
+"""Types that JSON has itself: what they accept, what of it stays, how the rest is converted."""
+
+_PLAIN_SHAPES = {cls: Scalar(cls, *plain) for cls, plain in _PLAIN.items()}
+
+_SPELLED: dict[Any, JSONObject] = {
+    bytes: {},
+    bytearray: {},
+    memoryview: {},
+    datetime.date: {},
+    datetime.datetime: {"format": "date-time"},
+    datetime.time: {"format": "time"},
+    datetime.timedelta: {},
+    decimal.Decimal: {},
+    uuid.UUID: {},
+}
+"""Types that msgspec spells as strings, with what its schemas do not say."""
+
+_NAMED_BY_TEXT: dict[Any, tuple[Converter, JSONObject]] = {
+    ipaddress.IPv4Address: (ipaddress.IPv4Address, {"format": "ipv4"}),
+    ipaddress.IPv6Address: (ipaddress.IPv6Address, {"format": "ipv6"}),
+    os.PathLike: (pathlib.Path, {}),
+    pathlib.Path: (pathlib.Path, {}),
+    pathlib.PurePath: (pathlib.PurePath, {}),
+    pathlib.PurePosixPath: (pathlib.PurePosixPath, {}),
+}
+"""Types made from a string by calling them."""
+
+
+def _distinct(build: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def collect(items: list[Any]) -> Any:
+        result = attempt(build, items)
+        if len(result) != len(items):
+            raise ConversionError("two items mean the same")
+        return result
+
+    return collect
+
+
+_LISTS: dict[Any, tuple[Any, Callable[[list[Any]], Any] | None]] = {
+    list: (list, None),
+    abc.Collection: (list, None),
+    abc.Iterable: (list, None),
+    abc.MutableSequence: (list, None),
+    abc.Sequence: (list, None),
+    deque: (list, deque),
+    set: (set, _distinct(set)),
+    abc.MutableSet: (set, _distinct(set)),
+    abc.Set: (set, _distinct(set)),
+    frozenset: (set, _distinct(frozenset)),
+}
+"""Collections: what msgspec calls them, and how they are made from a list."""
+
+_TABLES: dict[Any, Callable[[dict[Any, Any]], Any] | None] = {
+    dict: None,
+    abc.Mapping: None,
+    abc.MutableMapping: None,
+    Counter: Counter,
+    OrderedDict: OrderedDict,
+    defaultdict: partial(defaultdict, None),
+}
+"""Mappings, and how they are made from a dict."""
+
+
+class _Reader:
+    """Reads one annotation with all that is inside it."""
+
+    def __init__(self) -> None:
+        self._named: dict[Any, Named] = {}
+
+    def read(self, annotation: Any) -> Shape:
+        core, metadata = peel(annotation)
+        if not metadata:
+            return self._shape(core, Notes())
+        if any(map(is_pydantic_note, metadata)):
+            return Foreign(Annotated[core, *metadata])
+        notes = Notes(metadata)
+        shape = self._shape(core, notes)
+        return Described(shape, notes.words) if notes.words else shape
+
+    def _shape(self, core: Any, notes: Notes) -> Shape:
+        origin = origin_of(core)
+        if origin is Union or origin is types.UnionType:
+            return self._union(get_args(core), notes)
+        if is_alias(origin):
+            return self._alias(core, notes)
+        shape = self._measured(core, origin, notes)
+        if shape is not None:
+            if notes.constraints:
+                _check(shape.annotation)
+            return shape
+        if notes.constraints:
+            raise SchemaError(f"{title_of(core)} takes no {', '.join(notes.constraints)}")
+        return self._unmeasured(core, origin)
+
+    def _measured(self, core: Any, origin: Any, notes: Notes) -> Scalar | Array | Table | None:
+        """Types that can be held to a range, a length or a pattern."""
+        arguments = get_args(core)
+        if origin is None:
+            origin = _NULL
+        if origin is LiteralString:
+            origin = str
+        if not _is_hashable(origin):
+            raise SchemaError(f"{origin!r} is not a type")
+        if origin in _PLAIN:
+            return Scalar(notes.constrained(origin), *_PLAIN[origin])
+        if origin in _SPELLED:
+            spelled = notes.constrained(origin)
+            convert = partial(attempt, partial(msgspec.convert, type=spelled))
+            return Scalar(spelled, _TEXT, NOTHING, convert, _SPELLED[origin])
+        if origin in _NAMED_BY_TEXT:
+            call, words = _NAMED_BY_TEXT[origin]
+            return Scalar(notes.constrained(str), _TEXT, NOTHING, partial(attempt, call), words)
+        if origin in _LISTS:
+            collection, build = _LISTS[origin]
+            item = self.read(arguments[0]) if arguments else Unknown()
+            return Array(notes.constrained(collection), item, build)
+        if core is tuple or core is typing.Tuple or arguments[-1:] == (...,):  # noqa: UP006
+            item = self.read(arguments[0]) if arguments else Unknown()
+            return Array(notes.constrained(list), item, tuple)
+        if origin in _TABLES:
+            key, value = arguments if len(arguments) == 2 else (*arguments, Any, Any)[:2]
+            if origin is Counter:
+                value = int
+            shape = self.read(value)
+            return Table(notes.constrained(dict), self._key(key), shape, _TABLES[origin])
+        return self._subclass(origin, notes)
+
+    def _subclass(self, cls: Any, notes: Notes) -> Scalar | None:
+        """A class of its own that is a string or a number."""
+        if not isinstance(cls, type) or issubclass(cls, enum.Enum):
+            return None
+        for base in (str, int, float):
+            if issubclass(cls, base):
+                kinds, _, plain = _PLAIN[base]
+                call: Converter = partial(attempt, cls)
+                convert = call if plain is None else _after(plain, call)
+                return Scalar(notes.constrained(base), kinds, NOTHING, convert)
+        return None
+
+    def _unmeasured(self, core: Any, origin: Any) -> Shape:
+        if origin in {Any, object, Never, NoReturn}:
+            return Unknown()
+        if origin is Literal:
+            return _choice(get_args(core))
+        if origin is tuple:
+            return FixedTuple(tuple(self.read(item) for item in get_args(core)))
+        if is_pydantic(core):
+            return Foreign(core)
+        if isinstance(core, type) and issubclass(core, enum.Enum):
+            return self._define(core, lambda: _enumeration(core))
+        reader = record_reader(origin)
+        if reader is not None:
+            return self._define(core, lambda: reader(core, self.read))
+        if isinstance(core, (str, ForwardRef)):
+            raise SchemaError(f"the annotation {core!r} was not resolved")
+        raise SchemaError(f"{title_of(core)} has no form in JSON")
+
+    def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
+        """One shape for each named type, also while it is being read."""
+        # Arguments with unhashable notes make the type so, and nobody will ask for it again.
+        key = annotation if _is_hashable(annotation) else id(annotation)
+        named = self._named.get(key)
+        if named is None:
+            name = re.sub(r"[^A-Za-z0-9._-]+", "_", title_of(annotation)).strip("_")
+            named = self._named[key] = Named(key, name)
+            named.target = target()
+        return named
+
+    def _alias(self, core: Any, notes: Notes) -> Shape:
+        if notes.constraints:
+            value, metadata = peel(alias_value(core))
+            return self._shape(value, Notes((*metadata, msgspec.Meta(**notes.constraints))))
+        named = self._define(core, lambda: self.read(alias_value(core)))
+        # A name for a string or a number says less than it costs.
+        return named.target if isinstance(named.target, Scalar) else named
+
+    def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:
+        """The members; a constraint on all holds for those that it can hold for."""
+        shapes: list[Shape] = []
+        constrained = False
+        for member in members:
+            if member is msgspec.UnsetType:
+                continue
+            if notes.constraints and member is not _NULL:
+                try:
+                    shapes.append(self.read(notes.constrained(member)))
+                except SchemaError:
+                    pass
+                else:
+                    constrained = True
+                    continue
+            shapes.append(self.read(member))
+        if notes.constraints and not constrained:
+            raise SchemaError(f"no member of the union takes {', '.join(notes.constraints)}")
+        return shapes[0] if len(shapes) == 1 else Either(tuple(shapes))
+
+    def _key(self, annotation: Any) -> Shape | None:
+        """The keys of a mapping: in JSON always strings."""
+        shape = self.read(annotation)
+        target = shape.target if isinstance(shape, Named) else shape
+        if isinstance(target, Unknown) or (
+            isinstance(target, Scalar) and target.annotation is str and target.convert is None
+        ):
+            return None
+        if isinstance(target, Choice):
+            return Choice(tuple((_digits(value), meaning) for value, meaning in target.options))
+        if isinstance(target, Scalar) and int in target.exact:
+            digits = Annotated[str, msgspec.Meta(pattern="^(0|-?[1-9][0-9]*)$")]
+            number = partial(attempt, partial(msgspec.convert, type=target.annotation))
+            return Scalar(digits, _TEXT, NOTHING, _after(partial(attempt, int), number))
+        if str not in target.kinds:
+            raise SchemaError(f"{title_of(annotation)} cannot be the key of a JSON object")
+        return shape
+
+
+def _check(annotation: Any) -> None:
+    try:
+        msgspec.json.schema(annotation)
+    except TypeError as error:
+        raise SchemaError(str(error)) from None
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _after(first: Converter, second: Converter) -> Converter:
+    return lambda value: second(first(value))
+
+
+def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Choice:
+    seen: dict[bytes, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    for option in options:
+        try:
+            value = to_json(option)
+        except JSONValueError as error:
+            raise SchemaError(f"the option {option!r} has no form in JSON: {error}") from None
+        if seen.setdefault(canonical(value), option) is not option:
+            raise SchemaError(f"{option!r} and {seen[canonical(value)]!r} are the same in JSON")
+        pairs.append((value, option))
+    return Choice(tuple(pairs), words or {})
+
+
+def _digits(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if type(value) is int:
+        return str(value)
+    raise SchemaError(f"{value!r} cannot be the key of a JSON object")
+
+
+def _enumeration(cls: type[enum.Enum]) -> Shape:
+    words, _ = words_of(cls, cls.__name__)
+    if issubclass(cls, enum.Flag):
+        convert = _after(to_int, partial(attempt, cls))
+        return Scalar(int, _NUMBER, NOTHING, convert, words)
+    return _choice(cls, words)

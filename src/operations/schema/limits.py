@@ -1,0 +1,66 @@
+"""The size a document may have: it is JSON, neither too large nor too deep."""
+
+from typing import Any
+
+from operations._json import JSONValueError, pointer
+from operations.errors import SchemaError
+
+MAX_SCHEMA_DEPTH = 128
+"""How deep the document itself may nest."""
+
+MAX_SCHEMA_VALUES = 200_000
+"""How many JSON values the document may hold."""
+
+
+def measure(document: Any) -> None:
+    """Let a document through that is JSON and not too large.
+
+    Raises:
+        SchemaError: Naming the place.
+    """
+    if not isinstance(document, (dict, bool)):
+        raise SchemaError("a schema is an object, true or false")
+    left = [MAX_SCHEMA_VALUES]
+    try:
+        _measure(document, MAX_SCHEMA_DEPTH, left)
+    except JSONValueError as error:
+        raise SchemaError(f"{error.path or 'the schema'}: {error.reason}") from None
+
+
+def _measure(value: Any, room: int, left: list[int]) -> None:
+    left[0] -= 1
+    if left[0] < 0:
+        raise JSONValueError(f"the document holds more than {MAX_SCHEMA_VALUES:,} values")
+    kind = type(value)
+    if kind is dict or kind is list:
+        if room <= 0:
+            raise JSONValueError(f"the document nests deeper than {MAX_SCHEMA_DEPTH} levels")
+        entries: Any = value.items() if kind is dict else enumerate(value)
+        for token, item in entries:
+            if kind is dict:
+                _measure_key(token)
+            try:
+                _measure(item, room - 1, left)
+            except JSONValueError as error:
+                raise JSONValueError(error.reason, pointer(token) + error.path) from None
+    elif kind is str:
+        _measure_text(value)
+    elif kind is float:
+        if value - value != 0:
+            raise JSONValueError(f"{value} is not a JSON number")
+    elif kind is not int and kind is not bool and value is not None:
+        raise JSONValueError(f"{kind.__name__} is not JSON")
+
+
+def _measure_key(key: Any) -> None:
+    if type(key) is not str:
+        raise JSONValueError(f"an object's key must be a string, not {type(key).__name__}")
+    _measure_text(key)
+
+
+def _measure_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise JSONValueError("text with a lone surrogate is not valid Unicode") from None

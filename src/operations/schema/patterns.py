@@ -1,0 +1,142 @@
+"""Regular expressions of third parties, held to linear time and a bounded amount of work.
+
+Rule 1: Python's `re` never sees one. They run inside jsonschema-rs, on its linear engine.
+Rule 2: the linear engine is linear in text times pattern, so both are capped: a pattern counts with its
+repetitions written out, and the longer it is the shorter the text it may meet.
+Rule 3: what the linear engine refuses (look-around, back-references) runs on the back-tracking one with a
+small budget of steps and a small cap on the text.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+MAX_LENGTH = 2_100
+"""How long a pattern may be, with its counted repetitions written out."""
+
+MAX_WORK = MAX_LENGTH**2
+"""Pattern length times text length: about 10 ns each in the worst case."""
+
+MAX_FANCY_TEXT = 10_000
+"""How long a text may be that meets a pattern of the back-tracking engine."""
+
+_SIZE = 1_000_000
+"""Bytes one compiled pattern may take; Unicode classes are what makes them large."""
+
+LINEAR = jsonschema_rs.RegexOptions(size_limit=_SIZE, dfa_size_limit=_SIZE)
+FANCY = jsonschema_rs.FancyRegexOptions(
+    backtrack_limit=1_000, size_limit=_SIZE, dfa_size_limit=_SIZE
+)
+
+
+def longest_text(pattern: str) -> int | None:
+    """How many characters a text may have to be matched against `pattern`; None: it cannot be used."""
+    length = _written_out(pattern)
+    if length > MAX_LENGTH:
+        return None
+    if _compiles(pattern, LINEAR):
+        return MAX_WORK // length
+    return min(MAX_FANCY_TEXT, MAX_WORK // length) if _compiles(pattern, FANCY) else None
+
+
+def is_linear(pattern: str) -> bool:
+    """Whether the linear engine takes `pattern`."""
+    return _compiles(pattern, LINEAR)
+
+
+@lru_cache(maxsize=1_024)
+def matcher(pattern: str) -> Callable[[Any], bool]:
+    """The test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
+    if longest_text(pattern) is None:
+        return _never
+    options = LINEAR if is_linear(pattern) else FANCY
+    schema = {"pattern": pattern, "maxLength": longest_text(pattern)}
+    return jsonschema_rs.Draft202012Validator(schema, pattern_options=options).is_valid
+
+
+def _never(_text: Any) -> bool:
+    return False
+
+
+@lru_cache(maxsize=1_024)
+def _compiles(
+    pattern: str, options: jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
+) -> bool:
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=options)
+    except ValueError:
+        return False
+    return True
+
+
+def _written_out(pattern: str) -> int:
+    """The number of characters, classes and escapes in `pattern`, repeated as often as it counts them.
+
+    An upper bound for what is well formed; what is not, the engines refuse. It stops counting
+    once beyond the limit.
+    """
+    groups = [0]  # the length of each open group so far
+    last = 0  # the length of what a quantifier would repeat
+    position, end = 0, len(pattern)
+    while position < end and sum(groups) <= MAX_LENGTH:
+        character = pattern[position]
+        position += 1
+        if character == "(":
+            groups.append(0)
+            last = 0
+            continue
+        if character == ")" and len(groups) > 1:
+            last = groups.pop()
+        elif character == "[":
+            position = _after_class(pattern, position)
+            last = 1
+        elif character == "{":
+            count, after = _repetition(pattern, position)
+            if count is None:
+                last = 1
+            else:
+                position = after
+                groups[-1] += last * max(count - 1, 0)
+                continue
+        elif character == "\\":
+            position = _after_escape(pattern, position)
+            last = 1
+        else:
+            last = 0 if character in "*+?|^$" else 1
+        groups[-1] += last
+    return max(sum(groups), 1)
+
+
+def _after_class(pattern: str, position: int) -> int:
+    """Where the class that was opened just before `position` ends."""
+    while position < len(pattern):
+        if pattern[position] == "\\":
+            position += 1
+        elif pattern[position] == "]":
+            return position + 1
+        position += 1
+    return position
+
+
+def _after_escape(pattern: str, position: int) -> int:
+    """Where the escape that began just before `position` ends; `\\p{...}` and `\\u{...}` have braces."""
+    if (
+        pattern[position : position + 1] in {"p", "P", "u", "x"}
+        and pattern[position + 1 : position + 2] == "{"
+    ):
+        return pattern.find("}", position) + 1 or len(pattern)
+    return position + 1
+
+
+def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
+    """The largest count of `{n}`, `{n,}`, `{,m}` or `{n,m}` whose brace was just read, and where it ends."""
+    close = pattern.find("}", position)
+    low, comma, high = pattern[position : max(close, position)].partition(",")
+    if close < 0 or not (low or high).isdecimal() or not (low + high).isdecimal():
+        return None, position
+    # The limit again: a count of thousands of digits is no number anyone needs.
+    if len(low) > len(str(MAX_LENGTH)) or len(high) > len(str(MAX_LENGTH)):
+        return MAX_LENGTH + 1, close + 1
+    return max(int(low or 0) + bool(comma), int(high or 0)), close + 1

@@ -1,0 +1,329 @@
+"""What a Python type looks like as JSON: its schema, and the way from JSON to the typed value.
+
+Rule 1: a converter is only given values that its schema accepts, and never changes them.
+Rule 2: a conversion that would lose something fails.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from operations._json import canonical, pointer
+from operations.types import JSONObject
+
+Converter: TypeAlias = Callable[[Any], Any]
+Mode: TypeAlias = Literal["validation", "serialization"]
+"""Whether a schema describes what is taken or what is given; few classes tell the two apart."""
+
+Kinds: TypeAlias = frozenset[type]
+"""Exact types of JSON values."""
+
+ANY: Kinds = frozenset({dict, list, str, int, float, bool, type(None)})
+NOTHING: Kinds = frozenset()
+MISSING: Any = object()
+"""Stands where there is no default; `None` is a default."""
+
+
+class ConversionError(ValueError):
+    """A JSON value has the right form but no meaning for its type: no such date, say.
+
+    Attributes:
+        faults: Every place and what is wrong there, the place as a JSON pointer.
+    """
+
+    def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
+        self.faults = (("", faults),) if isinstance(faults, str) else tuple(faults)
+        super().__init__("; ".join(f"{path}: {why}" if path else why for path, why in self.faults))
+
+
+def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
+    """The failures of the parts of a value, by index or name, as one of the whole."""
+    return ConversionError(
+        (pointer(token) + path, reason)
+        for token, error in errors.items()
+        for path, reason in error.faults
+    )
+
+
+def attempt(convert: Converter, value: Any) -> Any:
+    """`convert(value)`, where that is code of others.
+
+    Raises:
+        ConversionError: For the exceptions with which a type refuses a value.
+    """
+    try:
+        return convert(value)
+    except ConversionError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        details: Callable[..., list[JSONObject]] | None = getattr(error, "errors", None)
+        if details is None:
+            raise ConversionError(str(error) or type(error).__name__) from error
+        # pydantic's own text spans lines and ends in links.
+        faults = details(include_url=False, include_context=False, include_input=False)
+        raise ConversionError(
+            ("".join(map(pointer, fault["loc"])), fault["msg"]) for fault in faults
+        ) from error
+
+
+class Shape(Protocol):
+    """One way for a type to look as JSON."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """The types of JSON values this accepts."""
+        ...
+
+    @property
+    def exact(self) -> Kinds:
+        """Those of `kinds` whose values are already what the Python type asks for."""
+        ...
+
+    def schema(self, definitions: "Definitions") -> JSONObject:
+        """The schema; what has a name goes to `definitions` and is referred to."""
+        ...
+
+    def converter(self) -> Converter | None:
+        """From JSON to the typed value; `None` where they are the same."""
+        ...
+
+
+class Definitions:
+    """The `$defs` of one document, filled while its schemas are written."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode: Mode = mode
+        self._schemas: dict[str, JSONObject] = {}
+        self._names: dict[Any, str] = {}
+        self._uses: dict[str, int] = {}
+
+    def refer(self, named: "Named") -> JSONObject:
+        """A reference to `named`, which is written when first referred to."""
+        name = self._names.get(named.key)
+        if name is None:
+            name = self._names[named.key] = self._free(named.name)
+            self._schemas[name] = {}  # holds the name while a recursive type refers to itself
+            self._schemas[name] = named.target.schema(self)
+        return self._reference(name)
+
+    def _free(self, name: str) -> str:
+        candidate, number = name, 2
+        while candidate in self._schemas:
+            candidate, number = f"{name}_{number}", number + 1
+        return candidate
+
+    def adopt(self, name: str, write: Callable[[str], JSONObject]) -> JSONObject:
+        """A schema written by others, its `$defs` moved here; that of an object is referred to.
+
+        Args:
+            name: What the schema is called.
+            write: Writes it, given a template for references in which `{model}` stands for a name.
+        """
+        document = dict(write("#/$defs/{model}"))
+        theirs: JSONObject = document.pop("$defs", {})
+        if any(self._schemas.get(key, value) != value for key, value in theirs.items()):
+            prefix = self._free(name) + "."
+            document = dict(write(f"#/$defs/{prefix}{{model}}"))
+            theirs = {prefix + key: value for key, value in document.pop("$defs", {}).items()}
+        self._schemas.update(theirs)
+        if "properties" not in document:
+            return document
+        if self._schemas.get(name, document) != document:
+            name = self._free(name)
+        self._schemas[name] = document
+        return self._reference(name)
+
+    def _reference(self, name: str) -> JSONObject:
+        self._uses[name] = self._uses.get(name, 0) + 1
+        return {"$ref": f"#/$defs/{name}"}
+
+    def close(self, schema: JSONObject) -> JSONObject:
+        """The whole document: `schema`, not hidden behind a reference, and what it refers to."""
+        name = schema.get("$ref", "").removeprefix("#/$defs/")
+        if name in self._schemas:
+            schema = self._schemas[name] | {k: v for k, v in schema.items() if k != "$ref"}
+            if self._uses.get(name) == 1:
+                del self._schemas[name]
+        return {**schema, "$defs": self._schemas} if self._schemas else schema
+
+
+def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
+    """The schema of `shape` as a document that stands alone."""
+    definitions = Definitions(mode)
+    return definitions.close(shape.schema(definitions))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unknown:
+    """Any JSON, as it is."""
+
+    kinds: Kinds = ANY
+    exact: Kinds = ANY
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """Says nothing."""
+        return {}
+
+    def converter(self) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scalar:
+    """A string, number, boolean or null, perhaps with a meaning of its own."""
+
+    annotation: Any
+    """How msgspec calls it, with its constraints."""
+
+    kinds: Kinds
+    exact: Kinds
+    convert: Converter | None = None
+    words: JSONObject = field(default_factory=dict[str, Any])
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """As msgspec writes it."""
+        return {**msgspec.json.schema(self.annotation), **self.words}
+
+    def converter(self) -> Converter | None:
+        """What was given, guarded."""
+        return self.convert
+
+
+def to_int(value: Any) -> int:
+    """A JSON integer as an `int`: JSON Schema counts 1.0 as one."""
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():
+        return int(value)
+    raise ConversionError(f"{value!r} is not an integer")
+
+
+def to_float(value: Any) -> float:
+    """A JSON number as a `float`, if there is one of exactly that value."""
+    if type(value) is float:
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ConversionError("the number is too large for a float") from None
+    if number != value:
+        raise ConversionError(f"a float cannot hold {value} exactly")
+    return number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Described:
+    """A shape with words about it: title, description, examples."""
+
+    shape: Shape
+    words: JSONObject
+
+    @property
+    def kinds(self) -> Kinds:
+        """Those of the shape."""
+        return self.shape.kinds
+
+    @property
+    def exact(self) -> Kinds:
+        """Those of the shape."""
+        return self.shape.exact
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """The shape's own, with the words."""
+        return {**self.shape.schema(definitions), **self.words}
+
+    def converter(self) -> Converter | None:
+        """The shape's own."""
+        return self.shape.converter()
+
+
+@dataclass(slots=True, eq=False)
+class Named:
+    """A shape that is written once and referred to by name, so it may contain itself."""
+
+    key: Any
+    """Equal for shapes of the same type."""
+
+    name: str
+    target: Shape = field(default_factory=Unknown)
+    _converter: Converter | None = None
+    _known: bool = False
+
+    @property
+    def kinds(self) -> Kinds:
+        """Those of the target."""
+        return self.target.kinds
+
+    @property
+    def exact(self) -> Kinds:
+        """All or nothing: to ask the target would never end in a recursive type."""
+        return self.kinds if self.converter() is None else NOTHING
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """A reference."""
+        return definitions.refer(self)
+
+    def converter(self) -> Converter | None:
+        """The target's; inside a recursive type one that looks it up when called."""
+        if not self._known:
+            self._known, self._converter = True, self._late
+            self._converter = self.target.converter()
+        return self._converter
+
+    def _late(self, value: Any) -> Any:
+        return value if self._converter is None else self._converter(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One of a few values: a `Literal` or an `Enum`."""
+
+    options: tuple[tuple[Any, Any], ...]
+    """Pairs of a JSON value and what it stands for."""
+
+    words: JSONObject = field(default_factory=dict[str, Any])
+
+    @property
+    def kinds(self) -> Kinds:
+        """The types of the options; JSON's 1.0 stands for 1."""
+        kinds = self._types()
+        return kinds | {int, float} if kinds & {int, float} else kinds
+
+    @property
+    def exact(self) -> Kinds:
+        """Those of whose options none stands for something else."""
+        changed = (value for value, meaning in self.options if value is not meaning)
+        return self._types() - set(map(type, changed))
+
+    def _types(self) -> Kinds:
+        return frozenset(map(type, (value for value, _ in self.options)))
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """The options, with their common type."""
+        names = {_TYPE_NAMES.get(kind) for kind in self._types()}
+        typed = {"type": names.pop()} if len(names) == 1 and None not in names else {}
+        return {**self.words, **typed, "enum": [value for value, _ in self.options]}
+
+    def converter(self) -> Converter | None:
+        """By a look into a table."""
+        if self.exact >= self.kinds:
+            return None
+        meanings = {_key(value): meaning for value, meaning in self.options}
+
+        def converter(value: Any) -> Any:
+            try:
+                return meanings[_key(value)]
+            except KeyError:
+                raise ConversionError(f"{value!r} is none of the options") from None
+
+        return converter
+
+
+_TYPE_NAMES = {str: "string", int: "integer", bool: "boolean"}
+
+
+def _key(value: Any) -> Any:
+    """Equal for equal JSON values only: Python's True is 1, JSON's is not."""
+    return canonical(value) if isinstance(value, (bool, dict, list)) else value

@@ -1,0 +1,71 @@
+"""Asking a schema about a value: as a list, as an exception, as text."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from operations.errors import CallError, ErrorCode
+from operations.schema.checking import Checker
+from operations.schema.document import Schema
+from operations.schema.results import ValueFault
+from operations.types import JSONSchema
+
+
+def collect_errors(schema: Schema | JSONSchema, value: Any) -> list[ValueFault]:
+    """Every failure of `value`, with its place; empty when it is valid.
+
+    Raises:
+        SchemaError: If the schema cannot be compiled.
+    """
+    return _schema(schema).errors(value)
+
+
+def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str = "value") -> None:
+    """Let a valid value through.
+
+    Args:
+        schema: What to hold the value against.
+        value: Any Python value.
+        subject: What the message calls the value.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`; its details name every failing path.
+        SchemaError: If the schema cannot be compiled.
+    """
+    faults = _schema(schema).errors(value)
+    if not faults:
+        return
+    first = faults[0]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    raise CallError(
+        ErrorCode.VALIDATION_ERROR,
+        f"Invalid {subject}: {first.path or 'it'} {first.message}{more}",
+        {"errors": msgspec.to_builtins(faults)},
+    )
+
+
+def format_value_errors(errors: Iterable[ValueFault], indent: str = "  ") -> str:
+    """One line per failure, for logs. Control characters in names are escaped."""
+    lines = (
+        f"{indent}{_printable(fault.path) or '(the value)'} {_printable(fault.message)}"
+        for fault in errors
+    )
+    return "\n".join(lines)
+
+
+def assert_is_schema(document: Any) -> None:
+    """Let a document through that is a JSON Schema this package can use.
+
+    Raises:
+        SchemaError: Naming the place.
+    """
+    Checker(document)
+
+
+def _schema(schema: Schema | JSONSchema) -> Schema:
+    return schema if isinstance(schema, Schema) else Schema(schema)
+
+
+def _printable(text: str) -> str:
+    return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)

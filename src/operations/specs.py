@@ -1,0 +1,371 @@
+"""An operation: the spec is the contract, the handler is the runtime.
+
+Rule 1: a spec is data. It is frozen, hashable, and goes to JSON and back unchanged.
+Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none, a name may.
+"""
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from operations._json import canonical, to_json
+from operations.access import OPEN, AccessControl
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import RegistrationError
+from operations.schema import Schema, from_schema
+from operations.schema.from_types import schema_for
+from operations.schema.signatures import signature_of
+from operations.types import JSONObject, JSONSchema
+
+OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[Any]]
+"""Runs a query or mutation: a value, or something to await."""
+
+SubscriptionHandler: TypeAlias = Callable[[Any, OperationContext], AsyncIterator[Any]]
+"""Runs a subscription: an async iterator of values."""
+
+OutputPolicy: TypeAlias = Literal["cast", "warn", "strict", "off"]
+"""What happens to a result that does not fit its schema: repaired, reported, refused, or nothing."""
+
+UNKNOWN = Schema({})
+"""Says nothing about a value."""
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+class OperationType(StrEnum):
+    """What a call may do."""
+
+    QUERY = "query"
+    """Reads. May be repeated."""
+
+    MUTATION = "mutation"
+    """Changes something. Never repeated on its own."""
+
+    SUBSCRIPTION = "subscription"
+    """Gives many results over time."""
+
+
+class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
+    """An error an operation declares: its code is part of the contract."""
+
+    code: str
+    description: str = ""
+
+    schema: Schema = UNKNOWN
+    """The schema of the error's `details`."""
+
+    http_status: int | None = None
+
+    def __post_init__(self) -> None:
+        _coerce(self, "schema")
+
+    def to_wire(self) -> JSONObject:
+        """JSON builtins in the wire's names."""
+        wire: JSONObject = {
+            "code": self.code,
+            "description": self.description,
+            "schema": self.schema.document,
+        }
+        if self.http_status is not None:
+            wire["httpStatus"] = self.http_status
+        return wire
+
+
+class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The contract of an operation, without the code that keeps it."""
+
+    name: str
+    namespace: str
+    version: str = "1.0.0"
+    type: OperationType
+    title: str | None = None
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    input_schema: Schema = UNKNOWN
+
+    output_schema: Schema = UNKNOWN
+    """The schema of an envelope's `data`; of each item's for a subscription."""
+
+    error_schemas: tuple[ErrorDefinition, ...] = ()
+    access_control: AccessControl = OPEN
+
+    idempotent: bool = False
+    """Whether running it twice does no more than running it once."""
+
+    meta: JSONObject = {}
+    """Where it comes from and whatever an adapter wants to keep; no part of the contract."""
+
+    def __post_init__(self) -> None:
+        if not _NAMESPACE.fullmatch(self.namespace):
+            raise ValueError(
+                f"{self.namespace!r} is no namespace: use 1 to 128 letters, digits, '_' and '-'"
+            )
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"{self.name!r} is no name: use 1 to 256 letters, digits, '_', '-' and '.'"
+            )
+        _coerce(self, "input_schema")
+        _coerce(self, "output_schema")
+        if type(self.type) is not OperationType:
+            force_setattr(self, "type", OperationType(self.type))
+        if type(self.tags) is not tuple:
+            force_setattr(self, "tags", tuple(self.tags))
+        if type(self.error_schemas) is not tuple:
+            force_setattr(self, "error_schemas", tuple(self.error_schemas))
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.name, self.version))
+
+    @property
+    def id(self) -> str:
+        """`namespace.name`."""
+        return f"{self.namespace}.{self.name}"
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a call that may have run can safely be run again."""
+        return self.idempotent or self.type is OperationType.QUERY
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the contract: everything but `tags` and `meta`, in any order of keys."""
+        wire = self.to_wire()
+        wire.pop("tags", None)
+        wire.pop("meta", None)
+        return sha256(canonical(wire)).hexdigest()
+
+    def to_wire(self) -> JSONObject:
+        """JSON builtins in the wire's names; what is optional and empty is absent."""
+        wire: JSONObject = {
+            "name": self.name,
+            "namespace": self.namespace,
+            "version": self.version,
+            "type": self.type.value,
+            "description": self.description,
+            "inputSchema": self.input_schema.document,
+            "outputSchema": self.output_schema.document,
+            "accessControl": {
+                "requiredScopes": list(self.access_control.required_scopes),
+                **to_json(self.access_control),
+            },
+        }
+        if self.title is not None:
+            wire["title"] = self.title
+        if self.tags:
+            wire["tags"] = list(self.tags)
+        if self.error_schemas:
+            wire["errorSchemas"] = [error.to_wire() for error in self.error_schemas]
+        if self.idempotent:
+            wire["idempotent"] = True
+        if self.meta:
+            wire["meta"] = self.meta
+        return wire
+
+    def encode(self) -> bytes:
+        """The JSON of `to_wire`."""
+        return msgspec.json.encode(self.to_wire())
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> Self:
+        """The spec that `to_wire` wrote.
+
+        Raises:
+            ValueError: Naming the place that is wrong.
+        """
+        return msgspec.convert(wire, cls, dec_hook=_schema_from_wire)
+
+    @classmethod
+    def decode(cls, text: bytes | str) -> Self:
+        """The spec in a JSON text.
+
+        Raises:
+            ValueError: Naming the place that is wrong.
+        """
+        return cls.from_wire(msgspec.json.decode(text))
+
+
+def _schema_from_wire(kind: type, value: Any) -> Any:
+    if kind is Schema and isinstance(value, (dict, bool)):
+        # A spec from elsewhere is a third party's: one schema of it must not cost the whole spec.
+        return from_schema(cast("JSONSchema", value), lenient=True)
+    raise ValueError(f"expected a JSON Schema, got {type(value).__name__}")
+
+
+def _coerce(struct: msgspec.Struct, field: str) -> None:
+    """Take a JSON Schema document or a Python type wherever a `Schema` is asked for."""
+    value: Any = getattr(struct, field)
+    if type(value) is Schema:
+        return
+    schema = (
+        from_schema(cast("JSONSchema", value))
+        if isinstance(value, (dict, bool))
+        else schema_for(value)
+    )
+    force_setattr(struct, field, schema)
+
+
+OPERATION_SPEC_SCHEMA = Schema(
+    lambda: {
+        "type": "object",
+        "required": [
+            "name", "namespace", "version", "type", "description", "inputSchema", "outputSchema", "accessControl",
+        ],
+        "properties": {
+            "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
+            "namespace": {"type": "string", "pattern": f"^{_NAMESPACE.pattern}$"},
+            "version": {"type": "string"},
+            "type": {"enum": [kind.value for kind in OperationType]},
+            "title": {"type": "string"},
+            "description": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "inputSchema": {"type": ["object", "boolean"]},
+            "outputSchema": {"type": ["object", "boolean"]},
+            "errorSchemas": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["code", "description", "schema"],
+                    "properties": {
+                        "code": {"type": "string"},
+                        "description": {"type": "string"},
+                        "schema": {"type": ["object", "boolean"]},
+                        "httpStatus": {"type": "integer"},
+                    },
+                },
+            },
+            "accessControl": {
+                "type": "object",
+                "required": ["requiredScopes"],
+                "properties": {
+                    "requiredScopes": {"type": "array", "items": {"type": "string"}},
+                    "requiredScopesAny": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    "resourceType": {"type": "string"},
+                    "resourceAction": {"type": "string"},
+                },
+                "dependentRequired": {
+                    "resourceType": ["resourceAction"],
+                    "resourceAction": ["resourceType"],
+                },
+            },
+            "idempotent": {"type": "boolean"},
+            "meta": {"type": "object"},
+        },
+    }
+)  # fmt: skip
+"""The schema of a spec on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A spec with the handler that keeps it."""
+
+    spec: OperationSpec
+    handler: OperationHandler | SubscriptionHandler
+
+    output: OutputPolicy | None = None
+    """What to do with results that do not fit; None leaves it to the registry."""
+
+    blocking: bool | None = None
+    """Whether the handler blocks, and so runs in a thread; None: a `def` does, an `async def` does not."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def operation(
+    operation_id: str,
+    *,
+    type: OperationType | Literal["query", "mutation"] | None = None,
+    version: str = "1.0.0",
+    title: str | None = None,
+    description: str | None = None,
+    tags: Iterable[str] = (),
+    scopes: Collection[str] = (),
+    scopes_any: Collection[str] | None = None,
+    access: AccessControl | None = None,
+    errors: Iterable[ErrorDefinition] = (),
+    idempotent: bool = False,
+    output: OutputPolicy | None = None,
+    meta: JSONObject | None = None,
+) -> Callable[[Function], Function]:
+    """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
+
+    The function stays what it is. Its parameters become the input schema, its return annotation the output
+    schema, its docstring the description; a parameter annotated `OperationContext` is given the context. An
+    `async def` runs on the loop, a `def` in a thread, an async generator is a subscription.
+
+    Args:
+        operation_id: `namespace.name`.
+        type: `query` or `mutation`; a function is a mutation unless it says that it only reads.
+        version: Of the contract.
+        title: For people.
+        description: Instead of the docstring's.
+        tags: For search.
+        scopes: All of these are required of a caller.
+        scopes_any: At least one of these is required of a caller.
+        access: The whole rule, instead of the two above.
+        errors: What else can happen, by code.
+        idempotent: Running it twice does no more than running it once.
+        output: What to do with results that do not fit the schema.
+        meta: Anything to keep with the spec.
+
+    Raises:
+        RegistrationError: If the function cannot be an operation; the message says why.
+    """
+
+    def mark(function: Function) -> Function:
+        signature = signature_of(
+            function, context_type=OperationContext, envelope_type=ResponseEnvelope
+        )
+        namespace, _, name = operation_id.partition(".")
+        if signature.kind == "stream":
+            kind = OperationType.SUBSCRIPTION
+            if type is not None and type != kind:
+                raise RegistrationError(f"{operation_id}: an async generator is a subscription")
+        else:
+            kind = OperationType(type or OperationType.MUTATION)
+            if kind is OperationType.SUBSCRIPTION:
+                raise RegistrationError(f"{operation_id}: a subscription is an async generator")
+        if access is not None and (scopes or scopes_any is not None):
+            raise RegistrationError(f"{operation_id}: give either access or scopes, not both")
+        try:
+            spec = OperationSpec(
+                name=name,
+                namespace=namespace,
+                version=version,
+                type=kind,
+                title=title,
+                description=signature.description if description is None else description,
+                tags=tuple(tags),
+                input_schema=signature.input_schema,
+                output_schema=signature.output_schema,
+                error_schemas=tuple(errors),
+                access_control=access or AccessControl(scopes, scopes_any),
+                idempotent=idempotent,
+                meta=meta or {},
+            )
+        except ValueError as error:
+            raise RegistrationError(f"{operation_id}: {error}") from error
+        marked = Operation(spec, signature.bind(function), output, signature.kind == "sync")
+        function.__operation__ = marked  # type: ignore[attr-defined]
+        return function
+
+    if callable(operation_id):
+        raise TypeError('name the operation: @operation("namespace.name")')
+    return mark
+
+
+def operation_of(value: object) -> Operation | None:
+    """The operation that `value` is, or was marked as; None if it is neither."""
+    if isinstance(value, Operation):
+        return value
+    marked = getattr(value, "__operation__", None)
+    return marked if isinstance(marked, Operation) else None

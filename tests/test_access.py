@@ -1,0 +1,97 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from operations import AccessControl, CallError, ErrorCode, Identity, check_access, enforce_access
+
+ALICE = Identity("alice", ["task:read", "task:write"], {"project:7": ["edit"], "team:1": ["view"]})
+NOBODY = Identity("nobody")
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize(
+    ("access", "identity", "allowed"),
+    [
+        (AccessControl(), None, True),
+        (AccessControl(), NOBODY, True),
+        (AccessControl(["task:read"]), None, False),
+        (AccessControl(["task:read"]), NOBODY, False),
+        (AccessControl(["task:read"]), ALICE, True),
+        (AccessControl(["task:read", "task:write"]), ALICE, True),
+        (AccessControl(["task:read", "admin"]), ALICE, False),
+        (AccessControl(required_scopes_any=["admin", "task:write"]), ALICE, True),
+        (AccessControl(required_scopes_any=["admin"]), ALICE, False),
+        (AccessControl(required_scopes_any=["admin"]), None, False),
+        (AccessControl(["admin"], ["task:write"]), ALICE, False),
+        (AccessControl(resource_type="project", resource_action="edit"), ALICE, True),
+        (AccessControl(resource_type="project", resource_action="delete"), ALICE, False),
+        (AccessControl(resource_type="team", resource_action="edit"), ALICE, False),
+        (AccessControl(resource_type="pro", resource_action="edit"), ALICE, False),
+        (AccessControl(resource_type="project", resource_action="edit"), NOBODY, False),
+        (AccessControl(resource_type="project", resource_action="edit"), None, False),
+        (AccessControl(["admin"], resource_type="project", resource_action="edit"), ALICE, False),
+    ],
+)
+def test_access_is_what_the_table_says(
+    access: AccessControl, identity: Identity | None, allowed: bool
+) -> None:
+    assert check_access(access, identity) is allowed
+
+
+class _Broken:
+    def issuperset(self, _: object) -> bool:
+        raise RuntimeError("the directory is down")
+
+
+@pytest.mark.requirement("R08")
+def test_an_exception_while_deciding_is_a_refusal() -> None:
+    identity = Identity("eve")
+    msgspec.structs.force_setattr(identity, "scopes", _Broken())
+
+    assert check_access(AccessControl(["x"]), identity) is False
+
+
+def test_an_action_that_is_a_mere_string_grants_no_part_of_it() -> None:
+    odd: Any = {"project:7": "edit"}
+
+    access = AccessControl(resource_type="project", resource_action="edit")
+
+    assert check_access(access, Identity("eve", [], odd)) is False
+
+
+def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None:
+    enforce_access(AccessControl(["task:read"]), ALICE, operation_id="task.get")
+
+    with pytest.raises(CallError) as caught:
+        enforce_access(AccessControl(["secret:scope"]), ALICE, operation_id="task.get")
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert "secret:scope" not in caught.value.message
+    assert caught.value.details is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AccessControl("admin"),
+        lambda: AccessControl(required_scopes_any="admin"),
+        lambda: AccessControl(required_scopes_any=[]),
+        lambda: AccessControl(resource_type="project"),
+        lambda: AccessControl(resource_action="edit"),
+        lambda: Identity("x", "admin"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"scopes|resource"):
+        make()
+
+
+def test_identities_and_rules_go_over_the_wire() -> None:
+    access = AccessControl(["a"], ["b", "c"], "project", "edit")
+
+    assert msgspec.json.decode(msgspec.json.encode(access), type=AccessControl) == access
+    assert msgspec.json.decode(msgspec.json.encode(ALICE), type=Identity) == ALICE
+    assert b'"requiredScopesAny":["b","c"]' in msgspec.json.encode(access)
+    assert hash(access) == hash(AccessControl(["a"], ["b", "c"], "project", "edit"))
+    assert len({ALICE, Identity("alice", ["task:read"])}) == 2

@@ -1,0 +1,772 @@
+"""One call from end to end: access, validation, handler, envelope, errors, time, nesting."""
+
+import asyncio
+import dataclasses
+import logging
+import math
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.support import single, soon
+
+from operations import (
+    AccessControl,
+    Call,
+    CallError,
+    CallEvent,
+    Door,
+    ErrorCode,
+    ErrorDefinition,
+    Identity,
+    LocalResponseMeta,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    ResponseEnvelope,
+    TextContent,
+    build_env,
+    http_envelope,
+    local_envelope,
+    mcp_envelope,
+)
+from operations._pipeline import Next
+from operations.observe import CallAbandoned, CallFinished, CallStarted
+
+ADDITION = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+async def add(input: Any, _context: OperationContext) -> Any:
+    return input["a"] + input["b"]
+
+
+async def echo(input: Any, _context: OperationContext) -> Any:
+    return input
+
+
+async def failing(registry: OperationRegistry, *args: Any) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await registry.execute("test.run", *args)
+    return caught.value
+
+
+# ---------------------------------------------------------------------- the way through
+
+
+async def test_a_value_comes_back_in_a_local_envelope() -> None:
+    registry = single(add, input_schema=ADDITION, output_schema={"type": "integer"})
+    before = time.time() * 1000
+
+    envelope = await registry.execute("test.run", {"a": 2, "b": 3})
+
+    assert envelope.data == 5
+    assert isinstance(envelope.meta, LocalResponseMeta)
+    assert envelope.meta.operation_id == "test.run"
+    assert before - 1 <= envelope.meta.timestamp <= time.time() * 1000 + 1
+
+
+async def test_an_unknown_operation_is_not_found() -> None:
+    registry = OperationRegistry()
+
+    for unknown in ("test.run", "", "no-dot", "a.b.c", "\x00"):
+        with pytest.raises(CallError) as caught:
+            await registry.execute(unknown)
+        assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+
+async def test_executing_a_subscription_says_what_to_do() -> None:
+    async def items(_input: Any, _context: OperationContext) -> Any:
+        yield 1
+
+    error = await failing(single(items, type=OperationType.SUBSCRIPTION))
+
+    assert error.code == ErrorCode.VALIDATION_ERROR
+    assert "subscribe" in error.message
+
+
+# ---------------------------------------------------------------------- input
+
+
+@pytest.mark.requirement("R27")
+async def test_bad_input_names_every_path_and_never_reaches_the_handler() -> None:
+    async def never(_input: Any, _context: OperationContext) -> None:
+        raise AssertionError("the handler was called")
+
+    error = await failing(single(never, input_schema=ADDITION), {"a": "x", "c": 1})
+
+    assert error.code == ErrorCode.VALIDATION_ERROR
+    paths = [fault["path"] for fault in error.details["errors"]]
+    assert "/a" in paths
+    assert len(paths) == 3
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.requirement("R20", "R28")
+@pytest.mark.parametrize("schema", [{}, True, {"type": ["array", "object", "number", "string"]}])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, {"a": [math.nan]}, "\ud800", {"\udfff": 1}, nested(10_000), b"x", {1: 2}],
+    ids=["nan", "inf", "inner nan", "surrogate", "surrogate key", "deep", "bytes", "int key"],
+)
+async def test_what_is_not_json_is_refused_whatever_the_schema(schema: Any, value: Any) -> None:
+    error = await failing(single(add, input_schema=schema), value)
+
+    assert error.code == ErrorCode.VALIDATION_ERROR
+    assert error.details["errors"]
+
+
+async def test_huge_integers_stay_exact() -> None:
+    big = 10**400
+
+    envelope = await single(echo, input_schema={"type": "integer"}).execute("test.run", big)
+
+    assert envelope.data == big
+
+
+async def test_an_input_schema_that_cannot_be_compiled_is_the_operations_fault() -> None:
+    error = await failing(single(add, input_schema={"type": "no such type"}), {})
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert "input schema" in error.message
+
+
+# ---------------------------------------------------------------------- access
+
+
+GUARD = AccessControl(["test:run"])
+
+
+@pytest.mark.requirement("R07")
+async def test_access_is_checked_before_the_input() -> None:
+    registry = single(add, access_control=GUARD, input_schema=ADDITION)
+
+    assert (await failing(registry, "nonsense")).code == ErrorCode.ACCESS_DENIED
+
+
+async def test_an_allowed_caller_passes_and_a_trusted_one_needs_no_identity() -> None:
+    registry = single(add, access_control=GUARD)
+    allowed = OperationContext(identity=Identity("alice", ["test:run"]))
+    trusted = OperationContext(trusted=True)
+
+    for context in (allowed, trusted):
+        assert (await registry.execute("test.run", {"a": 1, "b": 1}, context)).data == 2
+    for denied in (OperationContext(identity=Identity("eve")), OperationContext(), None):
+        assert (await failing(registry, {"a": 1, "b": 1}, denied)).code == ErrorCode.ACCESS_DENIED
+
+
+# ---------------------------------------------------------------------- output
+
+
+@dataclasses.dataclass
+class Task:
+    id: int
+    due: datetime
+
+
+async def test_a_result_becomes_json_builtins() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return {"tasks": (Task(1, datetime(2026, 1, 2, tzinfo=UTC)),), "tags": {"a"}}
+
+    for output_schema in ({}, {"type": "object"}):
+        envelope = await single(handler, output_schema=output_schema).execute("test.run")
+
+        assert envelope.data == {"tasks": [{"id": 1, "due": "2026-01-02T00:00:00Z"}], "tags": ["a"]}
+
+
+RESULT = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {"id": {"type": "integer"}, "state": {"type": "string", "default": "open"}},
+    "additionalProperties": False,
+}
+
+
+async def test_a_result_is_stripped_filled_and_converted_and_only_the_last_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = single(echo, output_schema=RESULT)
+
+    assert (await registry.execute("test.run", {"id": 1, "x": 2})).data == {
+        "id": 1,
+        "state": "open",
+    }
+    assert not caplog.records
+    assert (await registry.execute("test.run", {"id": "7"})).data == {"id": 7, "state": "open"}
+
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("operations", logging.WARNING)
+    assert "/id" in record.getMessage()
+
+
+async def test_what_cannot_be_repaired_is_a_warning_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = {"type": "string", "pattern": "^a+$"}
+
+    envelope = await single(echo, output_schema=schema).execute("test.run", "b")
+
+    assert envelope.data == "b"
+    assert "does not fit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "data", "warned"),
+    [
+        ("cast", {"id": 7, "state": "open"}, True),
+        ("warn", {"id": "7"}, True),
+        ("off", {"id": "7"}, False),
+    ],
+)
+async def test_each_operation_may_choose_what_happens_to_a_misfit(
+    policy: Any, data: Any, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = single(echo, output_schema=RESULT, output=policy)
+
+    assert (await registry.execute("test.run", {"id": "7"})).data == data
+    assert bool(caplog.records) is warned
+
+
+async def test_strict_output_refuses_a_misfit_and_keeps_what_fits() -> None:
+    registry = single(echo, output_schema=RESULT, output="strict")
+
+    assert (await registry.execute("test.run", {"id": 7})).data == {"id": 7}
+    error = await failing(registry, {"id": "7"})
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert error.details["errors"][0]["path"] == "/id"
+
+
+async def test_warn_leaves_good_data_alone(caplog: pytest.LogCaptureFixture) -> None:
+    registry = single(echo, output_schema=RESULT, output="warn")
+
+    assert (await registry.execute("test.run", {"id": 7})).data == {"id": 7}
+    assert not caplog.records
+
+
+async def test_bytes_pass_as_they_are() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> bytes:
+        return b"\x00"
+
+    assert (
+        await single(handler, output_schema={"type": "string"}).execute("test.run")
+    ).data == b"\x00"
+
+
+async def test_an_output_schema_that_cannot_be_compiled_counts_as_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = single(echo, output_schema={"type": "no such type"})
+
+    assert (await registry.execute("test.run", {"x": 1})).data == {"x": 1}
+    assert "output schema is not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "result",
+    [object(), math.nan, {"a": {1, object()}}, "\ud800", nested(10_000), {("a",): 1}, lambda: 1],
+    ids=["object", "nan", "inner", "surrogate", "deep", "tuple key", "function"],
+)
+@pytest.mark.parametrize("schema", [{}, {"type": ["object", "array", "number"]}, RESULT], ids=str)
+async def test_a_result_that_is_not_json_is_one_execution_error(result: Any, schema: Any) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return result
+
+    registry = single(handler, output_schema=schema)
+
+    assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
+
+
+# ---------------------------------------------------------------------- envelopes
+
+
+async def test_an_envelope_a_handler_keeps_is_never_altered() -> None:
+    kept = local_envelope({"id": "7", "junk": 1}, "other.operation")
+
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return kept
+
+    registry = single(handler, output_schema=RESULT)
+    first = await registry.execute("test.run")
+    second = await registry.execute("test.run")
+
+    assert first.data == second.data == {"id": 7, "state": "open"}
+    assert first.meta is kept.meta
+    assert kept.data == {"id": "7", "junk": 1}
+
+
+HTTP: Any = {"status_code": 200, "headers": {}, "content_type": ""}
+FITTING = {"id": 7, "state": "open"}
+MISFIT = {"id": "7"}
+BLOCKS: Any = [{"type": "text", "text": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("envelope", "data"),
+    [
+        (http_envelope(MISFIT, **HTTP), FITTING),
+        (http_envelope(b"7", **HTTP), b"7"),
+        (mcp_envelope(MISFIT, is_error=False, content=[], structured_content=MISFIT), FITTING),
+        (mcp_envelope(MISFIT, is_error=True, content=[], structured_content=MISFIT), MISFIT),
+        (mcp_envelope(BLOCKS, is_error=False, content=[TextContent(text="x")]), BLOCKS),
+    ],
+    ids=["http", "bytes", "structured", "tool error", "blocks only"],
+)
+@pytest.mark.parametrize("as_mapping", [False, True])
+async def test_an_envelope_is_normalised_only_where_there_is_something_to_go_by(
+    envelope: ResponseEnvelope[Any], data: Any, as_mapping: bool
+) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return envelope.to_wire() if as_mapping else envelope
+
+    result = await single(handler, output_schema=RESULT).execute("test.run")
+
+    assert result.data == data
+    assert result.meta == envelope.meta
+
+
+async def test_a_foreign_envelope_without_a_schema_is_passed_on_itself() -> None:
+    envelope = http_envelope({"x": 1}, status_code=200, headers={}, content_type="")
+
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return envelope
+
+    assert await single(handler).execute("test.run") is envelope
+
+
+async def test_a_mapping_that_only_looks_like_an_envelope_is_data() -> None:
+    value = {"data": 1, "meta": {"source": "ftp"}}
+
+    assert (await single(echo).execute("test.run", value)).data == value
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        ValueError("boom"),
+        RecursionError("too deep"),
+        MemoryError(),
+        ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+        StopAsyncIteration(),
+        BaseException("odd"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_a_handler_raises_is_one_execution_error(raised: BaseException) -> None:
+    """F29."""
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        raise raised
+
+    registry = single(handler)
+    error = await failing(registry)
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert error.unexpected
+    assert error.__cause__ is raised
+    assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+async def test_what_ends_the_process_is_not_mapped(raised: type[BaseException]) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        raise raised
+
+    with pytest.raises(raised):
+        await single(handler).execute("test.run")
+
+
+async def test_a_call_error_comes_out_as_it_is() -> None:
+    original = CallError("TASK_CLOSED", "closed", {"id": 1})
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        raise original
+
+    assert await failing(single(handler)) is original
+
+
+async def test_a_declared_code_in_a_message_is_taken() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        raise LookupError("TASK_GONE: task 7")
+
+    error = await failing(single(handler, error_schemas=(ErrorDefinition("TASK_GONE"),)))
+
+    assert (error.code, error.message, error.unexpected) == (
+        "TASK_GONE",
+        "TASK_GONE: task 7",
+        False,
+    )
+
+
+# ---------------------------------------------------------------------- cancellation and time
+
+
+async def test_the_callers_own_cancellation_propagates() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    for context in (None, soon(10_000)):
+        started.clear()
+        ended.clear()
+        task = asyncio.create_task(single(handler).execute("test.run", None, context))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+
+async def test_a_handler_that_cancels_itself_is_aborted() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        raise asyncio.CancelledError
+
+    assert (await failing(single(handler))).code == ErrorCode.ABORTED
+
+
+async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:
+    ended = asyncio.Event()
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    error = await failing(single(handler), None, soon())
+
+    assert error.code == ErrorCode.TIMEOUT
+    assert ended.is_set()
+
+
+@pytest.mark.requirement("R32")
+async def test_a_timeout_holds_even_if_the_handler_ignores_cancellation() -> None:
+    """F24."""
+    release = asyncio.Event()
+
+    async def stubborn(_input: Any, _context: OperationContext) -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "too late"
+
+    registry = single(stubborn)
+    began = time.monotonic()
+
+    error = await failing(registry, None, soon(100))
+
+    assert error.code == ErrorCode.TIMEOUT
+    assert time.monotonic() - began < 0.1 + 0.1 + 0.05
+    release.set()
+    await registry.aclose()
+
+
+async def test_a_deadline_that_has_passed_is_not_run() -> None:
+    async def never(_input: Any, _context: OperationContext) -> None:
+        raise AssertionError("the handler was called")
+
+    assert (await failing(single(never), None, soon(-1))).code == ErrorCode.TIMEOUT
+
+
+async def test_a_result_within_the_deadline_and_an_error_within_it_come_through() -> None:
+    registry = single(add)
+
+    assert (await registry.execute("test.run", {"a": 1, "b": 2}, soon(5000))).data == 3
+    assert (await failing(registry, {}, soon(5000))).code == ErrorCode.EXECUTION_ERROR
+
+
+# ---------------------------------------------------------------------- threads
+
+
+async def test_a_plain_function_runs_in_a_thread_and_may_return_an_awaitable() -> None:
+    def handler(input: Any, _context: OperationContext) -> Any:
+        return asyncio.sleep(0, "later") if input else threading.current_thread().name
+
+    registry = single(handler)
+
+    assert (await registry.execute("test.run")).data == "operations handler"
+    assert (await registry.execute("test.run", True)).data == "later"
+
+
+@pytest.mark.requirement("R31")
+async def test_a_blocked_thread_is_left_behind_and_told() -> None:
+    """F23."""
+    release = threading.Event()
+    events: list[CallEvent] = []
+
+    def stuck(_input: Any, _context: OperationContext) -> None:
+        release.wait(10)
+
+    registry = single(stuck)
+    registry.observe(events.append)
+
+    error = await failing(registry, None, soon())
+
+    assert error.code == ErrorCode.TIMEOUT
+    assert registry.threads.abandoned == 1
+    assert [type(event) for event in events] == [CallStarted, CallAbandoned, CallFinished]
+    release.set()
+    while registry.threads.abandoned:
+        await asyncio.sleep(0.001)
+
+
+# ---------------------------------------------------------------------- nested calls
+
+
+def nesting(handler: Any) -> OperationRegistry:
+    registry = single(handler, access_control=AccessControl(["outer"]))
+    inner = OperationSpec(
+        name="who.am-i",
+        namespace="inner",
+        type=OperationType.QUERY,
+        access_control=AccessControl(["inner"]),
+    )
+
+    async def describe(input: Any, context: OperationContext) -> Any:
+        identity = context.identity.id if context.identity else None
+        return [input, context.request_id, context.parent_request_id, identity, context.deadline]
+
+    registry.register(Operation(inner, describe))
+    return registry
+
+
+async def test_a_nested_call_is_a_child_of_its_caller() -> None:
+    async def handler(_input: Any, context: OperationContext) -> Any:
+        first = await context.env.inner.who["am-i"](1)
+        second = await context.env["inner"]["who.am-i"](2)
+        third = await context.env.call("inner.who.am-i", 3)
+        return [context.request_id, [e.data for e in (first, second, third)]]
+
+    alice = OperationContext(
+        identity=Identity("alice", ["outer"]), deadline=time.time() * 1000 + 5000
+    )
+
+    parent, children = (await nesting(handler).execute("test.run", None, alice)).data
+
+    assert parent == alice.request_id
+    assert [child[0] for child in children] == [1, 2, 3]
+    assert {child[2] for child in children} == {parent}
+    assert len({parent, *(child[1] for child in children)}) == 4
+    assert {child[3] for child in children} == {"alice"}
+    assert {child[4] for child in children} == {alice.deadline}
+
+
+async def test_env_can_be_limited_to_namespaces() -> None:
+    registry = nesting(echo)
+    context = OperationContext(identity=Identity("alice"))
+
+    env = build_env(registry, context, ["inner"])
+
+    assert (await env.inner.who["am-i"]()).data[2] == context.request_id
+    with pytest.raises(CallError) as caught:
+        await env.test.run()
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert repr(env.test.run) == "<operation test.run>"
+    for thing in (env, env.test):
+        with pytest.raises(AttributeError):
+            thing.__wrapped__  # noqa: B018
+
+
+async def test_an_env_without_a_registry_finds_nothing() -> None:
+    with pytest.raises(CallError) as caught:
+        await OperationContext().env.a.b()
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+
+async def test_aborting_a_call_aborts_its_children() -> None:
+    running, ended = asyncio.Event(), asyncio.Event()
+
+    async def inner(_input: Any, _context: OperationContext) -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def outer(input: Any, context: OperationContext) -> None:
+        if input == "inner":
+            await inner(input, context)
+        child = asyncio.create_task(context.env.call("test.run", "inner"))
+        await running.wait()
+        await asyncio.Event().wait()
+        await child
+
+    for context in (None, soon(10_000)):
+        running.clear()
+        ended.clear()
+        task = asyncio.create_task(single(outer).execute("test.run", "outer", context))
+        await running.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(ended.wait(), 1)
+
+
+# ---------------------------------------------------------------------- middleware, observers, doors
+
+
+async def test_middleware_stands_around_the_call_in_order() -> None:
+    registry = single(add, input_schema=ADDITION)
+    order: list[str] = []
+
+    @registry.use
+    async def outer(call: Call, next: Next) -> ResponseEnvelope[Any]:
+        order.append(f"outer {call.spec.id}")
+        envelope = await next(call)
+        order.append("outer again")
+        return envelope
+
+    @registry.use
+    async def inner(call: Call, next: Next) -> ResponseEnvelope[Any]:
+        order.append("inner")
+        return await next(dataclasses.replace(call, input={"a": 1, "b": 1}))
+
+    assert (await registry.execute("test.run", "replaced before validation")).data == 2
+    assert order == ["outer test.run", "inner", "outer again"]
+
+
+async def test_a_middleware_may_answer_for_the_handler_and_must_answer_with_an_envelope() -> None:
+    registry = single(add)
+    answers: list[Any] = [local_envelope("cached", "x"), 7]
+
+    @registry.use
+    async def cache(_call: Call, _next: Next) -> Any:
+        return answers.pop(0)
+
+    assert (await registry.execute("test.run")).data == "cached"
+    assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.requirement("R07")
+async def test_a_denied_caller_never_reaches_a_middleware() -> None:
+    registry = single(add, access_control=GUARD)
+
+    @registry.use
+    async def never(_call: Call, _next: Next) -> Any:
+        raise AssertionError("the middleware was called")
+
+    assert (await failing(registry)).code == ErrorCode.ACCESS_DENIED
+
+
+async def test_a_middlewares_own_failure_is_mapped() -> None:
+    registry = single(add)
+
+    @registry.use
+    async def broken(_call: Call, _next: Next) -> Any:
+        raise RuntimeError("middleware")
+
+    assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.requirement("R46")
+async def test_observers_see_who_what_outcome_and_no_arguments() -> None:
+    registry = single(add, access_control=GUARD)
+    events: list[CallEvent] = []
+
+    @registry.observe
+    def broken(_event: CallEvent) -> None:
+        raise RuntimeError("never mind me")
+
+    registry.observe(events.append)
+    context = OperationContext(identity=Identity("alice", ["test:run"]), parent_request_id="p")
+
+    await registry.execute("test.run", {"a": 1, "b": 40}, context)
+    await failing(registry, None, OperationContext(identity=Identity("eve")))
+    with pytest.raises(CallError):
+        await registry.execute("test.nope", None, context)
+
+    assert [type(event) for event in events] == [CallStarted, CallFinished] * 3
+    first, last = events[:2]
+    assert isinstance(first, CallStarted)
+    assert isinstance(last, CallFinished)
+    assert (first.operation_id, first.identity_id, first.parent_request_id) == (
+        "test.run",
+        "alice",
+        "p",
+    )
+    assert first.request_id == last.request_id == context.request_id
+    assert last.duration >= 0
+    codes = [event.code for event in events if isinstance(event, CallFinished)]
+    assert codes == [None, ErrorCode.ACCESS_DENIED, ErrorCode.OPERATION_NOT_FOUND]
+
+
+async def test_a_cancelled_call_is_observed_as_aborted() -> None:
+    started = asyncio.Event()
+    events: list[CallEvent] = []
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    registry = single(handler)
+    registry.observe(events.append)
+    task = asyncio.create_task(registry.execute("test.run"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert isinstance(events[-1], CallFinished)
+    assert events[-1].code == ErrorCode.ABORTED
+
+
+async def test_a_door_carries_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    carried: list[Any] = []
+
+    async def carry(*args: Any) -> Any:
+        carried.append(args)
+        return {"action": "accept"}
+
+    async def handler(_input: Any, context: OperationContext) -> Any:
+        await context.progress(1, 2, "half")
+        await context.log("warning", "careful")
+        return [await context.elicit("name?", {}), await context.sample({"messages": []})]
+
+    registry = single(handler)
+    full = Door(progress=carry, log=carry, elicit=carry, sample=carry)
+
+    envelope = await registry.execute("test.run", None, OperationContext(door=full))
+
+    assert envelope.data == [{"action": "accept"}] * 2
+    assert carried == [(1, 2, "half"), ("warning", "careful"), ("name?", {}), ({"messages": []},)]
+    caplog.set_level(logging.INFO)
+    no_questions = Door()
+    assert (
+        await failing(registry, None, OperationContext(door=no_questions))
+    ).code == ErrorCode.UNAVAILABLE
+    assert "careful" in caplog.text
+    only_elicit = OperationContext(door=Door(elicit=carry))
+    assert (await failing(registry, None, only_elicit)).code == ErrorCode.UNAVAILABLE
+
+
+def test_request_ids_are_128_random_bits_made_when_read() -> None:
+    first, second = OperationContext(), OperationContext()
+
+    assert first.request_id == first.request_id
+    assert first.request_id != second.request_id
+    assert len(bytes.fromhex(first.request_id)) == 16
+    assert OperationContext(request_id="mine").request_id == "mine"

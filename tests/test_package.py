@@ -1,0 +1,85 @@
+"""What the package is as a whole: its public names, what importing it loads, and what it must not contain."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from tests.conftest import PROJECT
+
+import operations
+
+SOURCES = sorted((PROJECT / "src").rglob("*.py"))
+
+CONTRACT = [
+    "OperationType", "OperationSpec", "Operation", "OperationHandler", "SubscriptionHandler",
+    "OperationContext", "Identity", "AccessControl", "ErrorDefinition", "OperationRegistry",
+    "ResponseEnvelope", "LocalResponseMeta", "HTTPResponseMeta", "MCPResponseMeta", "MCPAnnotations",
+    "local_envelope", "http_envelope", "mcp_envelope", "is_response_envelope", "unwrap", "RESPONSE_SOURCES",
+    "RESPONSE_ENVELOPE_SCHEMA", "RESPONSE_META_SCHEMA", "OPERATION_SPEC_SCHEMA", "CallError", "ErrorCode",
+    "map_error", "check_access", "enforce_access", "subscribe", "build_env", "Schema", "from_schema",
+    "collect_errors", "validate_or_raise", "format_value_errors", "assert_is_schema", "operation",
+    "scan_operations",
+]  # fmt: skip
+
+
+def test_the_contracts_names_are_exported() -> None:
+    assert set(CONTRACT) <= set(operations.__all__)
+    for name in operations.__all__:
+        assert hasattr(operations, name)
+
+
+def test_importing_the_package_loads_only_the_core_three() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import operations; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}; "
+        "print(*(new - sys.stdlib_module_names))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+    loaded = {name for name in printed.split() if not name.startswith("_")}
+    # msgspec takes typing_extensions for its own where it is installed.
+    assert loaded <= {"operations", "msgspec", "jsonschema_rs", "anyio", "typing_extensions"}
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert version("alkdev-operations") == operations.__version__
+
+
+FORBIDDEN = {
+    "pickle": r"\bimport pickle\b|\bfrom pickle\b",
+    "eval or exec": r"(?<![\w.])(eval|exec)\(",
+    "a shell": r"shell=True|os\.system",
+    "unsafe YAML": r"yaml\.(unsafe_)?load\(|UnsafeLoader|FullLoader",
+    "marshal": r"\bimport marshal\b",
+}
+
+
+@pytest.mark.requirement("R14")
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_module_can_run_what_it_reads(what: str) -> None:
+    pattern = re.compile(FORBIDDEN[what])
+
+    offenders = [str(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]
+
+    assert offenders == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT / "src")))
+def test_no_module_is_a_god_file(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
+
+
+@pytest.mark.requirement("R45")
+def test_ids_come_from_secrets() -> None:
+    assert "token_hex(16)" in (PROJECT / "src/operations/context.py").read_text(encoding="utf-8")
+    offenders = [
+        str(path)
+        for path in SOURCES
+        if re.search(r"\bimport random\b|\bfrom random\b|uuid1\(", path.read_text(encoding="utf-8"))
+    ]
+    assert offenders == []

@@ -1,0 +1,312 @@
+"""Registering and looking up; calls themselves are in test_calls.py and test_streams.py."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from tests.support import soon
+
+from operations import (
+    AccessControl,
+    CallError,
+    CallEvent,
+    ErrorCode,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    RegistrationError,
+    ResponseEnvelope,
+    local_envelope,
+    operation,
+)
+from operations.observe import RegistryChanged
+
+
+def spec(name: str = "get", **fields: Any) -> OperationSpec:
+    return OperationSpec(name=name, namespace="task", type=OperationType.QUERY, **fields)
+
+
+async def answer(_input: Any, _context: OperationContext) -> int:
+    return 42
+
+
+async def items(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+    yield 1
+
+
+def test_a_registry_looks_like_a_collection(registry: OperationRegistry) -> None:
+    first = registry.register(Operation(spec("a"), answer))
+    second = registry.register(Operation(spec("b"), answer))
+
+    assert list(registry) == [first, second]
+    assert len(registry) == 2
+    assert "task.a" in registry
+    assert "task.c" not in registry
+    assert registry.get("task.a") is first
+    assert registry.get_by_name("task", "b") is second
+    assert registry.get_spec("task.a") is first.spec
+    assert registry.get_handler("task.a") is answer
+    assert registry.specs() == [first.spec, second.spec]
+    assert repr(registry) == "<OperationRegistry of 2 operations>"
+    for missing in (registry.get("x.y"), registry.get_spec("x.y"), registry.get_handler("x.y")):
+        assert missing is None
+
+
+def test_an_id_can_be_taken_once(registry: OperationRegistry) -> None:
+    registry.register(Operation(spec(), answer))
+
+    with pytest.raises(RegistrationError, match=r"task\.get is registered already"):
+        registry.register(Operation(spec(), answer))
+    replacement = registry.register(Operation(spec(description="new"), answer), replace=True)
+
+    assert registry.get("task.get") is replacement
+
+
+def test_register_all_adds_everything_or_nothing(registry: OperationRegistry) -> None:
+    registry.register(Operation(spec("taken"), answer))
+
+    for bad in (
+        [Operation(spec("a"), answer), Operation(spec("taken"), answer)],
+        [Operation(spec("a"), answer), Operation(spec("a"), answer)],
+        [Operation(spec("a"), answer), "nonsense"],
+    ):
+        with pytest.raises(RegistrationError):
+            registry.register_all(bad)  # type: ignore[arg-type]
+
+    assert [known.id for known in registry.specs()] == ["task.taken"]
+
+
+def failing() -> Iterator[Operation]:
+    yield Operation(spec("a"), answer)
+    raise RuntimeError("the importer broke")
+
+
+def test_a_source_that_breaks_leaves_nothing_behind(registry: OperationRegistry) -> None:
+    with pytest.raises(RuntimeError, match="the importer broke"):
+        registry.register_all(failing())
+
+    assert len(registry) == 0
+
+
+def not_marked() -> None: ...
+
+
+def numbers(_input: Any, _context: OperationContext) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "why"),
+    [
+        (not_marked, "is no operation"),
+        (42, "is no operation"),
+        (Operation(spec(), 42), "cannot be called"),  # type: ignore[arg-type]
+        (Operation("task.get", answer), "is no OperationSpec"),  # type: ignore[arg-type]
+        (Operation(spec(), items), "its handler is a generator"),
+        (Operation(spec(), numbers), "its handler is a generator"),
+        (
+            Operation(
+                OperationSpec(name="x", namespace="y", type=OperationType.SUBSCRIPTION), numbers
+            ),
+            "async generator",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_reason(
+    registry: OperationRegistry, candidate: Any, why: str
+) -> None:
+    with pytest.raises(RegistrationError, match=why):
+        registry.register(candidate)
+
+    assert len(registry) == 0
+
+
+async def test_a_spec_can_get_its_handler_later(registry: OperationRegistry) -> None:
+    registry.register_spec(spec())
+    assert registry.get_handler("task.get") is None
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.get")
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+    registry.register_handler("task.get", answer)
+
+    assert registry.get_handler("task.get") is answer
+    assert (await registry.execute("task.get")).data == 42
+
+
+def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> None:
+    with pytest.raises(RegistrationError, match="register_spec it first"):
+        registry.register_handler("task.get", answer)
+    registry.register(Operation(spec(), answer))
+    with pytest.raises(RegistrationError, match="has a handler already"):
+        registry.register_handler("task.get", answer)
+
+    async def other(_input: Any, _context: OperationContext) -> None: ...
+
+    registry.register_handler("task.get", other, replace=True)
+
+    assert registry.get_handler("task.get") is other
+
+
+async def test_what_was_unregistered_is_gone(registry: OperationRegistry) -> None:
+    registered = registry.register(Operation(spec(), answer))
+    await registry.execute("task.get")
+
+    assert registry.unregister("task.get") is registered
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.get")
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    with pytest.raises(KeyError):
+        registry.unregister("task.get")
+
+
+async def test_a_replaced_operation_runs_its_new_handler(registry: OperationRegistry) -> None:
+    registry.register(Operation(spec(), answer))
+    assert (await registry.execute("task.get")).data == 42
+
+    async def other(_input: Any, _context: OperationContext) -> int:
+        return 43
+
+    registry.register(Operation(spec(), other), replace=True)
+
+    assert (await registry.execute("task.get")).data == 43
+
+
+def test_changes_are_events(registry: OperationRegistry) -> None:
+    seen: list[CallEvent] = []
+    stop = registry.observe(seen.append)
+
+    registry.register(Operation(spec(), answer))
+    registry.register(Operation(spec(), answer), replace=True)
+    registry.unregister("task.get")
+    stop()
+    stop()
+    registry.register(Operation(spec(), answer))
+
+    assert [event.change for event in seen if isinstance(event, RegistryChanged)] == [
+        "added",
+        "replaced",
+        "removed",
+    ]
+
+
+def test_a_marked_function_registers_and_stays_a_function(registry: OperationRegistry) -> None:
+    @operation("math.add", type="query", scopes=["math"], tags=["sum"])
+    def add(a: int, b: int = 2) -> int:
+        """Add two numbers.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b
+
+    registered = registry.register(add)
+
+    assert add(1) == 3
+    assert registered.spec.id == "math.add"
+    assert registered.spec.type is OperationType.QUERY
+    assert registered.spec.access_control == AccessControl(["math"])
+    assert registered.spec.description == "Add two numbers."
+    assert registered.spec.tags == ("sum",)
+    assert registered.spec.input_schema.check({"a": 1})
+    assert not registered.spec.input_schema.check({"b": 1})
+    assert not registered.spec.input_schema.check({"a": 1, "c": 1})
+
+
+class Service:
+    def __init__(self, *names: str) -> None:
+        self.operations = [Operation(spec(name), answer) for name in names]
+        self.closed = 0
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class ContextManager(Service):
+    aclose: Any = property()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed += 1
+
+
+class BrokenService(Service):
+    async def aclose(self) -> None:
+        raise RuntimeError("stuck")
+
+
+async def test_a_registry_closes_the_services_it_was_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    good, broken, scope = Service("a"), BrokenService("b"), ContextManager("c")
+    async with OperationRegistry() as registry:
+        for service in (good, broken, scope):
+            registry.register_all(service)
+        assert (await registry.execute("task.b")).data == 42
+
+    await registry.aclose()
+
+    assert (good.closed, scope.closed) == (1, 1)
+    assert "did not close cleanly" in caplog.text
+
+
+class Elsewhere:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    async def call(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        self.calls.append((operation_id, input))
+        return local_envelope(f"from {context.request_id[:0]}afar", operation_id)
+
+    async def subscribe(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        for index in range(2):
+            yield local_envelope(index, operation_id)
+
+
+async def test_what_has_no_handler_here_goes_to_the_remote() -> None:
+    remote = Elsewhere()
+    registry = OperationRegistry(remote=remote)
+    registry.register_spec(spec(input_schema={"type": "object"}))
+    registry.register_spec(
+        OperationSpec(name="watch", namespace="task", type=OperationType.SUBSCRIPTION)
+    )
+
+    assert (await registry.execute("task.get", {"id": 1})).data == "from afar"
+    assert (await registry.execute("other.thing", 7)).data == "from afar"
+    assert [e.data async for e in registry.subscribe("task.watch")] == [0, 1]
+    assert [e.data async for e in registry.subscribe("other.watch")] == [0, 1]
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.get", "not an object")
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    with pytest.raises(CallError) as caught:
+        await registry.execute("no id at all")
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert remote.calls == [("task.get", {"id": 1}), ("other.thing", 7)]
+
+
+async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
+    cleaned = asyncio.Event()
+
+    async def slow_to_leave(_input: Any, _context: OperationContext) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned.set()
+
+    async with OperationRegistry([Operation(spec(), slow_to_leave)]) as registry:
+        with pytest.raises(CallError):
+            await registry.execute("task.get", None, soon())
+
+    assert cleaned.is_set()

@@ -1,0 +1,130 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from operations import OperationRegistry, scan_operations
+
+GOOD = """
+from operations import Operation, OperationSpec, OperationType, operation
+
+@operation("scan.{name}")
+async def run(n: int) -> int:
+    return n + 1
+
+made = Operation(OperationSpec(name="{name}.made", namespace="scan", type=OperationType.QUERY), run)
+again = made
+"""
+SPEC = """
+from operations import OperationSpec, OperationType
+operation = OperationSpec(name="declared", namespace="scan", type=OperationType.QUERY)
+"""
+SPEC_WITH_HANDLER = """
+operation = {"name": "handled", "namespace": "scan", "version": "1", "type": "query",
+             "description": "", "inputSchema": {}, "outputSchema": {}, "accessControl": {}}
+async def handler(input, context):
+    return "handled"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "good.py": GOOD.format(name="good"),
+        "deep/er/nested.py": "from ...shared import VALUE\n" + GOOD.format(name="nested"),
+        "shared.py": "VALUE = 1\nfrom .good import run",
+        "spec.py": SPEC,
+        "handled.py": SPEC_WITH_HANDLER,
+        "broken_syntax.py": "def (",
+        "broken_import.py": "import no_such_module_anywhere",
+        "exits.py": "raise SystemExit(3)",
+        "bad_spec.py": "operation = {'name': 'x'}",
+        "twin.py": GOOD.format(name="good"),
+        "not-a-module.py": "raise RuntimeError('never imported')",
+        ".hidden/secret.py": "raise RuntimeError('never imported')",
+        "__pycache__/cached.py": "raise RuntimeError('never imported')",
+        "__init__.py": "",
+        "empty.py": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / "ops" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "ops"
+
+
+@pytest.fixture(autouse=True)
+def forget_modules() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+async def test_a_folder_is_scanned_to_the_end(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = scan_operations(folder)
+
+    assert {known.spec.id for known in found.operations} == {
+        "scan.good",
+        "scan.good.made",
+        "scan.nested",
+        "scan.nested.made",
+        "scan.handled",
+    }
+    assert [known.id for known in found.specs] == ["scan.declared"]
+    assert len(found) == 6
+    skipped = {Path(item.where).name: item.reason for item in found.skipped}
+    assert skipped.keys() == {
+        "broken_syntax.py",
+        "broken_import.py",
+        "exits.py",
+        "bad_spec.py",
+        "twin.py",
+        "not-a-module.py",
+    }
+    assert "no_such_module_anywhere" in skipped["broken_import.py"]
+    assert "scan.good" in skipped["twin.py"]
+    assert "broken_syntax.py" in caplog.text
+    registry = OperationRegistry()
+    registry.register_all(found)
+    assert (await registry.execute("scan.good", {"n": 1})).data == 2
+    assert (await registry.execute("scan.handled")).data == "handled"
+
+
+def test_one_file_can_be_scanned(folder: Path) -> None:
+    found = scan_operations(str(folder / "good.py"))
+
+    assert [known.spec.id for known in found.operations] == ["scan.good", "scan.good.made"]
+
+
+def test_a_package_can_be_scanned_by_name_and_as_a_module(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "__main__.py").write_text("raise RuntimeError('never imported')")
+    monkeypatch.syspath_prepend(str(folder.parent))
+
+    by_name = scan_operations("ops")
+
+    assert {known.spec.id for known in by_name.operations} >= {"scan.good", "scan.handled"}
+    assert scan_operations(sys.modules["ops"]).operations == by_name.operations
+    assert scan_operations("ops.good").operations[0].spec.id == "scan.good"
+
+
+@pytest.mark.parametrize("source", ["no.such.package", "no/such/folder", ".x"])
+def test_what_is_not_there_is_an_error(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(FileNotFoundError, match="neither"):
+        scan_operations(source)
+
+
+def test_an_interrupted_scan_stops(folder: Path) -> None:
+    (folder / "aaa.py").write_text("raise KeyboardInterrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        scan_operations(folder)

@@ -1,0 +1,356 @@
+"""Subscriptions: the same path for every item, and an end for every way of leaving."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.support import single, soon
+
+from operations import (
+    AccessControl,
+    Call,
+    CallError,
+    CallEvent,
+    ErrorCode,
+    OperationContext,
+    OperationRegistry,
+    OperationType,
+    ResponseEnvelope,
+    http_envelope,
+    local_envelope,
+    subscribe,
+)
+from operations._pipeline import NextStream
+from operations.observe import CallFinished, CallStarted, CallYielded
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+class Source:
+    """A subscription whose life can be watched."""
+
+    def __init__(self, *items: Any, endless: bool = False) -> None:
+        self.items = items
+        self.endless = endless
+        self.waiting = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def __call__(self, _input: Any, _context: OperationContext) -> AsyncIterator[Any]:
+        try:
+            for item in self.items:
+                yield item
+            if self.endless:
+                self.waiting.set()
+                await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+def streaming(handler: Any, **fields: Any) -> OperationRegistry:
+    return single(handler, type=OperationType.SUBSCRIPTION, **fields)
+
+
+async def collect(registry: OperationRegistry, *args: Any) -> list[Any]:
+    return [envelope.data async for envelope in registry.subscribe("test.run", *args)]
+
+
+async def error_of(registry: OperationRegistry, *args: Any) -> CallError:
+    with pytest.raises(CallError) as caught:
+        await collect(registry, *args)
+    return caught.value
+
+
+async def test_every_item_is_an_envelope_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    registry = streaming(Source({"n": 1, "x": 0}, {"n": "2"}), output_schema=NUMBER)
+
+    envelopes = [envelope async for envelope in subscribe(registry, "test.run")]
+
+    assert [envelope.data for envelope in envelopes] == [{"n": 1}, {"n": 2}]
+    assert all(envelope.meta.source == "local" for envelope in envelopes)
+    assert "/n" in caplog.text
+
+
+async def test_yielded_envelopes_pass_through() -> None:
+    item = http_envelope("x", status_code=200, headers={"event": "tick"}, content_type="")
+
+    envelopes = [e async for e in streaming(Source(item)).subscribe("test.run")]
+
+    assert envelopes == [item]
+
+
+async def test_a_handler_may_be_a_coroutine_that_gives_an_iterator() -> None:
+    async def handler(_input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        return Source(1, 2)(None, context)
+
+    assert await collect(streaming(handler)) == [1, 2]
+
+
+async def test_access_and_input_are_checked_when_the_stream_is_read() -> None:
+    registry = streaming(
+        Source(1), access_control=AccessControl(["x"]), input_schema={"type": "string"}
+    )
+
+    assert (await error_of(registry, "ok")).code == ErrorCode.ACCESS_DENIED
+    trusted = OperationContext(trusted=True)
+    assert (await error_of(registry, 7, trusted)).code == ErrorCode.VALIDATION_ERROR
+    assert await collect(registry, "ok", trusted) == [1]
+
+
+async def test_subscribing_to_something_else_says_what_to_do() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> int:
+        return 1
+
+    error = await error_of(single(handler))
+
+    assert error.code == ErrorCode.VALIDATION_ERROR
+    assert "execute" in error.message
+    with pytest.raises(CallError) as caught:
+        await anext(OperationRegistry().subscribe("test.nope"))
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (ValueError("boom"), ErrorCode.EXECUTION_ERROR),
+        (CallError("CUSTOM", "mine"), "CUSTOM"),
+        (asyncio.CancelledError(), ErrorCode.ABORTED),
+    ],
+)
+async def test_a_failure_comes_after_the_items_before_it(raised: BaseException, code: str) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        raise raised
+
+    seen: list[Any] = []
+    with pytest.raises(CallError) as caught:
+        async for envelope in streaming(handler).subscribe("test.run"):
+            seen.append(envelope.data)  # noqa: PERF401 - what came before the failure matters
+
+    assert seen == [1]
+    assert caught.value.code == code
+
+
+async def test_an_item_that_is_not_json_ends_the_stream_with_an_error() -> None:
+    assert (await error_of(streaming(Source(object())))).code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_a_handler_that_gives_no_iterator_is_an_error() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> int:
+        return 7
+
+    assert (await error_of(streaming(handler))).code == ErrorCode.EXECUTION_ERROR
+
+
+# ---------------------------------------------------------------------- leaving
+
+
+@pytest.mark.requirement("R33")
+@pytest.mark.parametrize("deadline", [False, True])
+async def test_leaving_the_loop_ends_the_handler(deadline: bool) -> None:
+    """F22."""
+    source = Source(1, 2, 3, endless=True)
+    context = soon(60_000) if deadline else None
+    stream = streaming(source).subscribe("test.run", None, context)
+
+    async for envelope in stream:
+        assert envelope.data == 1
+        break
+    del stream, envelope
+    gc.collect()
+
+    await asyncio.wait_for(source.closed.wait(), 1)
+
+
+@pytest.mark.requirement("R33")
+@pytest.mark.parametrize("deadline", [False, True])
+async def test_a_stream_can_be_closed_from_another_task(deadline: bool) -> None:
+    source = Source(1, endless=True)
+    stream = streaming(source).subscribe("test.run", None, soon(60_000) if deadline else None)
+
+    async def consume() -> list[Any]:
+        return [envelope.data async for envelope in stream]
+
+    consumer = asyncio.create_task(consume())
+    await source.waiting.wait()
+    await stream.aclose()
+
+    assert await consumer == [1]
+    assert source.closed.is_set()
+    assert consumer.cancelling() == 0
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+@pytest.mark.requirement("R31")
+@pytest.mark.parametrize("deadline", [False, True])
+async def test_cancelling_the_consumer_ends_the_handler(deadline: bool) -> None:
+    source = Source(endless=True)
+    registry = streaming(source)
+    consumer = asyncio.create_task(collect(registry, None, soon(60_000) if deadline else None))
+    await source.waiting.wait()
+
+    consumer.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await consumer
+    await asyncio.wait_for(source.closed.wait(), 1)
+    await registry.aclose()
+
+
+async def test_a_stream_is_a_context_manager() -> None:
+    source = Source(1, endless=True)
+
+    async with streaming(source).subscribe("test.run") as stream:
+        assert (await anext(stream)).data == 1
+
+    assert source.closed.is_set()
+
+
+async def test_two_tasks_cannot_read_one_stream() -> None:
+    source = Source(endless=True)
+    async with streaming(source).subscribe("test.run") as stream:
+        first = asyncio.create_task(anext(stream))
+        await source.waiting.wait()
+        with pytest.raises(RuntimeError, match="one task at a time"):
+            await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await first
+
+
+async def test_a_deadline_ends_a_stream_with_a_timeout() -> None:
+    source = Source(1, endless=True)
+    seen: list[Any] = []
+
+    with pytest.raises(CallError) as caught:
+        async for envelope in streaming(source).subscribe("test.run", None, soon()):
+            seen.append(envelope.data)  # noqa: PERF401
+
+    assert (seen, caught.value.code) == ([1], ErrorCode.TIMEOUT)
+    assert source.closed.is_set()
+
+
+async def test_a_stream_with_a_deadline_runs_in_one_task_and_never_ahead() -> None:
+    tasks: set[Any] = set()
+    made: list[int] = []
+
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        async with asyncio.timeout(60):
+            for number in range(4):
+                tasks.add(asyncio.current_task())
+                made.append(number)
+                yield number
+
+    async for envelope in streaming(handler).subscribe("test.run", None, soon(60_000)):
+        assert made[-1] == envelope.data
+
+    assert len(tasks) == 1
+
+
+async def test_an_error_within_the_deadline_comes_through() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("boom")
+
+    error = await error_of(streaming(handler), None, soon(5000))
+    assert error.code == ErrorCode.EXECUTION_ERROR
+
+
+class Unclosable:
+    """An iterator that cannot be closed, and one that fails to."""
+
+    def __init__(self, close: Any = None) -> None:
+        self.left = 2
+        if close is not None:
+            self.aclose = close
+
+    def __aiter__(self) -> "Unclosable":
+        return self
+
+    async def __anext__(self) -> int:
+        if not self.left:
+            raise StopAsyncIteration
+        self.left -= 1
+        return self.left
+
+
+async def test_an_iterator_need_not_be_closable() -> None:
+    async def refuse() -> None:
+        raise RuntimeError("busy")
+
+    for iterator in (Unclosable(), Unclosable(refuse)):
+        registry = streaming(lambda _input, _context, iterator=iterator: iterator)
+        assert await collect(registry) == [1, 0]
+
+
+# ---------------------------------------------------------------------- around it
+
+
+async def test_stream_middleware_stands_around_subscriptions() -> None:
+    registry = streaming(Source(1, 2, 3))
+
+    @registry.use
+    async def every_other(call: Call, next: NextStream) -> AsyncIterator[ResponseEnvelope[Any]]:
+        async for envelope in next(call):
+            if envelope.data % 2:
+                yield local_envelope(envelope.data * 10, call.spec.id)
+
+    assert await collect(registry) == [10, 30]
+
+
+async def test_stream_middleware_answers_with_envelopes_and_after_the_access_check() -> None:
+    registry = streaming(Source(1), access_control=AccessControl(["x"]))
+
+    class Wrong:
+        async def __call__(self, call: Call, next: NextStream) -> AsyncIterator[Any]:
+            yield 7
+
+    registry.use(Wrong())
+
+    assert (await error_of(registry)).code == ErrorCode.ACCESS_DENIED
+    trusted = OperationContext(trusted=True)
+    assert (await error_of(registry, None, trusted)).code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_observers_follow_items_and_the_one_end() -> None:
+    registry = streaming(Source(1, 2))
+    events: list[CallEvent] = []
+    registry.observe(events.append)
+
+    await collect(registry)
+    stream = registry.subscribe("test.run")
+    await anext(stream)
+    await stream.aclose()
+
+    kinds = [type(event) for event in events]
+    assert kinds == [
+        *(CallStarted, CallYielded, CallYielded, CallFinished),
+        *(CallStarted, CallYielded, CallFinished),
+    ]
+    assert [e.index for e in events if isinstance(e, CallYielded)] == [0, 1, 0]
+    assert {e.code for e in events if isinstance(e, CallFinished)} == {None}
+
+
+async def test_a_failing_stream_is_observed_with_its_code() -> None:
+    registry = streaming(Source(object()))
+    events: list[CallEvent] = []
+    registry.observe(events.append)
+
+    await error_of(registry)
+
+    assert isinstance(events[-1], CallFinished)
+    assert events[-1].code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_a_handler_can_subscribe_to_another_operation() -> None:
+    registry = streaming(Source(1, 2))
+
+    @registry.operation("test.sum", type="query")
+    async def total(context: OperationContext) -> int:
+        stream = context.env.subscribe("test.run")
+        return sum([envelope.data async for envelope in stream])
+
+    assert (await registry.execute("test.sum", {})).data == 3

@@ -1,0 +1,157 @@
+import asyncio
+import contextvars
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from operations import CallError, ErrorCode
+from operations import _threads as threads
+from operations._threads import ThreadPool
+
+
+async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:
+    variable = contextvars.ContextVar("variable", default="outside")
+    variable.set("inside")
+
+    thread, value = await ThreadPool().run(lambda: (threading.current_thread(), variable.get()))
+
+    assert thread is not threading.current_thread()
+    assert thread.daemon
+    assert value == "inside"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("y"), SystemExit(3)])
+async def test_what_a_function_raises_is_raised_here(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await ThreadPool().run(fail)
+
+
+async def test_stop_iteration_becomes_an_error_a_future_can_carry() -> None:
+    def stop() -> None:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await ThreadPool().run(stop)
+
+
+@pytest.mark.requirement("R43")
+async def test_no_more_than_the_limit_run_at_a_time() -> None:
+    pool, running, most = ThreadPool(3), 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.005)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(pool.run(work) for _ in range(20)))
+
+    assert most == 3
+
+
+@pytest.mark.requirement("R43")
+async def test_the_loop_stays_free_while_a_hundred_handlers_block() -> None:
+    """F33, for threads."""
+    pool, release = ThreadPool(100), threading.Event()
+    work = [asyncio.create_task(pool.run(release.wait, 10)) for _ in range(100)]
+    worst = 0.0
+    for _ in range(20):
+        before = time.monotonic()
+        await asyncio.sleep(0.005)
+        worst = max(worst, time.monotonic() - before - 0.005)
+
+    release.set()
+
+    assert all(await asyncio.gather(*work))
+    assert worst < 0.2
+
+
+async def test_threads_are_used_again_and_end_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
+    pool = ThreadPool()
+
+    first = await pool.run(threading.current_thread)
+    second = await pool.run(threading.current_thread)
+    first.join(5)
+
+    assert first is second
+    assert not first.is_alive()
+    assert await pool.run(threading.current_thread) is not first
+
+
+async def test_closing_lets_idle_threads_end() -> None:
+    pool = ThreadPool()
+    thread = await pool.run(threading.current_thread)
+    while not pool._idle:
+        await asyncio.sleep(0)
+
+    pool.close()
+    thread.join(5)
+
+    assert not thread.is_alive()
+
+
+async def test_abandoned_threads_give_their_place_back_but_are_bounded() -> None:
+    """F23."""
+    pool, release, left = ThreadPool(2), threading.Event(), []
+
+    async def abandon() -> None:
+        started = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def stuck() -> None:
+            loop.call_soon_threadsafe(started.set)
+            release.wait(10)
+
+        task = asyncio.create_task(pool.run(stuck, on_abandon=lambda: left.append(1)))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    await abandon()
+    assert await pool.run(lambda: "others go on") == "others go on"
+    await abandon()
+
+    with pytest.raises(CallError) as caught:
+        await pool.run(lambda: None)
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert (pool.abandoned, len(left)) == (2, 2)
+    release.set()
+    while pool.abandoned:
+        await asyncio.sleep(0.001)
+    assert await pool.run(lambda: "again") == "again"
+
+
+def test_a_thread_that_outlives_its_loop_harms_nobody() -> None:
+    """F34."""
+    pool, release = ThreadPool(), threading.Event()
+    inside: list[threading.Thread] = []
+
+    def stuck() -> None:
+        inside.append(threading.current_thread())
+        release.wait(10)
+
+    async def leave() -> None:
+        task: asyncio.Task[Any] = asyncio.create_task(pool.run(stuck))
+        while not inside:
+            await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(leave())
+    assert pool.abandoned == 1
+    release.set()
+    deadline = time.monotonic() + 5
+    while pool.abandoned and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+    assert pool.abandoned == 0
