@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from operations.access import Identity
@@ -13,14 +12,8 @@ from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, LocalResponseMeta, MCPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
+from tests.calls.waiting import until
 from tests.calls.worlds import World, calling
-
-
-async def until(condition: Any, seconds: float = 5) -> None:
-    """Wait for something that no event tells of."""
-    with anyio.fail_after(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_call_returns_the_same_envelope_as_in_process(

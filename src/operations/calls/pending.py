@@ -70,6 +70,9 @@ _SETTLING = 2.0
 
 _RETRY = 0.1
 
+_FAREWELL = 1.0
+"""Seconds for the last messages when the map is closed."""
+
 
 class PendingRequestMap:
     """Calls operations of a worker group over an event target, and remembers who waits for what.
@@ -117,6 +120,7 @@ class PendingRequestMap:
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[Any] | None = None
         self._settled_at = 0.0
         self._waiting = 0
         self._closed = False
@@ -146,7 +150,7 @@ class PendingRequestMap:
                 callers = self.target.topic(f"{self.group}.callers")
                 self._subscription = await self.target.listen((self.mailbox, callers), self)
                 if not self.target.direct:
-                    self.spawn(self._watch.run())
+                    self._watching = self.spawn(self._watch.run())
 
     async def aclose(self) -> None:
         """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
@@ -154,10 +158,15 @@ class PendingRequestMap:
         aborts = [self._tell_to_stop(call) for call in self.pending.values()]
         for request_id in tuple(self.pending):
             self._end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
-        await asyncio.gather(*aborts, return_exceptions=True)
-        for task in tuple(self._tasks):
+        if self._watching is not None:
+            self._watching.cancel()
+        # What was to be said is said, but nobody waits for it for ever.
+        farewells = [*map(asyncio.ensure_future, aborts), *self._tasks]
+        if farewells:
+            await asyncio.wait(farewells, timeout=_FAREWELL)
+        for task in farewells:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*farewells, return_exceptions=True)
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.aclose()
@@ -443,11 +452,12 @@ class PendingRequestMap:
         except TransportError as error:
             logger.debug("%s could not be aborted: %s", request_id, error)
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run something in the background until this map is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # ---------------------------------------------------------------------------------------- ending
 
