@@ -65,9 +65,6 @@ _PATIENCE = 10.0
 _MAX_WAITING = 1000
 """Calls that may wait for a broker at a time; beyond that they fail at once."""
 
-_SETTLING = 2.0
-"""Seconds after a reconnect in which workers may still be on their way back."""
-
 _RETRY = 0.1
 
 _FAREWELL = 1.0
@@ -121,7 +118,6 @@ class PendingRequestMap:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[Any] | None = None
-        self._settled_at = 0.0
         self._waiting = 0
         self._closed = False
 
@@ -412,7 +408,7 @@ class PendingRequestMap:
                     self.group, body, key=key, reply_to=self.mailbox, wait=wait
                 )
             except NobodyThereError as error:
-                if not self._is_settling():
+                if not self._watch.is_settling:
                     self._end(request_id, CallError(ErrorCode.UNAVAILABLE, str(error)))
                     return
                 await asyncio.sleep(_RETRY)
@@ -425,9 +421,6 @@ class PendingRequestMap:
                 # It may have arrived. The watch finds out, and decides.
                 logger.debug("%s may not have been sent: %s", request_id, error)
             return
-
-    def _is_settling(self) -> bool:
-        return asyncio.get_running_loop().time() < self._settled_at
 
     async def resend(self, call: PendingCall) -> None:
         """Send a lost call again, to whichever worker takes it."""
@@ -552,7 +545,7 @@ class PendingRequestMap:
         call = self.pending.get(request_id)
         if call is None:
             return
-        if self._is_settling():
+        if self._watch.is_settling:
             loop = asyncio.get_running_loop()
             loop.call_later(_RETRY, lambda: self.spawn(self._dispatch(call, _RETRY)))
         else:
@@ -567,7 +560,7 @@ class PendingRequestMap:
 
     def restored(self) -> None:
         """The connection is back; workers may take a moment longer."""
-        self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self._watch.restored()
 
 
 def _remaining(context: OperationContext | None, limit: float) -> float:

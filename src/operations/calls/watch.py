@@ -17,6 +17,7 @@ Rule 3: workers that never answer such questions (other implementations) are not
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from operations.calls.entries import PendingCall
@@ -44,6 +45,9 @@ _LOOKS = 2
 
 _PER_PROBE = 1000
 """Calls asked after in one event."""
+
+_SETTLING = 2.0
+"""Seconds after a reconnect in which workers may still be on their way back."""
 
 _STUCK = 2.0
 """Seconds a subscription may wait for an item that later ones have overtaken."""
@@ -82,6 +86,10 @@ class Watch:
         self._workers: dict[str, float] = {}
         self._answers = False
         self._replayable: dict[str, bool] = {}
+        self._settled_at = 0.0
+        self._hurry = asyncio.Event()
+        # Workers must be known before they can be missed.
+        self._roll_call = True
 
     def heard(self, alive: AlivePayload) -> None:
         """A worker spoke up."""
@@ -98,31 +106,47 @@ class Watch:
                 call.seen_at = now
                 call.misses = 0
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether a reconnect was so recent that absence means nothing yet."""
+        return asyncio.get_running_loop().time() < self._settled_at
+
+    def restored(self) -> None:
+        """The connection is back: ask at once for what was answered meanwhile."""
+        self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self._hurry.set()
+
     async def run(self) -> None:
         """Watch until cancelled."""
-        await self._probe(())
         while True:
-            await asyncio.sleep(self._heartbeat)
             try:
                 await self._look()
             except TransportError as error:
                 # Nothing can be known now. The calls have their deadlines.
                 logger.debug("workers cannot be asked: %s", error)
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):
+                    await self._hurry.wait()
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
+        patience = 0.0 if self.is_settling else self._heartbeat
         quiet = [
             call
             for call in self._calls.pending.values()
-            if call.sent_at and asked_at - call.seen_at >= self._heartbeat
+            if call.sent_at and asked_at - call.seen_at >= patience
         ]
-        if not quiet or not self._calls.target.is_connected:
+        if not self._calls.target.is_connected or not (quiet or self._roll_call):
             return
-        for start in range(0, len(quiet), _PER_PROBE):
+        self._roll_call = False
+        for start in range(0, max(1, len(quiet)), _PER_PROBE):
             await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
+        if not quiet:
+            return
         await asyncio.sleep(_ANSWER)
-        if not self._answers:
+        if not self._answers or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._calls.target.is_connected:

@@ -91,7 +91,8 @@ class NatsTarget:
         with suppress(*_NATS_ERRORS):
             if self._nats.is_connected:
                 await self._nats.flush(timeout=2)
-        await self._nats.close()
+        with suppress(*_NATS_ERRORS):
+            await self._nats.close()
 
     # ---------------------------------------------------------------------------------------- connection
 
