@@ -389,6 +389,9 @@ class CallServer:
         return CallError(error.code, f"{request.operation_id} failed: request {request.request_id}")
 
     async def _announce(self, *, leaving: bool) -> None:
+        if self.target.direct:
+            # A peer knows that it has one.
+            return
         payload = AlivePayload(worker=self.mailbox, leaving=leaving)
         callers = self.target.topic(f"{self.group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))

@@ -94,6 +94,7 @@ class WebSocketTarget:
         self._topics: set[str] = set()
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
+        self._attached = asyncio.Event()
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
 
@@ -113,6 +114,7 @@ class WebSocketTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
         """Get everything but requests that the peer sends."""
         registration = _Registration(self._listeners, receiver)
+        self._attached.set()
         await self._announce(_CALLER_TOPICS)
         return registration
 
@@ -121,6 +123,7 @@ class WebSocketTarget:
     ) -> "_Registration":
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
         registration = _Registration(self._takers, receiver)
+        self._attached.set()
         await self._announce(_WORKER_TOPICS)
         return registration
 
@@ -168,6 +171,8 @@ class WebSocketTarget:
             if self._interop:
                 await self._announce(_CALLER_TOPICS if self._listeners else ())
                 await self._announce(_WORKER_TOPICS if self._takers else ())
+            # What the peer says before anybody here is ready to hear it waits in the socket.
+            await self._attached.wait()
             while True:
                 self._deliver(await socket.receive())
         except EOFError as error:
