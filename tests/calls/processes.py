@@ -35,8 +35,18 @@ class WorkerProcess:
             return await self.process.wait()
 
 
-async def start_worker(world: Any, **settings: Any) -> WorkerProcess:
-    """A worker in `world` that is ready to be called."""
+# The clock has to be wrong before anything is imported that looks at it.
+_WITH_A_WRONG_CLOCK = """
+import runpy, sys, time
+real = time.time, time.time_ns
+time.time = lambda: real[0]() + {skew}
+time.time_ns = lambda: real[1]() + {skew} * 10**9
+runpy.run_module("tests.calls.worker", run_name="__main__", alter_sys=True)
+"""
+
+
+async def start_worker(world: Any, *, skew: int = 0, **settings: Any) -> WorkerProcess:
+    """A worker in `world` that is ready to be called; its clock is wrong by `skew` seconds."""
     given = {
         "world": world.name,
         "url": getattr(world, "url", ""),
@@ -46,7 +56,8 @@ async def start_worker(world: Any, **settings: Any) -> WorkerProcess:
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.calls.worker", json.dumps(given)),
+        *(("-c", _WITH_A_WRONG_CLOCK.format(skew=skew)) if skew else ("-m", "tests.calls.worker")),
+        json.dumps(given),
         cwd=PROJECT,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -6,7 +6,6 @@
 import asyncio
 import json
 import sys
-import time
 from typing import Any
 
 from operations.calls import serve_calls
@@ -39,9 +38,4 @@ async def main(settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    if skew := given.get("skew"):
-        # A worker whose clock is wrong by this many seconds.
-        real = time.time
-        time.time = lambda: real() + skew
-    asyncio.run(main(given))
+    asyncio.run(main(json.loads(sys.argv[1])))

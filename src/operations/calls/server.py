@@ -12,6 +12,7 @@ import logging
 import signal
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from operations.access import Identity
@@ -55,6 +56,9 @@ _CALLER_CHECK = 0.4
 
 _SETTLING = 2.0
 """Seconds after a reconnect in which callers may still be on their way back."""
+
+_FAREWELL = 1.0
+"""Seconds for cancelled handlers and last answers when a worker stops."""
 
 _BLOCKED = 1.0
 """Seconds of standstill of the event loop that are worth a warning."""
@@ -163,6 +167,7 @@ class CallServer:
         self._jobs: dict[str, _Job] = {}
         self._recent = Recent()
         self._background: set[asyncio.Task[Any]] = set()
+        self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
         self._listening: Subscription | None = None
         self._settled_at = 0.0
@@ -188,9 +193,9 @@ class CallServer:
         # Callers must know a worker before it can have their calls: what is not known is not missed.
         await self._announce(leaving=False)
         self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
-        self._spawn(self._mind_the_loop())
+        self._minding = [self._spawn(self._mind_the_loop())]
         if not self.target.direct:
-            self._spawn(self._mind_the_callers())
+            self._minding.append(self._spawn(self._mind_the_callers()))
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
@@ -228,8 +233,14 @@ class CallServer:
             self._stop(job, leaving)
         running = [job.task for job in self._jobs.values() if job.task is not None]
         if running:
-            await asyncio.wait(running, timeout=1.0)
+            await asyncio.wait(running, timeout=_FAREWELL)
         listening, self._listening = self._listening, None
+        for task in self._minding:
+            task.cancel()
+        # One turn of the loop, in which the last answers are handed over.
+        await asyncio.sleep(0)
+        if self._background:
+            await asyncio.wait(tuple(self._background), timeout=_FAREWELL)
         for task in tuple(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -238,10 +249,11 @@ class CallServer:
                 await listening.aclose()
         await self._services.aclose()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     # ---------------------------------------------------------------------------------------- receiving
 
@@ -251,9 +263,7 @@ class CallServer:
         if isinstance(event, CallRequested):
             self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
         elif isinstance(event, CallAborted):
-            job = self._jobs.get(event.payload.request_id)
-            if job is not None:
-                self._stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+            self._abort(event.payload.request_id)
         elif isinstance(event, CallCredited):
             job = self._jobs.get(event.payload.request_id)
             if job is not None:
@@ -285,6 +295,14 @@ class CallServer:
             error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
             self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
+    def _abort(self, request_id: str) -> None:
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+        elif request_id not in self._recent:
+            # It may have overtaken the request, which then counts as seen.
+            self._recent.add(request_id)
+
     def _reject(self, event: MalformedEvent, reply_to: str) -> None:
         self.malformed += 1
         address = reply_to or event.reply_to
@@ -309,23 +327,23 @@ class CallServer:
     # ---------------------------------------------------------------------------------------- running
 
     def _start(self, job: _Job) -> None:
-        job.task = asyncio.get_running_loop().create_task(self._run(job))
+        job.task = asyncio.get_running_loop().create_task(self._serve(job))
+        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        job.task.add_done_callback(partial(self._ended, job))
 
-    async def _run(self, job: _Job) -> None:
-        try:
-            await self._serve(job)
-        except asyncio.CancelledError:
-            error = job.stopped
-            if error is None:
-                raise
-            await self.finish(job, encode_error(job.request.request_id, error))
-        except Exception as error:  # noqa: BLE001 - rule 4
-            logger.exception("%s could not be answered", job.request.request_id)
-            failure = CallError(ErrorCode.EXECUTION_ERROR, type(error).__name__)
-            await self.finish(job, encode_error(job.request.request_id, failure))
-        finally:
-            self._forget(job)
-            self._admission.done(job)
+    def _ended(self, job: _Job, task: "asyncio.Task[None]") -> None:
+        """Make room for the next job, and answer this one if it could not do so itself."""
+        self._forget(job)
+        self._admission.done(job)
+        if task.cancelled():
+            error = job.stopped or CallError(ErrorCode.ABORTED, "the call was cancelled")
+        elif (failure := task.exception()) is not None:
+            request = job.request
+            logger.error("%s could not be answered", request.operation_id, exc_info=failure)
+            error = CallError(ErrorCode.EXECUTION_ERROR, f"{request.operation_id} failed")
+        else:
+            return
+        self._spawn(self.finish(job, encode_error(job.request.request_id, error)))
 
     async def _serve(self, job: _Job) -> None:
         request = job.request
