@@ -192,9 +192,7 @@ async def test_closing_the_map_ends_everything_that_waits(
 ) -> None:
     async with world.serve(registry), world.connect() as target:
         calls = PendingRequestMap(target)
-        tasks = [
-            asyncio.create_task(calls.call("slow.sleep", {"seconds": 60})) for _ in range(10)
-        ]
+        tasks = [asyncio.create_task(calls.call("slow.sleep", {"seconds": 60})) for _ in range(10)]
         await until(lambda: len(calls) == 10)
         await calls.aclose()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -249,8 +247,8 @@ async def test_f19_the_identity_in_an_event_counts_on_trusted_targets_only(
         if world.name == "memory":
             assert (await calls.call("secret.read", {}, identity=admin)).data == "42"
             return
-        # Even a caller that insists, by calling its own end trusted, is not believed.
-        calls.target.trusted = True
+        # Even a caller that insists is not believed.
+        calls._send_identity = True
         with pytest.raises(CallError) as caught:
             await calls.call("secret.read", {}, identity=admin)
 

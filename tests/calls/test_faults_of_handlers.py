@@ -150,7 +150,9 @@ async def test_r43_a_hundred_blocking_handlers_do_not_hold_up_the_loop(
     target = MemoryTarget()
 
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        work = [asyncio.create_task(calls.call("slow.thread", {"seconds": 0.1})) for _ in range(100)]
+        work = [
+            asyncio.create_task(calls.call("slow.thread", {"seconds": 0.1})) for _ in range(100)
+        ]
         while not all(task.done() for task in work):
             before = loop.time()
             await asyncio.sleep(0.01)

@@ -205,7 +205,9 @@ async def test_f15_duplicate_keys_take_the_last_value(
         await target.listen((box,), listener)
         body = (
             b'{"type":"call.requested","id":"","payload":{"requestId":"r1","operationId":"a.b",'
-            b'"operationId":"math.add","input":{"a":9,"a":1,"b":2},"replyTo":"' + box.encode() + b'"}}'
+            b'"operationId":"math.add","input":{"a":9,"a":1,"b":2},"replyTo":"'
+            + box.encode()
+            + b'"}}'
         )
         await target.put("operations", body, key="k1", reply_to=box, wait=1)
         await until(lambda: listener.bodies)
@@ -272,7 +274,9 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
             calls.receive(encode_response("nope", local_envelope(1, "a.b")), "")
         else:
             async with world.connect() as stranger:
-                await stranger.send(calls.mailbox, encode_response("x" * 32, local_envelope(1, "a.b")))
+                await stranger.send(
+                    calls.mailbox, encode_response("x" * 32, local_envelope(1, "a.b"))
+                )
                 await stranger.send(calls.mailbox, encode_error("y" * 32, CallError("X", "x")))
         await until(lambda: calls.ignored > 0)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -286,15 +290,30 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
     st.one_of(
         st.binary(max_size=200),
         st.recursive(
-            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-            lambda inner: st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["type", "id", "payload", "requestId", "requestIds", "replyTo", "credit", "code"]
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_nan=False)
+            | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=4)
+                | st.dictionaries(
+                    st.sampled_from(
+                        [
+                            "type",
+                            "id",
+                            "payload",
+                            "requestId",
+                            "requestIds",
+                            "replyTo",
+                            "credit",
+                            "code",
+                        ]
+                    )
+                    | st.text(max_size=4),
+                    inner,
+                    max_size=6,
                 )
-                | st.text(max_size=4),
-                inner,
-                max_size=6,
             ),
             max_leaves=12,
         ).map(msgspec.json.encode),
@@ -313,7 +332,10 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
 def test_r13_no_bytes_whatsoever_stop_a_worker_or_a_caller(body: bytes) -> None:
     async def scenario() -> None:
         target = MemoryTarget()
-        async with serve_calls(build_registry(), target) as server, PendingRequestMap(target) as calls:
+        async with (
+            serve_calls(build_registry(), target) as server,
+            PendingRequestMap(target) as calls,
+        ):
             assert isinstance(server, CallServer)
             server.receive(body, "")
             server.receive(body, calls.mailbox)

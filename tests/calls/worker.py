@@ -1,6 +1,6 @@
 """A worker in a process of its own, so that killing it is real.
 
-    python -m tests.calls.worker '{"world": "redis", "url": "...", "prefix": "...", "options": {}}'
+python -m tests.calls.worker '{"world": "redis", "url": "...", "prefix": "...", "options": {}}'
 """
 
 import asyncio

@@ -393,7 +393,9 @@ _COUNT: JSONObject = {"type": "integer", "minimum": 0}
 def _responded() -> JSONSchema:
     document = cast("JSONObject", dict(cast("JSONObject", RESPONSE_ENVELOPE_SCHEMA.document)))
     definitions = document.pop("$defs", {})
-    payload = _object({"requestId": _TEXT, "output": document}, {"sequence": _COUNT, "replyTo": _TEXT})
+    payload = _object(
+        {"requestId": _TEXT, "output": document}, {"sequence": _COUNT, "replyTo": _TEXT}
+    )
     return {
         "type": "object",
         "required": ["type", "id", "payload"],

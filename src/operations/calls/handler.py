@@ -76,8 +76,7 @@ class Pace:
     async def room(self) -> None:
         """Wait until one more item may go out."""
         while self._credit is not None and (
-            self._sent >= self._credit
-            or (self._unread_bytes >= MAX_UNREAD_BYTES and self._unread)
+            self._sent >= self._credit or (self._unread_bytes >= MAX_UNREAD_BYTES and self._unread)
         ):
             self._more.clear()
             await self._more.wait()
@@ -121,9 +120,7 @@ async def answer(
                 f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
             )
         spec = registry.get_spec(request.operation_id)
-        if request.credit is None and (
-            spec is None or spec.type is not OperationType.SUBSCRIPTION
-        ):
+        if request.credit is None and (spec is None or spec.type is not OperationType.SUBSCRIPTION):
             envelope = await registry.execute(request.operation_id, request.input, context)
             await replies.respond(envelope)
             return
@@ -151,9 +148,7 @@ class CallMap(Protocol):
         """Remember where answers go."""
         ...
 
-    async def respond(
-        self, request_id: str, envelope: Any, *, sequence: int | None = None
-    ) -> None:
+    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
         """Answer with an envelope."""
         ...
 

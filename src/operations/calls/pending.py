@@ -83,6 +83,8 @@ class PendingRequestMap:
         timeout: Seconds a call may take unless it says otherwise.
         idle_timeout: Seconds a subscription may go without an item unless it says otherwise.
         credential: A token for the workers' resolver, sent with every call that brings none.
+        send_identity: Put the caller's identity into requests; by default on trusted targets only, for nobody
+            else believes it.
         heartbeat: Seconds after which a worker that has not answered is asked whether it still has the call.
         silence: Seconds without any sign after which a worker that is connected counts as lost.
 
@@ -99,6 +101,7 @@ class PendingRequestMap:
         timeout: float = DEFAULT_TIMEOUT,
         idle_timeout: float | None = DEFAULT_TIMEOUT,
         credential: str | None = None,
+        send_identity: bool | None = None,
         heartbeat: float = 1.0,
         silence: float = 15.0,
     ) -> None:
@@ -111,6 +114,7 @@ class PendingRequestMap:
         self.mailbox = self.target.mailbox()
         self.pending: dict[str, PendingCall] = {}
         self._credential = credential
+        self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._served: dict[str, str] = {}
         self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
         self._subscription: Subscription | None = None
@@ -206,9 +210,7 @@ class PendingRequestMap:
         """
         await self._ready()
         limit = _remaining(context, self.timeout if timeout is None else timeout)
-        payload = self._request(
-            operation_id, input, context, limit, identity, credential, metadata
-        )
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         if limit <= 0:
             raise _timeout(operation_id)
         call = PendingCall(payload, replayable)
@@ -363,7 +365,7 @@ class PendingRequestMap:
             deadline=time() * 1000 + limit * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
             # What nobody will believe need not be told to everyone who can read the broker.
-            identity=identity if self.target.trusted else None,
+            identity=identity if self._send_identity else None,
             credential=credential or self._credential,
             metadata=metadata,
             reply_to=self.mailbox,
@@ -404,9 +406,7 @@ class PendingRequestMap:
         request_id = call.payload.request_id
         while request_id in self.pending:
             try:
-                await self.target.put(
-                    self.group, body, key=key, reply_to=self.mailbox, wait=wait
-                )
+                await self.target.put(self.group, body, key=key, reply_to=self.mailbox, wait=wait)
             except NobodyThereError as error:
                 if not self._watch.is_settling:
                     self._end(request_id, CallError(ErrorCode.UNAVAILABLE, str(error)))
@@ -499,7 +499,9 @@ class PendingRequestMap:
     def _resolve(self, call: PendingCall, event: CallResponded) -> None:
         if event.payload.sequence is not None:
             # One of many answers, where one was expected.
-            reason = f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
+            reason = (
+                f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
+            )
             self.spawn(self._tell_to_stop(call))
             self._end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
             return

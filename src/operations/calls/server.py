@@ -307,7 +307,9 @@ class CallServer:
         self.malformed += 1
         address = reply_to or event.reply_to
         if event.type == CallRequested.__struct_config__.tag and event.request_id and address:
-            error = CallError(ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}")
+            error = CallError(
+                ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}"
+            )
             self._spawn(self._send(address, encode_error(event.request_id, error)))
 
     def undelivered(self, key: str) -> None:
@@ -351,7 +353,9 @@ class CallServer:
         if job.expires_at is not None:
             remaining = job.expires_at - asyncio.get_running_loop().time()
             if remaining <= 0:
-                error = CallError(ErrorCode.TIMEOUT, "the call was not started: its time had run out")
+                error = CallError(
+                    ErrorCode.TIMEOUT, "the call was not started: its time had run out"
+                )
                 await job.error(error, None)
                 return
         identity: Identity | None

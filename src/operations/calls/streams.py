@@ -99,7 +99,8 @@ class StreamEntry:
                 self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
             ):
                 self._break(
-                    ErrorCode.RESOURCE_EXHAUSTED, "the worker sent more items than there was room for"
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    "the worker sent more items than there was room for",
                 )
             self._wake()
         elif isinstance(event, CallFailed):
@@ -172,8 +173,7 @@ class StreamEntry:
     def grant(self) -> bytes | None:
         """What to tell the worker now that items were read; None while there is room enough."""
         if self._ended or (
-            self._granted - self._read > self._window // 2
-            and self._bytes_since_grant < GRANT_BYTES
+            self._granted - self._read > self._window // 2 and self._bytes_since_grant < GRANT_BYTES
         ):
             return None
         self._granted = self._read + self._window

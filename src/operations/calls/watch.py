@@ -196,7 +196,10 @@ class Watch:
             await self._calls.resend(call)
         else:
             logger.error(
-                "%s was set aside: %s lost %d workers", request.request_id, request.operation_id, call.attempt
+                "%s was set aside: %s lost %d workers",
+                request.request_id,
+                request.operation_id,
+                call.attempt,
             )
             body = encode_event(CallRequested(payload=request))
             await self._calls.target.set_aside(self._calls.group, body)

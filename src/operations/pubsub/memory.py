@@ -111,5 +111,3 @@ class _Registration:
                 self._table[name] = remaining
             else:
                 del self._table[name]
-
-

@@ -1,9 +1,9 @@
 """Events over NATS.
 
-    queue     a subject whose subscribers share a queue group; the server answers at once when there are none
-    mailbox   a subject of its own; the token after it names the request a message is about
-    topic     a subject
-    presence  a ping to the subject: the server answers for those who are gone
+queue     a subject whose subscribers share a queue group; the server answers at once when there are none
+mailbox   a subject of its own; the token after it names the request a message is about
+topic     a subject
+presence  a ping to the subject: the server answers for those who are gone
 """
 
 import asyncio

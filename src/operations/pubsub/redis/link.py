@@ -77,9 +77,7 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
 class Supervised:
     """Something that runs on a connection, and again on the next one when that breaks."""
 
-    def __init__(
-        self, work: Callable[[], Awaitable[None]], lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, work: Callable[[], Awaitable[None]], lost: Callable[[str], None]) -> None:
         self._work = work
         self._lost = lost
         self.attempt = 0

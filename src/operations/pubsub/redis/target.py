@@ -1,12 +1,12 @@
 """An event target on Redis.
 
-    queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first asks
-              whether anybody takes from the queue, and drops a key it has seen before.
-    mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
-              reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
-    topic     a Pub/Sub channel
-    presence  whoever listens or takes also subscribes to a channel of that name; the server counts them, and
-              sees a killed process at once.
+queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first asks
+          whether anybody takes from the queue, and drops a key it has seen before.
+mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
+          reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
+topic     a Pub/Sub channel
+presence  whoever listens or takes also subscribes to a channel of that name; the server counts them, and
+          sees a killed process at once.
 """
 
 import asyncio
@@ -146,7 +146,9 @@ class RedisTarget:
         boxes = [address for address in addresses if self._is_mailbox(address)]
         reader = None
         if boxes:
-            reader = _MailboxReader(self._pool, self._link, boxes, receiver, self._lost, self._restored)
+            reader = _MailboxReader(
+                self._pool, self._link, boxes, receiver, self._lost, self._restored
+            )
             await reader.open()
             self._readers.add(reader)
         self._receivers.append(receiver)
@@ -195,9 +197,7 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
-    ) -> "_Taking":
+    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Taking":
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
         reader = _QueueReader(
@@ -364,7 +364,10 @@ class _MailboxReader:
             self._supervised.attempt = 0
             renewed_at = asyncio.get_running_loop().time()
             while True:
-                command = (*("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS"), *self._positions)
+                command = (
+                    *("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS"),
+                    *self._positions,
+                )
                 answer = await ask(connection, *command, *self._positions.values())
                 for box, entries in answer or ():
                     self._deliver(box.decode(), entries)
