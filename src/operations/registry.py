@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace as replaced
-from typing import Any, Protocol, Self, cast, overload
+from typing import Any, Protocol, Self, Unpack, cast, overload
 
 from msgspec.structs import replace as with_fields
 
@@ -33,6 +33,7 @@ from operations.specs import (
     Function,
     Operation,
     OperationHandler,
+    OperationOptions,
     OperationSpec,
     OperationType,
     OutputPolicy,
@@ -92,6 +93,8 @@ class OperationRegistry:
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
+        self.revision = 0
+        """Counts the changes to what is registered."""
         self._remote = remote
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
@@ -188,10 +191,12 @@ class OperationRegistry:
         self.notify(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
 
-    def operation(self, operation_id: str, **options: Any) -> Callable[[Function], Function]:
+    def operation(
+        self, operation_id: str, **options: Unpack[OperationOptions]
+    ) -> Callable[[Function], Function]:
         """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
 
-        Takes what the module-level `operation` takes.
+        Takes what the module-level `operation` takes, and raises what it and `register` raise.
         """
         mark = operation(operation_id, **options)
 
@@ -461,6 +466,7 @@ class OperationRegistry:
             )
 
     def _forget(self, operation_id: str) -> None:
+        self.revision += 1
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
         self._elsewhere.discard(operation_id)

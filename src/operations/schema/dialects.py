@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 IN_PLACE = ("not", "if", "then", "else")
@@ -84,18 +85,16 @@ def subschemas(schema: JSONObject) -> Iterator[tuple[tuple[str | int, ...], Any]
     What has the wrong shape is passed over: the meta-schema reports it.
     """
     for keyword, held in schema.items():
-        if isinstance(held, dict):
+        if is_object(held):
             if keyword in IN_PLACE or keyword in PARTS:
                 yield (keyword,), held
             elif keyword in IN_PLACE_MAPS or keyword in PART_MAPS or keyword in DEFINITIONS:
-                members: JSONObject = held
-                for name, member in members.items():
+                for name, member in held.items():
                     if isinstance(member, (dict, bool)):
                         yield (keyword, name), member
-        elif isinstance(held, list):
+        elif is_array(held):
             if keyword in IN_PLACE_LISTS or keyword in PART_LISTS:
-                items: list[Any] = held
-                for index, member in enumerate(items):
+                for index, member in enumerate(held):
                     if isinstance(member, (dict, bool)):
                         yield (keyword, index), member
         elif isinstance(held, bool) and (keyword in IN_PLACE or keyword in PARTS):

@@ -10,10 +10,11 @@ from typing import Any
 
 from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
+from operations.schema.casting import Normalise, build_normalise
 from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.guard import guard
-from operations.schema.results import CastResult, Repair, ValueFault
+from operations.schema.results import CastResult, ValueFault
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")
@@ -43,7 +44,7 @@ class CompiledSchema:
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
         self.is_valid: Callable[[Any], bool] = checker.is_valid
-        self.normalise: Callable[[Any], tuple[Any, list[Repair] | None]] = _unchanged
+        self.normalise: Normalise = build_normalise(checker)
 
     def errors(self, value: Any) -> list[ValueFault]:
         """Every failure of `value`; empty when it is valid. Never raises."""
@@ -54,10 +55,6 @@ class CompiledSchema:
         if self._checker.accepts(value):
             return []
         return explain(self._checker, to_json(value))
-
-
-def _unchanged(value: Any) -> tuple[Any, list[Repair] | None]:
-    return to_json(value), []
 
 
 class Schema:

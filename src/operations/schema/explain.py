@@ -11,6 +11,7 @@ from typing import Any
 from operations._json import escape
 from operations.schema.assertions import flat_failures, listed, type_of
 from operations.schema.checking import Checker
+from operations.schema.kinds import is_array, is_object
 from operations.schema.patterns import matcher
 from operations.schema.references import Site
 from operations.schema.results import ValueFault
@@ -63,13 +64,15 @@ class _Walk:
         schema = self._document.keywords(site)
         for keyword, message in flat_failures(schema, value):
             yield ValueFault(path, message, keyword)
-        for _, target in self._document.references(site):
+        for keyword, target in self._document.references(site):
             if target is not None:
                 yield from self.faults(target, value, path)
+            elif not self._accepts_at((site,))(value):
+                yield ValueFault(path, f"does not match {schema[keyword]}", keyword)
         yield from self._in_place(site, schema, value, path)
-        if type(value) is dict:
+        if is_object(value):
             yield from self._object(site, schema, value, path)
-        elif type(value) is list:
+        elif is_array(value):
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
@@ -129,7 +132,7 @@ class _Walk:
                 values.extend(schema["enum"])
             else:
                 named = schema.get("type", ())
-                types.extend(named if isinstance(named, list) else [named])
+                types.extend(named if is_array(named) else [named])
         names = [str(name) for name in dict.fromkeys(types) if name]
         if values and not names:
             return f"must be one of {listed(values)}"
@@ -184,11 +187,10 @@ class _Walk:
             for name, wanted in dependents.items():
                 if name not in value:
                     continue
-                if not isinstance(wanted, list):
+                if not is_array(wanted):
                     yield from self.faults(self._document.at(site, keyword, name), value, path)
                     continue
-                others: list[str] = wanted
-                for other in others:
+                for other in wanted:
                     if other not in value:
                         place = f"{path}/{escape(other)}"
                         yield ValueFault(place, f"is required beside {name!r}", keyword)
@@ -210,6 +212,13 @@ class _Walk:
                     yield from self.faults(others, item, f"{path}/{index}")
         if "contains" in schema:
             yield from self._contains(site, schema, value, path)
+        if "unevaluatedItems" in schema:
+            evaluated, others = self._evaluated_places(site, value), at(site, "unevaluatedItems")
+            for index in sorted(set(range(len(value))) - evaluated):
+                if others.schema is False:
+                    yield ValueFault(f"{path}/{index}", "is one item too many", "unevaluatedItems")
+                else:
+                    yield from self.faults(others, value[index], f"{path}/{index}")
 
     def _worth_a_look(self, site: Site, items: list[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
         """Of many items those that are not valid: most long lists are fine but for a few."""
@@ -240,11 +249,26 @@ class _Walk:
         if "additionalProperties" in schema:
             return set(value)
         for member in self._applied(site, schema, value):
-            nested = self._document.keywords(member)
-            names |= self._evaluated_names(member, value)
-            if "unevaluatedProperties" in nested:
+            if "unevaluatedProperties" in self._document.keywords(member):
                 return set(value)
+            names |= self._evaluated_names(member, value)
         return names
+
+    def _evaluated_places(self, site: Site, value: list[Any]) -> set[int]:
+        """The items that some schema at this place, other than `unevaluatedItems`, has judged."""
+        schema = self._document.keywords(site)
+        prefix, rest = _places(schema)
+        if rest in schema:
+            return set(range(len(value)))
+        places = set(range(len(schema.get(prefix, ()))))
+        if "contains" in schema and prefix == "prefixItems":
+            wanted = self._document.at(site, "contains")
+            places.update(i for i, item in enumerate(value) if self._matches(wanted, item))
+        for member in self._applied(site, schema, value):
+            if "unevaluatedItems" in self._document.keywords(member):
+                return set(range(len(value)))
+            places |= self._evaluated_places(member, value)
+        return places
 
     def _applied(self, site: Site, schema: JSONObject, value: Any) -> Iterator[Site]:
         """The schemas at this place that apply to `value` and accept it."""

@@ -17,6 +17,7 @@ from operations.schema.dialects import (
     IN_PLACE_MAPS,
     subschemas,
 )
+from operations.schema.kinds import is_array
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
 
@@ -183,12 +184,11 @@ def _seen_depth(
 
 def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) -> int | None:
     named = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(named, list):
+    if is_array(named):
         # What is accepted equals one of these.
-        members: list[Any] = named
-        return None if any(isinstance(member, (dict, list)) for member in members) else 0
+        return None if any(isinstance(member, (dict, list)) for member in named) else 0
     types = schema.get("type")
-    names: set[Any] = set(types if isinstance(types, list) else [types])
+    names: set[Any] = set(types if is_array(types) else [types])
     if not names or not names <= _TYPES:
         return None
     parts: list[Site] = []

@@ -19,6 +19,7 @@ from operations.schema.dialects import (
     named_dialect,
     subschemas,
 )
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 MAX_SUBSCHEMAS = 20_000
@@ -111,7 +112,7 @@ class Document:
     def _resolve(self, site: Site, keyword: str, reference: str) -> Site | None:
         if keyword == "$recursiveRef" and self._dynamic.get("", 0) > 1:
             return None
-        address, fragment = urldefrag(urljoin(self._resources[site.resource], reference))
+        address, fragment = urldefrag(_join(self._resources[site.resource], reference))
         start = self._uris.get(address)
         fragment = unquote(fragment)
         if start is None or (keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1):
@@ -127,17 +128,17 @@ class Document:
         place = start.pointer
         for token in fragment.split("/")[1:]:
             name = token.replace("~1", "/").replace("~0", "~")
-            if isinstance(held, dict) and name in held:
+            if is_object(held) and name in held:
                 held = held[name]
                 place += "/" + escape(name)
-            elif isinstance(held, list) and name.isdecimal() and int(name) < len(held):  # pyright: ignore[reportUnknownArgumentType]
+            elif is_array(held) and name.isdecimal() and int(name) < len(held):
                 held = held[int(name)]
                 place += f"/{int(name)}"
             else:
                 return None
-            if isinstance(held, (dict, bool)):
+            if isinstance(held, bool) or is_object(held):
                 site = self._enter(Site(held, place, site.resource))
-        return site if isinstance(held, (dict, bool)) else None
+        return site if site.pointer == place else None
 
     def _enter(self, site: Site) -> Site:
         """`site`, as a resource of its own where it has an identifier."""
@@ -171,7 +172,7 @@ class Document:
         identifier = schema.get(self.dialect.id_keyword)
         if site.resource == site.pointer and isinstance(identifier, str):
             outer = self._resources.get(self._outer(site.pointer), _BASE)
-            uri = urldefrag(urljoin(outer, identifier)).url
+            uri = urldefrag(_join(outer, identifier)).url
             self._resources[site.pointer] = uri
             self._uris[uri] = site
         elif isinstance(identifier, str) and identifier.startswith("#"):
@@ -195,6 +196,11 @@ class Document:
         return place
 
 
+def _join(base: str, reference: str) -> str:
+    """`reference` as seen from `base`. `urljoin` knows no URNs."""
+    return base + reference if reference.startswith("#") else urljoin(base, reference)
+
+
 def _dialect_of(root: JSONSchema) -> Dialect:
     named = named_dialect(root)
     if named is not None:
@@ -208,8 +214,8 @@ def _has_old_tuples(root: JSONSchema) -> bool:
     while stack and budget:
         schema = stack.pop()
         budget -= 1
-        if isinstance(schema, dict):
-            if isinstance(schema.get("items"), list):  # pyright: ignore[reportUnknownMemberType]
+        if is_object(schema):
+            if is_array(schema.get("items")):
                 return "prefixItems" not in schema
-            stack.extend(member for _, member in subschemas(schema))  # pyright: ignore[reportUnknownArgumentType]
+            stack.extend(member for _, member in subschemas(schema))
     return False
