@@ -1,0 +1,1 @@
+"""HTTP APIs and OpenAPI documents, both ways."""
