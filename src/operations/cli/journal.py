@@ -6,25 +6,20 @@ Rule 3: it is bounded: a full file becomes the old one, and the old one goes.
 """
 
 import os
-import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
+from operations.calls import CallGraph, CallRecord
 from operations.config import ConfigFile
-from operations.observe import CallAbandoned, CallEvent, CallFinished, CallStarted, CallYielded
 from operations.registry import OperationRegistry
 
-Recorded: TypeAlias = CallStarted | CallYielded | CallFinished | CallAbandoned
-
 MAX_BYTES = 4 << 20
-_BATCH = 64
 
-_decoder = msgspec.json.Decoder(Recorded)
+_decoder = msgspec.json.Decoder(CallRecord)
 
 
 def journal_path(file: ConfigFile) -> Path:
@@ -39,55 +34,32 @@ def journal_path(file: ConfigFile) -> Path:
 @contextmanager
 def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
     """Keep what happens in `registry` for the length of a `with` block, unless the config says no."""
-    if not file.config.trace.enabled:
+    graph = _graph(journal_path(file)) if file.config.trace.enabled else None
+    if graph is None:
         yield
         return
-    journal = _Journal(journal_path(file))
-    stop = registry.observe(journal)
+    stop = registry.observe(graph)
     try:
         yield
     finally:
         stop()
-        journal.flush()
+        graph.close()
 
 
-class _Journal:
-    """Collects events, and appends them some at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: list[bytes] = []
-        self._broken = False
-
-    def __call__(self, event: CallEvent, /) -> None:
-        if isinstance(event, Recorded) and not isinstance(event, CallYielded):
-            self._lines.append(msgspec.json.encode(event))
-            is_root = isinstance(event, CallFinished) and event.parent_request_id is None
-            if len(self._lines) >= _BATCH or is_root:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write what was collected. A journal that cannot be written is no reason for a call to fail."""
-        lines, self._lines = self._lines, []
-        if not lines or self._broken:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with suppress(FileNotFoundError):
-                if self._path.stat().st_size > MAX_BYTES:
-                    self._path.replace(_old(self._path))
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(handle, b"".join(line + b"\n" for line in lines))
-            finally:
-                os.close(handle)
-        except OSError as error:
-            self._broken = True
-            sys.stderr.write(f"warning: calls are not recorded in {self._path}: {error.strerror}\n")
+def _graph(path: Path) -> CallGraph | None:
+    """A graph that writes to `path`; None where nothing can be written, which is no reason for a call to fail."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > MAX_BYTES:
+                path.replace(_old(path))
+        return CallGraph(path)
+    except OSError:
+        return None
 
 
-def read_journal(path: Path) -> Iterator[Recorded]:
-    """What was recorded, oldest first; lines that cannot be read are passed over."""
+def read_journal(path: Path) -> Iterator[CallRecord]:
+    """The calls that ended, oldest first; lines that cannot be read are passed over."""
     for part in (_old(path), path):
         with suppress(FileNotFoundError), part.open("rb") as lines:
             for line in lines:

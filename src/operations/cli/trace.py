@@ -2,53 +2,40 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 from rich.tree import Tree
 
-from operations.cli.journal import Recorded, journal_path, read_journal
+from operations.calls import CallRecord
+from operations.cli.journal import journal_path, read_journal
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, plain
-from operations.observe import CallAbandoned, CallFinished, CallStarted
 from operations.types import JSONObject
 
 _LOOK_AGAIN = 0.2
 """Seconds between two looks at a journal that is followed."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One call, and the calls it made."""
 
-    operation_id: str
-    request_id: str
-    identity_id: str | None
-    started: int
-    parent: str | None
-    code: str | None = None
-    seconds: float | None = None
-    """None while it runs."""
+    record: CallRecord
+    calls: list["Span"]
 
-    abandoned: bool = False
-    children: list["Span"] = field(default_factory=list["Span"])
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, or one that it made."""
+        return self.record.outcome != "success" or any(call.has_failed for call in self.calls)
 
     def to_json(self) -> JSONObject:
         """For scripts."""
-        return {
-            "operationId": self.operation_id,
-            "requestId": self.request_id,
-            "identityId": self.identity_id,
-            "started": self.started,
-            "seconds": self.seconds,
-            "code": self.code,
-            "abandoned": self.abandoned,
-            "calls": [child.to_json() for child in self.children],
-        }
+        record: JSONObject = msgspec.to_builtins(self.record)
+        return {**record, "calls": [call.to_json() for call in self.calls]}
 
 
 @command
@@ -80,50 +67,29 @@ async def trace(
         roots = [
             root
             for root in spans(read_journal(path))
-            if root.request_id not in shown
-            and (operation_id is None or root.operation_id == operation_id)
-            and (not failed or _has_failed(root))
-            and not (follow and root.seconds is None)
+            if root.record.request_id not in shown
+            and (operation_id is None or root.record.operation_id == operation_id)
+            and (not failed or root.has_failed)
         ][-limit:]
-        _show(roots, screen)
+        _show(roots, screen, many=not follow)
         if not follow:
             if not roots and screen.is_terminal:
                 screen.note(f"no calls are recorded in {path}")
             return
-        shown.update(root.request_id for root in roots)
+        shown.update(root.record.request_id for root in roots)
         while _mark(path) == seen:  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(_LOOK_AGAIN)
 
 
-def spans(events: Iterable[Recorded]) -> list[Span]:
-    """The calls that nobody else's call made, oldest first, each with those it made."""
-    by_id: dict[str, Span] = {}
-    for event in events:
-        match event:
-            case CallStarted():
-                by_id[event.request_id] = Span(
-                    operation_id=event.operation_id,
-                    request_id=event.request_id,
-                    identity_id=event.identity_id,
-                    started=event.timestamp,
-                    parent=event.parent_request_id,
-                )
-            case CallFinished() if event.request_id in by_id:
-                by_id[event.request_id].code = event.code
-                by_id[event.request_id].seconds = event.duration
-            case CallAbandoned() if event.request_id in by_id:
-                by_id[event.request_id].abandoned = True
-            case _:
-                pass
+def spans(records: Iterable[CallRecord]) -> list[Span]:
+    """The calls that no other call made, by the time they started, each with those it made."""
+    ordered = sorted(records, key=lambda record: record.started_at)
+    by_id = {record.request_id: Span(record, []) for record in ordered}
     roots: list[Span] = []
     for span in by_id.values():
-        parent = by_id.get(span.parent or "")
-        (roots if parent is None else parent.children).append(span)
+        parent = by_id.get(span.record.parent_request_id or "")
+        (roots if parent is None else parent.calls).append(span)
     return roots
-
-
-def _has_failed(span: Span) -> bool:
-    return span.code is not None or any(map(_has_failed, span.children))
 
 
 def _mark(path: Path) -> int:
@@ -134,33 +100,36 @@ def _mark(path: Path) -> int:
         return 0
 
 
-def _show(roots: list[Span], screen: Screen) -> None:
-    if screen.json:
-        if roots:
-            screen.value([root.to_json() for root in roots])
+def _show(roots: list[Span], screen: Screen, *, many: bool) -> None:
+    if screen.json and many:
+        screen.value([root.to_json() for root in roots])
         return
     for root in roots:
-        when = datetime.fromtimestamp(root.started / 1000, UTC).astimezone()
-        line = Text(f"{when:%H:%M:%S}  ", style="dim").append_text(_line(root))
-        if root.identity_id is not None:
-            line.append(f"  by {plain(root.identity_id)}", style="dim")
+        if screen.json:
+            screen.item(root.to_json())
+            continue
+        when = datetime.fromtimestamp(root.record.started_at / 1000, UTC).astimezone()
+        line = Text(f"{when:%H:%M:%S}  ", style="dim").append_text(_line(root.record))
+        if root.record.identity_id is not None:
+            line.append(f"  by {plain(root.record.identity_id)}", style="dim")
         tree = Tree(line, guide_style="dim")
         _grow(tree, root)
         screen.show(tree)
 
 
 def _grow(tree: Tree, span: Span) -> None:
-    for child in span.children:
-        _grow(tree.add(_line(child)), child)
+    for call in span.calls:
+        _grow(tree.add(_line(call.record)), call)
 
 
-def _line(span: Span) -> Text:
-    line = Text(plain(span.operation_id), style="bold")
-    if span.seconds is None:
-        return line.append("  running, or cut off", style="yellow")
-    line.append(f"  {span.seconds * 1000:.1f} ms", style="cyan")
-    if span.code is not None:
-        line.append(f"  {plain(span.code)}", style="red")
-    if span.abandoned:
+def _line(record: CallRecord) -> Text:
+    line = Text(plain(record.operation_id), style="bold")
+    if record.duration is not None:
+        line.append(f"  {record.duration * 1000:.1f} ms", style="cyan")
+    if record.items:
+        line.append(f"  {record.items} item{'s' * (record.items != 1)}", style="cyan")
+    if record.outcome != "success":
+        line.append(f"  {plain(record.outcome)}", style="red")
+    if record.abandoned:
         line.append("  left behind", style="yellow")
     return line

@@ -15,6 +15,7 @@ from operations.openapi.config import (
     Select,
 )
 from operations.openapi.document import Problem
+from operations.openapi.export import to_openapi
 from operations.openapi.paging import (
     CursorPaging,
     LinkPaging,
@@ -53,4 +54,5 @@ __all__ = [
     "from_openapi",
     "from_openapi_file",
     "from_openapi_url",
+    "to_openapi",
 ]
