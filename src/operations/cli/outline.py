@@ -17,7 +17,7 @@ _MAX_STEPS = 32
 class Outline:
     """One place in a schema, with the document around it."""
 
-    __slots__ = ("_root", "names", "schema")
+    __slots__ = ("_root", "names", "reference", "schema")
 
     def __init__(
         self, schema: JSONSchema, root: JSONObject | None = None, names: tuple[str, ...] = ()
@@ -33,6 +33,8 @@ class Outline:
             followed.append(reference)
             here = target | {key: value for key, value in here.items() if key != "$ref"}
         self.schema = here
+        self.reference = followed[-1] if followed else None
+        """The definition that stands here by its name."""
         self.names = (*names, *followed)
         """The references that led here, for telling recursion."""
 

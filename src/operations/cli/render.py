@@ -97,9 +97,12 @@ class Screen:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def show(self, *parts: RenderableType) -> None:
-        """Something laid out for people."""
-        self.out.print(*parts)
+    def show(self, part: RenderableType, *, one_line: bool = False) -> None:
+        """Something laid out for people; cut at the edge of a terminal where `one_line`."""
+        if one_line and self.is_terminal:
+            self.out.print(part, no_wrap=True, overflow="ellipsis")
+        else:
+            self.out.print(part, soft_wrap=not self.is_terminal)
 
     def rows(self, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
         """A table on a terminal; lines with tabs between the columns in a pipe."""

@@ -63,9 +63,8 @@ async def _answers(step: Step, registry: OperationRegistry) -> AsyncIterator[JSO
             async for envelope in registry.subscribe(step.operation_id, step.input, context):
                 yield envelope.to_wire()
         else:
-            yield (
-                await _executed(registry.execute(step.operation_id, step.input, context))
-            ).to_wire()
+            envelope = await registry.execute(step.operation_id, step.input, context)
+            yield envelope.to_wire()
     except CallError as error:
         yield {"error": error.to_wire()}
 
