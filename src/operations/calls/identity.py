@@ -1,0 +1,46 @@
+"""Who is behind a request.
+
+    a credential      what the resolver says of it; the event can claim what it likes
+    no credential     who signed in on the connection, where there is such a thing
+    a trusted target  what the event itself says
+
+Rule 1: fail closed. A credential that is refused, that nobody can judge, or whose check breaks, is a refusal
+        of the call, never a call without identity.
+"""
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from operations.access import Identity
+from operations.calls.events import RequestPayload
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import EventTarget
+
+logger = logging.getLogger("operations")
+
+CredentialResolver: TypeAlias = Callable[[str], Identity | None | Awaitable[Identity | None]]
+"""Who a token belongs to; None if to nobody."""
+
+
+async def identify(
+    request: RequestPayload, target: EventTarget, resolve: CredentialResolver | None
+) -> Identity | None:
+    """The identity a request runs with.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if its credential does not hold.
+    """
+    if request.credential is None:
+        return request.identity if target.trusted and request.identity else target.identity
+    identity = None
+    if resolve is not None:
+        try:
+            found = resolve(request.credential)
+            identity = await found if inspect.isawaitable(found) else found
+        except Exception:
+            logger.exception("a credential could not be judged")
+    if identity is None:
+        raise CallError(ErrorCode.ACCESS_DENIED, "the credential is not valid here")
+    return identity

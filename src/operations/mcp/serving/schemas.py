@@ -1,0 +1,140 @@
+"""An operation's schemas as a tool may carry them.
+
+Rule 1: what is listed never says more than the operation's own schema; it may say less.
+Rule 2: definitions nobody refers to are left out, and beyond a budget those farthest from the root become `{}`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias, cast
+
+import msgspec
+
+from operations.types import JSONObject, JSONSchema
+
+RESULT: Final = "result"
+"""Where a result that is no object stands for clients that take objects alone."""
+
+INPUT: Final = "input"
+"""Where an input that is no object stands in the arguments, which always are one."""
+
+_Place: TypeAlias = tuple[str, str]
+"""A definition: the keyword it stands under, and its name."""
+
+_DEFINITIONS: Final = ("$defs", "definitions")
+
+
+def is_object(document: JSONSchema) -> bool:
+    """Whether a schema surely admits objects alone."""
+    return _is_object(document, document, depth=8)
+
+
+def _is_object(schema: Any, root: Any, depth: int) -> bool:
+    if not isinstance(schema, dict) or not depth:
+        return False
+    schema = cast("JSONObject", schema)
+    if schema.get("type") == "object":
+        return True
+
+    def all_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
+        members = schema.get(keyword)
+        return (
+            isinstance(members, list)
+            and bool(members)
+            and judge(_is_object(member, root, depth - 1) for member in cast("list[Any]", members))
+        )
+
+    place = _place(schema.get("$ref"))
+    return (
+        (place is not None and _is_object(_definition(root, place), root, depth - 1))
+        or all_of("allOf", any)
+        or all_of("anyOf", all)
+        or all_of("oneOf", all)
+    )
+
+
+def is_binary(document: JSONSchema) -> bool:
+    """Whether a schema describes bytes."""
+    return isinstance(document, dict) and document.get("contentEncoding") == "base64"
+
+
+def as_object(document: JSONSchema) -> JSONObject:
+    """A schema that admits objects alone, saying so at its root, where clients look for it."""
+    if isinstance(document, dict) and document.get("type") == "object":
+        return document
+    return {"type": "object", **cast("JSONObject", document)}
+
+
+def boxed(document: JSONSchema, key: str) -> JSONObject:
+    """The schema of an object that holds a value of `document` under `key`."""
+    inside = moved(document, f"#/properties/{key}")
+    return {"type": "object", "properties": {key: inside}, "required": [key]}
+
+
+def moved(node: Any, to: str) -> Any:
+    """A schema whose references into itself point to `to`, the place where it will stand."""
+    if isinstance(node, list):
+        return [moved(item, to) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: to + value[1:]
+        if key in ("$ref", "$dynamicRef") and isinstance(value, str) and value[:2] in ("#", "#/")
+        else moved(value, to)
+        for key, value in cast("JSONObject", node).items()
+    }
+
+
+def pruned(document: JSONSchema, budget: int) -> JSONSchema:
+    """`document` with the definitions it uses, as many as fit into `budget` bytes of JSON."""
+    if not isinstance(document, dict) or not any(key in document for key in _DEFINITIONS):
+        return document
+    root: JSONObject = {
+        key: value for key, value in document.items() if key not in _DEFINITIONS or not value
+    }
+    kept: dict[_Place, Any] = {}
+    waiting = deque(_references(root))
+    while waiting:
+        place = waiting.popleft()
+        if place in kept:
+            continue
+        definition = _definition(document, place)
+        if definition is None:
+            continue
+        budget -= len(msgspec.json.encode(definition))
+        kept[place] = definition if budget >= 0 else {}
+        waiting.extend(_references(kept[place]))
+    for (keyword, name), definition in kept.items():
+        root.setdefault(keyword, {})[name] = definition
+    return root
+
+
+def _references(node: Any) -> Iterator[_Place]:
+    """The definitions a schema refers to, in the order of their mention."""
+    stack: list[Any] = [node]
+    while stack:
+        current = stack.pop()
+        if isinstance(current, dict):
+            mapping = cast("JSONObject", current)
+            place = _place(mapping.get("$ref"))
+            if place is not None:
+                yield place
+            stack.extend(reversed(mapping.values()))
+        elif isinstance(current, list):
+            stack.extend(reversed(cast("list[Any]", current)))
+
+
+def _place(reference: Any) -> _Place | None:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    keyword, _, rest = reference[2:].partition("/")
+    name = rest.partition("/")[0]
+    if keyword not in _DEFINITIONS or not name:
+        return None
+    return keyword, name.replace("~1", "/").replace("~0", "~")
+
+
+def _definition(root: Any, place: _Place) -> Any:
+    keyword, name = place
+    definitions = cast("JSONObject", root).get(keyword)
+    return cast("JSONObject", definitions).get(name) if isinstance(definitions, dict) else None
