@@ -258,9 +258,10 @@ async def test_warn_leaves_good_data_alone(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
 
 
-async def test_bytes_pass_as_they_are() -> None:
-    async def handler(_input: Any, _context: OperationContext) -> bytes:
-        return b"\x00"
+@pytest.mark.parametrize("result", [b"\x00", bytearray(b"\x00"), memoryview(b"\x00")], ids=type)
+async def test_bytes_pass_as_they_are(result: Any) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return result
 
     assert (
         await single(handler, output_schema={"type": "string"}).execute("test.run")
@@ -278,7 +279,7 @@ async def test_an_output_schema_that_cannot_be_compiled_counts_as_unknown(
 
 @pytest.mark.parametrize(
     "result",
-    [object(), math.nan, {"a": {1, object()}}, "\ud800", nested(10_000), {("a",): 1}, lambda: 1],
+    [object(), math.nan, {"id": {1, object()}}, "\ud800", nested(10_000), {("a",): 1}, lambda: 1],
     ids=["object", "nan", "inner", "surrogate", "deep", "tuple key", "function"],
 )
 @pytest.mark.parametrize("schema", [{}, {"type": ["object", "array", "number"]}, RESULT], ids=str)
@@ -444,6 +445,14 @@ async def test_a_handler_that_cancels_itself_is_aborted() -> None:
         raise asyncio.CancelledError
 
     assert (await failing(single(handler))).code == ErrorCode.ABORTED
+
+
+async def test_a_handler_that_cancels_its_own_task_does_not_cancel_its_caller() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+
+    assert (await failing(single(handler), None, soon(5000))).code == ErrorCode.ABORTED
 
 
 async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:

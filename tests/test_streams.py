@@ -259,6 +259,15 @@ async def test_an_error_within_the_deadline_comes_through() -> None:
     assert error.code == ErrorCode.EXECUTION_ERROR
 
 
+async def test_a_handler_that_cancels_its_own_task_does_not_cancel_its_consumer() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+
+    assert (await error_of(streaming(handler), None, soon(5000))).code == ErrorCode.ABORTED
+
+
 class Unclosable:
     """An iterator that cannot be closed, and one that fails to."""
 

@@ -75,24 +75,28 @@ async def test_the_loop_stays_free_while_a_hundred_handlers_block() -> None:
     assert worst < 0.2
 
 
-async def test_threads_are_used_again_and_end_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
+async def test_a_thread_is_used_again() -> None:
     pool = ThreadPool()
 
     first = await pool.run(threading.current_thread)
-    second = await pool.run(threading.current_thread)
-    first.join(5)
 
-    assert first is second
-    assert not first.is_alive()
-    assert await pool.run(threading.current_thread) is not first
+    assert await pool.run(threading.current_thread) is first
+
+
+async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
+    pool = ThreadPool()
+
+    thread = await pool.run(threading.current_thread)
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert await pool.run(threading.current_thread) is not thread
 
 
 async def test_closing_lets_idle_threads_end() -> None:
     pool = ThreadPool()
     thread = await pool.run(threading.current_thread)
-    while not pool._idle:
-        await asyncio.sleep(0)
 
     pool.close()
     thread.join(5)

@@ -103,12 +103,14 @@ def lift(value: Any) -> Any:
     if type(value) in _JSON_TYPES:
         return value
     try:
-        return value.value if isinstance(value, Enum) else _spell(value)
+        lifted = value.value if isinstance(value, Enum) else _spell(value)
     except JSONValueError:
         raise
     except Exception as error:
         reason = f"{type(value).__name__} cannot be written as JSON: {error}"
         raise JSONValueError(reason) from error
+    # An enum's value may need lifting itself.
+    return lift(lifted)
 
 
 _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
@@ -198,8 +200,15 @@ def _key(key: Any) -> str:
         if type(key) is str:
             return _text(key)
         if type(key) is int:
-            return msgspec.json.encode(key).decode("ascii")
+            return _digits(key)
     raise JSONValueError(f"an object's key must be a string, not {kind.__name__}")
+
+
+def _digits(key: int) -> str:
+    try:
+        return str(key)
+    except ValueError:
+        raise JSONValueError("an object's key has more digits than Python writes") from None
 
 
 def canonical(value: Any) -> bytes:

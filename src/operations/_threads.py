@@ -22,43 +22,56 @@ _IDLE_SECONDS = 10.0
 class _Job:
     """One function call on its way through a thread."""
 
-    __slots__ = ("_function", "_loop", "_pool", "finished", "future", "left")
+    __slots__ = (
+        "_error",
+        "_function",
+        "_loop",
+        "_pool",
+        "_result",
+        "finished",
+        "future",
+        "left",
+    )
 
     def __init__(self, pool: "ThreadPool", function: Callable[[], Any]) -> None:
         self._pool = pool
         self._function = function
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
+        self._result: Any = None
+        self._error: BaseException | None = None
         self.finished = False
         self.left = False
 
-    def __call__(self) -> None:
-        result: Any = None
-        error: BaseException | None = None
+    def run(self) -> None:
+        """In the thread: do the work and keep what comes of it."""
         try:
-            result = self._function()
+            self._result = self._function()
         except StopIteration as stop:
             # A future cannot carry StopIteration.
-            error = RuntimeError(f"the handler raised {stop!r}")
+            self._error = RuntimeError(f"the handler raised {stop!r}")
         except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the awaiting side
-            error = raised
+            self._error = raised
+
+    def hand_over(self) -> None:
+        """In the thread: let the loop have it."""
         try:
-            self._loop.call_soon_threadsafe(self._deliver, result, error)
+            self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
             # The loop is closed: nobody is left to tell.
             self._pool.abandoned -= self.left
 
-    def _deliver(self, result: Any, error: BaseException | None) -> None:
+    def _deliver(self) -> None:
         self.finished = True
         if self.left:
             self._pool.abandoned -= 1
         elif self.future.cancelled():
             # The caller was cancelled in the same turn of the loop, and has yet to notice.
             pass
-        elif error is not None:
-            self.future.set_exception(error)
+        elif self._error is not None:
+            self.future.set_exception(self._error)
         else:
-            self.future.set_result(result)
+            self.future.set_result(self._result)
 
 
 class ThreadPool:
@@ -132,6 +145,8 @@ class ThreadPool:
                     return
             if job is None:
                 return
-            job()
-            del job
+            job.run()
+            # Idle before the result is out: whoever awaits it finds this thread free.
             self._idle.append(inbox)
+            job.hand_over()
+            del job

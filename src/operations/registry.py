@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace as replaced
-from typing import Any, Protocol, Self, cast, overload
+from typing import Any, Protocol, Self, Unpack, cast, overload
 
 from msgspec.structs import replace as with_fields
 
@@ -33,6 +33,7 @@ from operations.specs import (
     Function,
     Operation,
     OperationHandler,
+    OperationOptions,
     OperationSpec,
     OperationType,
     OutputPolicy,
@@ -190,10 +191,12 @@ class OperationRegistry:
         self.notify(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
 
-    def operation(self, operation_id: str, **options: Any) -> Callable[[Function], Function]:
+    def operation(
+        self, operation_id: str, **options: Unpack[OperationOptions]
+    ) -> Callable[[Function], Function]:
         """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
 
-        Takes what the module-level `operation` takes.
+        Takes what the module-level `operation` takes, and raises what it and `register` raise.
         """
         mark = operation(operation_id, **options)
 

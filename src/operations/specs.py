@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -280,21 +280,48 @@ class Operation:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+class OperationOptions(TypedDict, total=False):
+    """What can be said of a function besides its id."""
+
+    type: OperationType | Literal["query", "mutation"]
+    """A function is a mutation unless it says that it only reads; an async generator is a subscription."""
+
+    version: str
+    """Of the contract; `1.0.0`."""
+
+    title: str
+    """For people."""
+
+    description: str
+    """Instead of the docstring's."""
+
+    tags: Iterable[str]
+    """For search."""
+
+    scopes: Collection[str]
+    """All of these are required of a caller."""
+
+    scopes_any: Collection[str]
+    """At least one of these is required of a caller."""
+
+    access: AccessControl
+    """The whole rule, instead of the two above."""
+
+    errors: Iterable[ErrorDefinition]
+    """What else can happen, by code."""
+
+    idempotent: bool
+    """Running it twice does no more than running it once."""
+
+    output: OutputPolicy
+    """What to do with results that do not fit the schema."""
+
+    meta: JSONObject
+    """Anything to keep with the spec."""
+
+
 def operation(
-    operation_id: str,
-    *,
-    type: OperationType | Literal["query", "mutation"] | None = None,
-    version: str = "1.0.0",
-    title: str | None = None,
-    description: str | None = None,
-    tags: Iterable[str] = (),
-    scopes: Collection[str] = (),
-    scopes_any: Collection[str] | None = None,
-    access: AccessControl | None = None,
-    errors: Iterable[ErrorDefinition] = (),
-    idempotent: bool = False,
-    output: OutputPolicy | None = None,
-    meta: JSONObject | None = None,
+    operation_id: str, **options: Unpack[OperationOptions]
 ) -> Callable[[Function], Function]:
     """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
 
@@ -304,63 +331,68 @@ def operation(
 
     Args:
         operation_id: `namespace.name`.
-        type: `query` or `mutation`; a function is a mutation unless it says that it only reads.
-        version: Of the contract.
-        title: For people.
-        description: Instead of the docstring's.
-        tags: For search.
-        scopes: All of these are required of a caller.
-        scopes_any: At least one of these is required of a caller.
-        access: The whole rule, instead of the two above.
-        errors: What else can happen, by code.
-        idempotent: Running it twice does no more than running it once.
-        output: What to do with results that do not fit the schema.
-        meta: Anything to keep with the spec.
+        options: See `OperationOptions`.
 
     Raises:
         RegistrationError: If the function cannot be an operation; the message says why.
     """
+    if callable(operation_id):
+        raise TypeError('name the operation: @operation("namespace.name")')
 
     def mark(function: Function) -> Function:
-        signature = signature_of(
-            function, context_type=OperationContext, envelope_type=ResponseEnvelope
-        )
-        namespace, _, name = operation_id.partition(".")
-        if signature.kind == "stream":
-            kind = OperationType.SUBSCRIPTION
-            if type is not None and type != kind:
-                raise RegistrationError(f"{operation_id}: an async generator is a subscription")
-        else:
-            kind = OperationType(type or OperationType.MUTATION)
-            if kind is OperationType.SUBSCRIPTION:
-                raise RegistrationError(f"{operation_id}: a subscription is an async generator")
-        if access is not None and (scopes or scopes_any is not None):
-            raise RegistrationError(f"{operation_id}: give either access or scopes, not both")
         try:
-            spec = OperationSpec(
-                name=name,
-                namespace=namespace,
-                version=version,
-                type=kind,
-                title=title,
-                description=signature.description if description is None else description,
-                tags=tuple(tags),
-                input_schema=signature.input_schema,
-                output_schema=signature.output_schema,
-                error_schemas=tuple(errors),
-                access_control=access or AccessControl(scopes, scopes_any),
-                idempotent=idempotent,
-                meta=meta or {},
-            )
+            marked = _operation_from(function, operation_id, options)
         except ValueError as error:
             raise RegistrationError(f"{operation_id}: {error}") from error
-        marked = Operation(spec, signature.bind(function), output, signature.kind == "sync")
         function.__operation__ = marked  # type: ignore[attr-defined]
         return function
 
-    if callable(operation_id):
-        raise TypeError('name the operation: @operation("namespace.name")')
     return mark
+
+
+def _operation_from(
+    function: Callable[..., Any], operation_id: str, options: OperationOptions
+) -> Operation:
+    signature = signature_of(
+        function, context_type=OperationContext, envelope_type=ResponseEnvelope
+    )
+    namespace, _, name = operation_id.partition(".")
+    spec = OperationSpec(
+        name=name,
+        namespace=namespace,
+        version=options.get("version", "1.0.0"),
+        type=_type_of(signature.kind, options.get("type")),
+        title=options.get("title"),
+        description=options.get("description", signature.description),
+        tags=tuple(options.get("tags", ())),
+        input_schema=signature.input_schema,
+        output_schema=signature.output_schema,
+        error_schemas=tuple(options.get("errors", ())),
+        access_control=_access_of(options),
+        idempotent=options.get("idempotent", False),
+        meta=options.get("meta", {}),
+    )
+    return Operation(
+        spec, signature.bind(function), options.get("output"), signature.kind == "sync"
+    )
+
+
+def _type_of(kind: str, asked: str | None) -> OperationType:
+    if kind == "stream":
+        if asked not in {None, OperationType.SUBSCRIPTION}:
+            raise RegistrationError("an async generator is a subscription")
+        return OperationType.SUBSCRIPTION
+    if asked == OperationType.SUBSCRIPTION:
+        raise RegistrationError("a subscription is an async generator")
+    return OperationType(asked or OperationType.MUTATION)
+
+
+def _access_of(options: OperationOptions) -> AccessControl:
+    if "access" in options:
+        if "scopes" in options or "scopes_any" in options:
+            raise RegistrationError("give either access or scopes, not both")
+        return options["access"]
+    return AccessControl(options.get("scopes", ()), options.get("scopes_any"))
 
 
 def operation_of(value: object) -> Operation | None:

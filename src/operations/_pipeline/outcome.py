@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from time import time_ns
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -13,6 +13,7 @@ from operations.envelopes import (
     MCPResponseMeta,
     ResponseEnvelope,
     lift_envelope,
+    local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import CompiledSchema, Repair, Schema, format_value_errors
@@ -23,6 +24,9 @@ logger = logging.getLogger("operations")
 Envelope: TypeAlias = ResponseEnvelope[Any]
 Finisher: TypeAlias = Callable[[Any], Envelope]
 
+_PLAIN = frozenset({bool, float, int, list, str, type(None)})
+"""Types of results that are certainly neither envelopes nor bytes."""
+
 
 def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     """What turns a handler's result into the envelope its caller gets."""
@@ -31,14 +35,16 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     is_known = normalise is not to_json
 
     def finish(result: Any) -> Envelope:
-        kind = type(result)  # pyright: ignore[reportUnknownVariableType]
-        if kind is ResponseEnvelope or (kind is dict and "meta" in result):
+        if type(result) not in _PLAIN:
             envelope = lift_envelope(result)
             if envelope is not None:
                 return _pass_on(envelope, normalise, is_known)
-        data = result if kind is bytes else normalise(result)
+            if isinstance(result, (bytes, bytearray, memoryview)):
+                return local_envelope(bytes(cast("bytes", result)), operation_id)
+        # What `local_envelope` does, without the call: this is the last step of nearly every call.
         return ResponseEnvelope(
-            data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
+            normalise(result),
+            LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000),
         )
 
     return finish

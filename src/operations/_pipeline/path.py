@@ -38,7 +38,8 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> Any:
         pass
     if value is None and plan.is_valid({}):
         return {}
-    return validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
+    validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
+    raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
 
 
 async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
@@ -139,12 +140,19 @@ async def before(
 ) -> Any:
     """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation."""
     try:
-        done, _ = await asyncio.wait({result}, timeout=max(0, deadline / 1000 - time()))
+        await asyncio.wait(
+            {result, work},
+            timeout=max(0, deadline / 1000 - time()),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
     except asyncio.CancelledError:
         await stop(work, plan, context)
         raise
-    if done:
+    if result.done() and not result.cancelled():
         return result.result()
+    if work.done():
+        # Cancelled, but not by us and not by our caller.
+        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
     await stop(work, plan, context)
     raise CallError(ErrorCode.TIMEOUT, f"{plan.id} did not finish in time")
 

@@ -113,33 +113,26 @@ async def _timed_items(
     The whole stream runs in one task, because a handler may hold scopes open across its yields that belong to
     the task that opened them. It works on demand: the handler is never ahead of its consumer.
     """
-    wanted: asyncio.Queue[asyncio.Future[Envelope]] = asyncio.Queue()
+    wanted: asyncio.Queue[asyncio.Future[Envelope | None]] = asyncio.Queue()
 
     async def work() -> None:
         while True:
             answer = await wanted.get()
             try:
-                envelope = await anext(items)
-            except StopAsyncIteration:
-                answer.cancel()
+                answer.set_result(await anext(items, None))
+            except CallError as error:
+                answer.set_exception(error)
                 return
-            except BaseException as error:
-                if not answer.done():
-                    answer.set_exception(error)
-                raise
-            answer.set_result(envelope)
 
     worker = asyncio.create_task(work())
     try:
         while True:
-            answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
-            try:
-                yield cast("Envelope", await before(deadline, answer, worker, plan, context))
-            except asyncio.CancelledError:
-                if answer.cancelled() and worker.done():
-                    return
-                raise
+            envelope = await before(deadline, answer, worker, plan, context)
+            if envelope is None:
+                return
+            yield envelope
     finally:
         await stop(worker, plan, context)
         await _close(items)

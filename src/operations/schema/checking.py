@@ -63,8 +63,7 @@ class Checker:
         found = self._accepts.get(key)
         if found is None:
             targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]
-            found = self._build(targets[0] if len(targets) == 1 else {"allOf": targets})
-            self._accepts[key] = found
+            found = self._accepts[key] = self._build({"allOf": targets} if targets else True)
         return found
 
     def _build(self, schema: JSONSchema) -> Callable[[Any], bool]:

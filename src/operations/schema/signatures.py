@@ -6,7 +6,7 @@ Rule 1: a signature that cannot be served is refused when it is read, naming the
 import inspect
 import types
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
@@ -106,21 +106,18 @@ def _hints(function: Any, name: str) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except Exception as error:
-        place = _unresolved(function)
-        raise RegistrationError(
-            f"{name}: cannot resolve the annotation of {place}: {error}"
-        ) from error
+        places = ", ".join(_unresolved(function))
+        raise RegistrationError(f"{name}: {places} cannot be resolved: {error}") from error
 
 
-def _unresolved(function: Any) -> str:
-    """Which of a function's annotations is the one that cannot be resolved."""
+def _unresolved(function: Any) -> Iterator[str]:
+    """Which of a function's annotations cannot be resolved."""
     for name, annotation in inspect.get_annotations(function).items():
         alone = types.SimpleNamespace(__annotations__={name: annotation})
         try:
             get_type_hints(alone, globalns=function.__globals__, include_extras=True)
         except Exception:  # noqa: BLE001 - an annotation is code and may raise anything
-            return "the result" if name == "return" else f"parameter {name!r}"
-    return "a parameter"
+            yield "the result" if name == "return" else f"parameter {name!r}"
 
 
 def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:

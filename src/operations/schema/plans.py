@@ -1,0 +1,405 @@
+"""What several schemas together say about one value, laid out for casting.
+
+A value rarely meets one schema alone: references, `allOf` and the members of a union that match all speak about it
+at once. A `Plan` merges what they say, so that nothing one of them knows is lost because another does not.
+
+Rule 1: references and `allOf` are merged beforehand. What depends on the value (`anyOf`, `oneOf`, `if`,
+`dependentSchemas`) is a `Choice`; making it gives another plan (`Plan.pick`).
+Rule 2: plans are made when data first needs them and kept. A recursive document has few; a hostile one may not
+make more than a bounded number.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from operations.schema.assertions import has_type, same, type_of
+from operations.schema.checking import Checker
+from operations.schema.kinds import is_array
+from operations.schema.patterns import matcher
+from operations.schema.references import Document, Site
+from operations.types import JSONObject
+
+MAX_PLANS = 5_000
+"""How many plans one document may need."""
+
+MISSING: Final[Any] = object()
+"""No value at all, where null would be one."""
+
+_OBJECT_HINTS = ("properties", "required", "additionalProperties", "patternProperties")
+_ARRAY_HINTS = ("prefixItems", "items", "minItems", "maxItems")
+_USED = frozenset({
+    "additionalItems", "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "items",
+    "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
+    "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
+})  # fmt: skip
+_BARE = frozenset({"default", "deprecated", "description", "examples", "format", "title", "type"})
+_EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
+
+
+class Choice(NamedTuple):
+    """A part of a plan that depends on the value."""
+
+    members: tuple[Site, ...] = ()
+    """The members of an `anyOf` or a `oneOf`."""
+
+    condition: Site | None = None
+    """What an `if` asks."""
+
+    name: str = ""
+    """The property that `dependentSchemas` asks for."""
+
+    then: Site | None = None
+    otherwise: Site | None = None
+
+
+class Field(NamedTuple):
+    """What a plan says about one property name."""
+
+    sites: tuple[Site, ...]
+
+    kept: bool
+    """Whether the property stays. Excess does not."""
+
+    barred: bool
+    """Whether some schema accepts nothing under this name."""
+
+
+class Facet(NamedTuple):
+    """The keywords of one of the merged schemas."""
+
+    site: Site
+    keywords: JSONObject
+
+
+class Planner:
+    """The plans of one document."""
+
+    def __init__(self, checker: Checker) -> None:
+        self.checker = checker
+        self.document: Document = checker.document
+        self._plans: dict[tuple[str, ...], Plan] = {}
+
+    def root(self) -> "Plan":
+        """The plan for the whole document."""
+        return self.plan((self.document.root,))
+
+    def plan(self, sites: tuple[Site, ...]) -> "Plan":
+        """The plan for a value that meets all of `sites`; none of them means that nothing is said."""
+        return self._kept(tuple(site.pointer for site in sites), sites, sites)
+
+    def pick(self, plan: "Plan", picks: tuple[Site, ...]) -> "Plan":
+        """`plan` with its choices made."""
+        sites = plan.sites + picks
+        key = (*(site.pointer for site in plan.sites), "|", *(site.pointer for site in picks))
+        return self._kept(key, sites, picks, plan)
+
+    def _kept(
+        self,
+        key: tuple[str, ...],
+        sites: tuple[Site, ...],
+        fresh: tuple[Site, ...],
+        chosen_from: "Plan | None" = None,
+    ) -> "Plan":
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MAX_PLANS:
+                return Plan(self, (), (), (), asked=frozenset(), opaque=True)
+            facets = list(chosen_from.facets) if chosen_from else []
+            asked = chosen_from.asked if chosen_from else frozenset[str]()
+            choices: list[Choice] = []
+            known = [self._merge(site, facets, choices) for site in fresh]
+            asked = asked.union(*(self._asked(choice) for choice in choices))
+            found = Plan(
+                self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
+            )
+            self._plans[key] = found
+        return found
+
+    def _asked(self, choice: Choice) -> list[str]:
+        """Names that a condition asks about. Stripping those would change its answer."""
+        if choice.condition is not None:
+            return list(self.plan((choice.condition,)).fields)
+        return [choice.name] if choice.name else []
+
+    def _merge(self, site: Site, facets: list[Facet], choices: list[Choice]) -> bool:
+        """Add what `site` says; False if some of it only the validator can follow."""
+        if any(facet.site.pointer == site.pointer for facet in facets):
+            return True
+        document, known = self.document, True
+        keywords = document.keywords(site)
+        # First what is referred to, so that what stands beside a reference has the last word.
+        own = Facet(site, keywords)
+        for _, target in document.references(site):
+            known = target is not None and self._merge(target, facets, choices) and known
+        for index in range(len(keywords.get("allOf", ()))):
+            known = self._merge(document.at(site, "allOf", index), facets, choices) and known
+        if not isinstance(site.schema, bool):
+            facets.append(own)
+            choices.extend(_choices(document, own))
+        return known
+
+
+def _choices(document: Document, facet: Facet) -> list[Choice]:
+    site, keywords = facet
+    found: list[Choice] = []
+    for keyword in ("anyOf", "oneOf"):
+        if keywords.get(keyword):
+            members = (document.at(site, keyword, i) for i in range(len(keywords[keyword])))
+            found.append(Choice(tuple(members)))
+    if "if" in keywords and ("then" in keywords or "else" in keywords):
+        then, otherwise = (
+            document.at(site, name) if name in keywords else None for name in ("then", "else")
+        )
+        condition = document.at(site, "if")
+        found.append(Choice(condition=condition, then=then, otherwise=otherwise))
+    for keyword in ("dependentSchemas", "dependencies"):
+        dependents: JSONObject = keywords.get(keyword, {})
+        for name, member in dependents.items():
+            if not isinstance(member, list):
+                found.append(Choice(name=name, then=document.at(site, keyword, name)))
+    return found
+
+
+class Plan:
+    """What the schemas at `sites` together say about a value.
+
+    Attributes:
+        sites: The schemas, before merging.
+        facets: The merged schemas.
+        choices: What depends on the value.
+        asked: Properties that a condition asks about, here or where this plan was picked from.
+        opaque: Whether something is said that cannot be planned for; everything is then kept.
+        types: The JSON types that are allowed, in the order a schema names them; None: any.
+        constants: The only values that are allowed; None: any.
+        default: The declared default, or `MISSING`. Of several the last counts.
+        required: The properties that have to be there.
+        fields: The properties known by name.
+        leaves, leaves_known: Kept here for `leaves.leaf_types`.
+    """
+
+    __slots__ = (
+        "_accepts", "_bare", "_patterned", "_planner", "asked", "choices", "constants", "default", "facets",
+        "fields", "is_map", "leaves", "leaves_known", "opaque", "required", "sites", "types",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        planner: Planner,
+        sites: tuple[Site, ...],
+        facets: tuple[Facet, ...],
+        choices: tuple[Choice, ...],
+        *,
+        asked: frozenset[str],
+        opaque: bool,
+    ) -> None:
+        self._planner = planner
+        self._accepts: Callable[[Any], bool] | None = None
+        self._bare: bool | None = None
+        self.leaves: frozenset[type] | None = None
+        self.leaves_known = False
+        self.sites = sites
+        self.facets = facets
+        self.choices = choices
+        self.asked = asked
+        self.opaque = opaque
+        self.constants = _constants(facets)
+        self.types = _types(facets, self.constants)
+        self.default = next(
+            (f.keywords["default"] for f in reversed(facets) if "default" in f.keywords), MISSING
+        )
+        self.required = tuple(dict.fromkeys(_strings(facets, "required")))
+        self.is_map = not any(facet.keywords.get("properties") for facet in facets)
+        self._patterned = any("patternProperties" in facet.keywords for facet in facets)
+        self.fields = {
+            name: self.field(name)
+            for name in dict.fromkeys((*_strings(facets, "properties"), *self.required))
+        }
+
+    @property
+    def accepts(self) -> Callable[[Any], bool]:
+        """Whether a JSON value is valid for everything merged here."""
+        if self._accepts is None:
+            # A validator is worth its making only where there is more to check than the type.
+            at = self._planner.checker.accepts_at
+            self._accepts = self._has_type if self.is_bare else at(self.sites)
+        return self._accepts
+
+    def _has_type(self, value: Any) -> bool:
+        return self.types is None or any(has_type(value, name) for name in self.types)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is said that a cast could use."""
+        if self.opaque or self.choices:
+            return self.opaque
+        return not any(_USED.intersection(facet.keywords) for facet in self.facets)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether a type is all that is said: whatever has it is valid."""
+        if self._bare is None:
+            said = {name for facet in self.facets for name in facet.keywords}
+            self._bare = not self.choices and not self.opaque and said <= _BARE
+        return self._bare and bool(self.facets)
+
+    def allows(self, kind: str) -> bool:
+        """Whether values of the JSON type `kind` are allowed."""
+        if self.types is None or kind in self.types:
+            return True
+        return kind == "integer" and "number" in self.types
+
+    def pick(self, picks: tuple[Site, ...]) -> "Plan":
+        """The plan once the choices are made: with `picks`, and without the choices of this one."""
+        return self._planner.pick(self, picks)
+
+    def member(self, site: Site) -> "Plan":
+        """The plan of one member of a choice by itself."""
+        return self._planner.plan((site,))
+
+    def part(self, sites: tuple[Site, ...]) -> "Plan":
+        """The plan for a part of the value."""
+        return self._planner.plan(sites)
+
+    def keyword(self, name: str) -> list[Any]:
+        """What each schema that has the keyword says."""
+        return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
+
+    def field(self, name: str) -> Field:
+        """What is said about the property `name`."""
+        at = self._planner.document.at
+        sites: list[Site] = []
+        needed = name in self.required or name in self.asked
+        known = self.opaque or self.is_map or needed
+        forbidden = False
+        for site, keywords in self.facets:
+            mine = name in keywords.get("properties", ())
+            if mine:
+                sites.append(at(site, "properties", name))
+                forbidden = forbidden or sites[-1].schema is False
+            for pattern in keywords.get("patternProperties", ()):
+                if matcher(pattern)(name):
+                    sites.append(at(site, "patternProperties", pattern))
+                    mine = True
+            known = known or mine
+            rest = MISSING if mine else keywords.get("additionalProperties", MISSING)
+            forbidden = forbidden or rest is False
+            if isinstance(rest, dict):
+                sites.append(at(site, "additionalProperties"))
+            known = known or rest is True or isinstance(rest, dict)
+        if not known:
+            for site, keywords in self.facets:
+                rest = keywords.get("unevaluatedProperties", False)
+                if rest is not False:
+                    sites.append(at(site, "unevaluatedProperties"))
+                    known = True
+        # A closed schema that does not know the name could never accept it.
+        kept = known and (needed or not forbidden)
+        return Field(tuple(sites), kept, barred=forbidden)
+
+    @property
+    def keeps_unnamed(self) -> bool:
+        """Whether properties may stay that are not in `fields`."""
+        return (
+            self.opaque
+            or self.is_map
+            or self._patterned
+            or bool(self.asked)
+            or any(rest is not False for rest in self.keyword("additionalProperties"))
+            or any(rest is not False for rest in self.keyword("unevaluatedProperties"))
+        )
+
+    def place(self, index: int) -> tuple[Site, ...]:
+        """What is said about the item at `index` of an array."""
+        at = self._planner.document.at
+        sites: list[Site] = []
+        for site, keywords in self.facets:
+            first, rest = _item_keywords(keywords)
+            if index < len(keywords.get(first, ())):
+                sites.append(at(site, first, index))
+            elif isinstance(keywords.get(rest), dict):
+                sites.append(at(site, rest))
+        return tuple(sites)
+
+    @property
+    def places(self) -> int:
+        """How many first items of an array are described one by one."""
+        return max(
+            (len(f.keywords.get(_item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
+        )
+
+    @property
+    def least_items(self) -> int:
+        """`minItems`."""
+        return max((int(least) for least in self.keyword("minItems")), default=0)
+
+    @property
+    def most_items(self) -> int | None:
+        """`maxItems`, or what a tuple without further items allows."""
+        limits = [int(most) for most in self.keyword("maxItems")]
+        for _, keywords in self.facets:
+            first, rest = _item_keywords(keywords)
+            if keywords.get(rest) is False:
+                limits.append(len(keywords.get(first, ())))
+        return min(limits, default=None)
+
+    @property
+    def likely_types(self) -> tuple[str, ...]:
+        """The types to try when a value has to be made."""
+        if self.types is not None:
+            return self.types
+        if any(self.keyword(name) for name in _OBJECT_HINTS):
+            return ("object",)
+        if any(self.keyword(name) for name in _ARRAY_HINTS):
+            return ("array",)
+        return ("null", "string", "integer", "boolean", "object", "array")
+
+
+def _strings(facets: tuple[Facet, ...], keyword: str) -> list[str]:
+    return [name for facet in facets for name in facet.keywords.get(keyword, ())]
+
+
+def _item_keywords(keywords: JSONObject) -> tuple[str, str]:
+    """The keywords for the first items and for the rest; up to 2019-09 they had other names."""
+    if isinstance(keywords.get("items"), list):
+        return "items", "additionalItems"
+    return "prefixItems", "items"
+
+
+def _constants(facets: tuple[Facet, ...]) -> list[Any] | None:
+    """The values that every `const` and `enum` allows."""
+    allowed: list[Any] | None = None
+    for _, keywords in facets:
+        for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
+            if is_array(listed):
+                allowed = [
+                    member
+                    for member in listed
+                    if allowed is None or any(same(member, other) for other in allowed)
+                ]
+    return allowed
+
+
+def _types(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str, ...] | None:
+    """The types that every `type` allows; an integer is also a number."""
+    allowed: tuple[str, ...] | None = None
+    for _, keywords in facets:
+        named = keywords.get("type")
+        if named is not None:
+            names = named if is_array(named) else [named]
+            allowed = tuple(names) if allowed is None else _both(allowed, names)
+    if constants is None:
+        return allowed
+    seen = list(dict.fromkeys(type_of(constant) for constant in constants))
+    return tuple(seen) if allowed is None else _both(allowed, seen)
+
+
+def _both(first: tuple[str, ...], second: list[str]) -> tuple[str, ...]:
+    found = [
+        name
+        for name in _EVERY_TYPE
+        if (name in first or (name == "integer" and "number" in first))
+        and (name in second or (name == "integer" and "number" in second))
+    ]
+    if "number" in found and "integer" in found:
+        found.remove("integer")
+    return tuple(sorted(found, key=lambda name: first.index(name) if name in first else len(first)))

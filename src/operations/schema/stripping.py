@@ -1,0 +1,327 @@
+"""The quick pass of a cast, compiled to closures: strips excess and fills defaults, and repairs nothing.
+
+Most values are right but for a property too many or a default left out. This pass copies what the plan knows and
+leaves the judgement on scalars to one call of the validator afterwards; at the first sign of anything
+else it gives up, and `repairing` takes over.
+
+Rule 1: every container in the result is fresh, and every scalar of an exact JSON type that the validator looks at.
+What it does not look at goes through `to_json`.
+Rule 2: no paths, no reports, no allocation that the result does not need.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from msgspec import ValidationError, convert, to_builtins
+
+from operations._json import JSONValueError, lift, to_json
+from operations.schema.guard import guard
+from operations.schema.leaves import leaf_types, scalar_types
+from operations.schema.plans import MISSING, Choice, Plan, Planner
+from operations.schema.references import Site
+from operations.schema.repairing import Repairer, applied
+from operations.schema.structs import Shape, Shaper
+
+Strip: TypeAlias = Callable[[Any, int], Any]
+"""Takes a value and how deep it may nest; gives the stripped copy."""
+
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_JSON = _SCALARS | {dict, list}
+
+
+class GaveUpError(Exception):
+    """The value needs more than stripping."""
+
+
+class _Stage:
+    """One plan's closure, compiled when data first reaches it."""
+
+    __slots__ = ("_plan", "_stripper", "strip")
+
+    def __init__(self, stripper: "Stripper", plan: Plan) -> None:
+        self._stripper = stripper
+        self._plan = plan
+        self.strip: Strip = self._compile_and_strip
+
+    def _compile_and_strip(self, value: Any, room: int) -> Any:
+        self.strip = self._stripper.compile(self._plan)
+        return self.strip(value, room)
+
+
+class Stripper:
+    """Compiles the plans of one document."""
+
+    def __init__(self, planner: Planner, repairer: Repairer) -> None:
+        self._repairer = repairer
+        self._recursive = planner.checker.verdict.recursive
+        self._stages: dict[Plan, _Stage] = {}
+        self._shaper = Shaper(repairer.default)
+
+    def stage(self, plan: Plan) -> _Stage:
+        """Where the closure of `plan` is, or will be."""
+        found = self._stages.get(plan)
+        if found is None:
+            found = self._stages[plan] = _Stage(self, plan)
+        return found
+
+    def compile(self, plan: Plan) -> Strip:
+        """The closure of `plan`."""
+        leaf = leaf_types(plan)
+        if leaf is not None:
+            return _leaf_strip(leaf)
+        if plan.is_unknown:
+            return to_json
+        general = self._choosing(plan) if plan.choices else self._general(plan)
+        shape = self._shaper.shape(plan)
+        return general if shape is None else _shaped(shape, general)
+
+    def _general(self, plan: Plan) -> Strip:
+        on_object = self._object(plan) if plan.allows("object") else _give_up
+        on_array = self._array(plan) if plan.allows("array") else _give_up
+        scalars = scalar_types(plan.types or ())
+        typed = plan.types is not None
+
+        def strip(value: Any, room: int) -> Any:
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+            if kind is dict:
+                return on_object(value, room)
+            if kind is list:
+                return on_array(value, room)
+            if kind in scalars:
+                return value
+            if kind in _SCALARS:
+                if typed:
+                    raise GaveUpError
+                return to_json(value)
+            return strip(lift(value), room)
+
+        return strip
+
+    # Objects
+
+    def _object(self, plan: Plan) -> Strip:
+        fields: list[_Property] = []
+        for name, field in plan.fields.items():
+            if not field.kept:
+                continue
+            part = plan.part(field.sites)
+            default = MISSING
+            if not field.barred:
+                default = self._repairer.default(part, name in plan.required)
+            leaf = leaf_types(part)
+            stage = self.stage(part) if leaf is None else None
+            fields.append(_Property(name, leaf or frozenset(), stage, default))
+        return _object_strip(tuple(fields), self._others(plan) if plan.keeps_unnamed else None)
+
+    def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
+        """What to do with a property nobody named: its closure, or None to strip it."""
+        known: dict[str, _Stage | None] = dict.fromkeys(plan.fields)
+
+        def stage_of(name: str) -> _Stage | None:
+            if name in known:
+                return known[name]
+            field = plan.field(name)
+            stage = self.stage(plan.part(field.sites)) if field.kept else None
+            if len(known) < _MAX_NAMES:
+                known[name] = stage
+            return stage
+
+        return stage_of
+
+    # Arrays
+
+    def _array(self, plan: Plan) -> Strip:
+        if plan.places or True in plan.keyword("uniqueItems"):
+            return self._tuple(plan)
+        part = plan.part(plan.place(0))
+        if part.is_unknown:
+            return to_json
+        leaf = leaf_types(part)
+        if leaf is not None:
+            return _scalar_list(leaf)
+        stage = self.stage(part)
+
+        def strip(value: list[Any], room: int) -> Any:
+            if room <= 0:
+                raise GaveUpError
+            strip_item, room = stage.strip, room - 1
+            return [strip_item(item, room) for item in value]
+
+        return strip
+
+    def _tuple(self, plan: Plan) -> Strip:
+        first = [self.stage(plan.part(plan.place(index))) for index in range(plan.places)]
+        rest = self.stage(plan.part(plan.place(plan.places)))
+
+        def strip(value: list[Any], room: int) -> Any:
+            if room <= 0:
+                raise GaveUpError
+            room -= 1
+            result = [stage.strip(item, room) for stage, item in zip(first, value, strict=False)]
+            result += [rest.strip(item, room) for item in value[len(first) :]]
+            return result
+
+        return strip
+
+    # Choices
+
+    def _choosing(self, plan: Plan) -> Strip:
+        """Decides by the type of the value where that is enough, else asks the validator of each member."""
+        objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
+        arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
+        settle = _settled if self._recursive else _as_it_is
+        plain = self._leaf_scalars(plan)
+        picked: dict[tuple[str, ...], _Stage] = {}
+
+        def strip(value: Any, room: int) -> Any:
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+            if kind in plain:
+                return value
+            if kind is not dict and kind is not list:
+                if kind not in _SCALARS:
+                    return strip(lift(value), room)
+                raise GaveUpError
+            settle(value, room)
+            picks: list[Site] = []
+            for choice, members in zip(
+                plan.choices, objects if kind is dict else arrays, strict=True
+            ):
+                if not choice.members:
+                    picks += applied(plan, choice, value)
+                elif len(members) == 1:
+                    picks.append(members[0][0])
+                else:
+                    fitting = [site for site, part in members if part.accepts(value)]
+                    if not fitting:
+                        raise GaveUpError
+                    picks += fitting
+            key = tuple(site.pointer for site in picks)
+            stage = picked.get(key)
+            if stage is None:
+                stage = picked[key] = self.stage(plan.pick(tuple(picks)))
+            return stage.strip(value, room)
+
+        return strip
+
+    def _leaf_scalars(self, plan: Plan) -> frozenset[type]:
+        """The scalars that need no choice because the validator looks at them whatever is chosen."""
+        if plan.types is not None:
+            return scalar_types(plan.types)
+        found = [
+            [plan.member(member).types for member in choice.members]
+            for choice in plan.choices
+            if choice.members
+        ]
+        typed = [types for types in found if None not in types]
+        return scalar_types(name for types in typed[:1] for group in types for name in group or ())
+
+    def _candidates(self, plan: Plan, choice: Choice, kind: str) -> list[tuple[Site, Plan]]:
+        parts = [(member, plan.member(member)) for member in choice.members]
+        return [(member, part) for member, part in parts if part.allows(kind)]
+
+
+_MAX_NAMES = 1_000
+"""How many property names nobody declared are remembered."""
+
+
+def _give_up(_value: Any, _room: int) -> Any:
+    raise GaveUpError
+
+
+def _as_it_is(_value: Any, _room: int) -> None:
+    pass
+
+
+def _settled(value: Any, room: int) -> None:
+    """Before a recursive validator sees it: is it JSON, and not too deep?"""
+    try:
+        guard(value, room)
+    except JSONValueError:
+        raise GaveUpError from None
+
+
+def _shaped(shape: Shape, general: Strip) -> Strip:
+    target, depth = shape
+
+    def strip(value: Any, room: int) -> Any:
+        if room < depth:
+            return general(value, room)
+        try:
+            return to_builtins(convert(value, target))
+        except (ValidationError, TypeError):
+            # Not JSON builtins, or not of this shape: there may still be a way.
+            return general(value, room)
+
+    return strip
+
+
+def _leaf_strip(allowed: frozenset[type]) -> Strip:
+    def strip(value: Any, _room: int) -> Any:
+        return value if type(value) in allowed else _lifted(value, allowed)
+
+    return strip
+
+
+def _lifted(value: Any, allowed: frozenset[type]) -> Any:
+    """A scalar that is not of an allowed type itself, as one that is."""
+    if type(value) not in _JSON:
+        value = to_json(value)
+        if type(value) in allowed:
+            return value
+    raise GaveUpError
+
+
+def _scalar_list(allowed: frozenset[type]) -> Strip:
+    def strip(value: list[Any], room: int) -> Any:
+        if room <= 0:
+            raise GaveUpError
+        if allowed.issuperset(map(type, value)):
+            return value.copy()
+        return [item if type(item) in allowed else _lifted(item, allowed) for item in value]
+
+    return strip
+
+
+class _Property(NamedTuple):
+    """A property known by name."""
+
+    name: str
+
+    leaf: frozenset[type]
+    """The scalars it may be; none where it has a closure."""
+
+    stage: _Stage | None
+    default: Any
+
+
+def _object_strip(
+    fields: tuple[_Property, ...], others: Callable[[str], _Stage | None] | None
+) -> Strip:
+    """An object's properties in the order the schema names them, then those that may stay as well."""
+
+    def strip(value: dict[Any, Any], room: int) -> Any:
+        if room <= 0:
+            raise GaveUpError
+        room -= 1
+        result: dict[str, Any] = {}
+        for name, leaf, stage, default in fields:
+            if name in value:
+                item = value[name]
+                if type(item) in leaf:
+                    result[name] = item
+                elif stage is None:
+                    result[name] = _lifted(item, leaf)
+                else:
+                    result[name] = stage.strip(item, room)
+            elif default is not MISSING:
+                result[name] = default if type(default) in _SCALARS else to_json(default)
+        if others is not None or len(result) < len(value):
+            for name, item in value.items():
+                if type(name) is not str:
+                    raise GaveUpError
+                stage = None if others is None else others(name)
+                if stage is not None:
+                    result[name] = stage.strip(item, room)
+        return result
+
+    return strip

@@ -1,0 +1,491 @@
+"""What counts as JSON, how values become it, and how refusals name their place."""
+
+import asyncio
+import dataclasses
+import datetime as dt
+import enum
+import ipaddress
+import os
+import re
+import uuid
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
+
+
+def kind(value: object) -> str:
+    """What to call a value in a test's name; its own words may differ from run to run."""
+    return type(value).__name__
+
+
+class Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Whole(int):
+    def __int__(self) -> int:
+        return 99
+
+    def __index__(self) -> int:
+        return 99
+
+
+class Real(float):
+    def __float__(self) -> float:
+        return 99.0
+
+
+class Size(enum.StrEnum):
+    SMALL = "small"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Kind(enum.Enum):
+    PAIR = ("a", 1)
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Moment(dt.datetime):
+    pass
+
+
+class Price(Decimal):
+    pass
+
+
+class Blob(bytes):
+    pass
+
+
+class Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+
+    first_name: str = pydantic.Field(alias="firstName")
+    at: dt.date = dt.date(2024, 1, 2)
+
+
+@pydantic.dataclasses.dataclass
+class PydanticPoint:
+    at: dt.date
+
+
+@dataclasses.dataclass
+class Holder:
+    held: Any
+    _hidden: int = 1
+
+
+@attrs.define
+class AttrsHolder:
+    held: Any
+
+
+class Row(msgspec.Struct, rename="camel"):
+    row_id: int
+    note: str | msgspec.UnsetType = msgspec.UNSET
+    held: Any = None
+
+
+class Tagged(msgspec.Struct, tag="it", tag_field="kind"):
+    a: int
+
+
+class Listed(msgspec.Struct, array_like=True):
+    a: int
+    b: str
+
+
+class TaggedList(msgspec.Struct, array_like=True, tag=True):
+    a: int
+
+
+class Brief(msgspec.Struct, omit_defaults=True):
+    a: int = 1
+    b: Any = None
+    c: list[int] = []
+
+
+class Where:
+    def __fspath__(self) -> str:
+        return "some/where"
+
+
+class OwnMapping(Mapping[str, int]):
+    def __getitem__(self, key: str) -> int:
+        return {"a": 1}[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["a"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+UTC = dt.UTC
+UNIQUE = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+BECOMES: list[tuple[Any, Any]] = [
+    (Text("a"), "a"),
+    (Whole(3), 3),
+    (Real(0.5), 0.5),
+    (Size.SMALL, "small"),
+    (Level.LOW, 1),
+    (Kind.PAIR, ["a", 1]),
+    ((1, (2,)), [1, [2]]),
+    (Point(1, 2), [1, 2]),
+    ({1}, [1]),
+    (frozenset({"a"}), ["a"]),
+    (deque([1, 2]), [1, 2]),
+    (range(3), [0, 1, 2]),
+    ({"a": 1}.keys(), ["a"]),
+    ({"a": 1}.values(), [1]),
+    (OrderedDict(a=(1,)), {"a": [1]}),
+    (defaultdict(list, a=[1]), {"a": [1]}),
+    (Counter("aa"), {"a": 2}),
+    (ChainMap({"a": 1}, {"b": 2}), {"a": 1, "b": 2}),
+    (MappingProxyType({"a": 1}), {"a": 1}),
+    (OwnMapping(), {"a": 1}),
+    (dt.datetime(2024, 1, 2, 3, 4, 5), "2024-01-02T03:04:05"),  # noqa: DTZ001
+    (dt.datetime(2024, 1, 2, 3, 4, 5, 6, UTC), "2024-01-02T03:04:05.000006Z"),
+    (
+        dt.datetime(2024, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))),
+        "2024-01-02T00:00:00+02:00",
+    ),
+    (Moment(2024, 1, 2, tzinfo=UTC), "2024-01-02T00:00:00Z"),
+    (dt.date(2024, 1, 2), "2024-01-02"),
+    (dt.time(1, 2, 3), "01:02:03"),
+    (dt.time(1, 2, 3, tzinfo=UTC), "01:02:03Z"),
+    (dt.timedelta(days=1, seconds=2), "P1DT2S"),
+    (Decimal("1.50"), "1.50"),
+    (Price("2.5"), "2.5"),
+    (UNIQUE, str(UNIQUE)),
+    (b"ab", "YWI="),
+    (bytearray(b"ab"), "YWI="),
+    (memoryview(b"ab"), "YWI="),
+    (Blob(b"ab"), "YWI="),
+    (PurePosixPath("a/b"), "a/b"),
+    (Path("a"), "a"),
+    (Where(), "some/where"),
+    (ipaddress.IPv4Address("127.0.0.1"), "127.0.0.1"),
+    (ipaddress.IPv6Address("::1"), "::1"),
+    (Holder(1), {"held": 1, "_hidden": 1}),
+    (AttrsHolder((1,)), {"held": [1]}),
+    (Row(1), {"rowId": 1, "held": None}),
+    (Row(1, "n", Row(2)), {"rowId": 1, "note": "n", "held": {"rowId": 2, "held": None}}),
+    (Tagged(1), {"kind": "it", "a": 1}),
+    (Listed(1, "b"), [1, "b"]),
+    (TaggedList(1), ["TaggedList", 1]),
+    (Brief(), {}),
+    (Brief(2, Holder(1)), {"a": 2, "b": {"held": 1, "_hidden": 1}}),
+    (Model(firstName="Ada"), {"firstName": "Ada", "at": "2024-01-02"}),
+    (pydantic.RootModel[list[int]]([1]), [1]),
+    (PydanticPoint(dt.date(2024, 1, 2)), {"at": "2024-01-02"}),
+    (pydantic.SecretStr("hidden"), "**********"),
+    (pydantic.AnyUrl("http://example.com/"), "http://example.com/"),
+    (
+        Holder(Model(firstName="Ada")),
+        {"held": {"firstName": "Ada", "at": "2024-01-02"}, "_hidden": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
+def test_a_value_becomes_json_builtins_of_exactly_these_types(value: Any, expected: Any) -> None:
+    result = to_json(value)
+
+    assert result == expected
+    assert_builtins(result)
+
+
+@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
+def test_lifting_gives_a_json_type_and_finishing_the_job_gives_the_same(
+    value: Any, expected: Any
+) -> None:
+    lifted = lift(value)
+
+    assert type(lifted) in {dict, list, str, int, float, bool, type(None)}
+    assert to_json(lifted) == expected
+
+
+def assert_builtins(value: Any) -> None:
+    assert type(value) in {dict, list, str, int, float, bool, type(None)}
+    if isinstance(value, dict):
+        assert all(type(key) is str for key in value)
+        for item in value.values():
+            assert_builtins(item)
+    if isinstance(value, list):
+        for item in value:
+            assert_builtins(item)
+
+
+@pytest.mark.parametrize("value", [{}, [], "é", 1, 1.5, True, None, 2**80], ids=kind)
+def test_json_stays_as_it_is(value: Any) -> None:
+    assert to_json(value) == value
+    assert type(to_json(value)) is type(value)
+    assert lift(value) is value
+
+
+def test_containers_are_fresh() -> None:
+    inner: list[int] = [1]
+    value = {"a": inner}
+
+    result = to_json(value)
+    result["a"].append(2)
+
+    assert value == {"a": [1]}
+
+
+def async_function() -> Any:
+    async def nothing() -> None:
+        pass
+
+    return nothing()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        (item for item in "ab"),
+        iter([1]),
+        len,
+        lambda: None,
+        ValueError("no"),
+        Holder,
+        Model,
+        int,
+        1j,
+        asyncio,
+        re.compile("a"),
+    ],
+    ids=kind,
+)
+def test_what_has_no_form_in_json_is_refused_by_its_type(value: Any) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        to_json({"a": [0, value]})
+
+    assert caught.value.path == "/a/1"
+    assert type(value).__name__ in caught.value.reason
+
+
+def test_a_coroutine_is_refused() -> None:
+    coroutine = async_function()
+    with pytest.raises(JSONValueError, match="coroutine"):
+        to_json(coroutine)
+    coroutine.close()
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), Real("nan")])
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [
+        (lambda number: number, ""),
+        (lambda number: {"a/b": number}, "/a~1b"),
+        (lambda number: [0, {"~": number}], "/1/~0"),
+        (lambda number: (0, number), "/1"),
+        (lambda number: Holder(Holder(number)), "/held/held"),
+        (lambda number: Row(1, held=number), "/held"),
+        (lambda number: AttrsHolder([number]), "/held/0"),
+        (lambda number: OrderedDict(a=number), "/a"),
+    ],
+)
+def test_not_a_number_is_refused_with_its_place(wrap: Any, path: str, number: float) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        to_json(wrap(number))
+
+    assert caught.value.path == path
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [("\ud800", ""), (["\udfff"], "/0"), ({"\ud800": 1}, ""), (Text("\ud800"), "")],
+)
+def test_a_lone_surrogate_is_refused(value: Any, path: str) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        to_json(value)
+
+    assert caught.value.path == path
+    assert "surrogate" in caught.value.reason
+
+
+@pytest.mark.requirement("R20")
+def test_nesting_is_allowed_to_the_bound_and_refused_beyond_it() -> None:
+    def nested(depth: int) -> Any:
+        value: Any = 1
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    assert to_json(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
+    for depth in (MAX_DEPTH + 1, 10_000):
+        with pytest.raises(JSONValueError, match="too deeply") as caught:
+            to_json(nested(depth))
+        assert caught.value.path == "/0" * MAX_DEPTH
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "dataclass", "struct", "attrs", "brief"])
+def test_a_value_that_holds_itself_is_refused(kind: str) -> None:
+    loops: dict[str, Any] = {
+        "list": [],
+        "dict": {},
+        "dataclass": Holder(None),
+        "struct": Row(1),
+        "attrs": AttrsHolder(None),
+        "brief": Brief(),
+    }
+    loop = loops[kind]
+    if kind == "list":
+        loop.append(loop)
+    elif kind == "dict":
+        loop["held"] = loop
+    elif kind == "brief":
+        loop.b = loop
+    else:
+        loop.held = loop
+
+    with pytest.raises(JSONValueError):
+        to_json(loop)
+
+
+def test_a_pydantic_model_that_holds_itself_is_refused() -> None:
+    class Loop(pydantic.BaseModel):
+        held: Any = None
+
+    loop = Loop()
+    loop.held = loop
+
+    with pytest.raises(JSONValueError, match="Loop cannot be written"):
+        to_json(loop)
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ([1, -2], ["1", "-2"]),
+        ([Whole(3)], ["3"]),
+        ([Size.SMALL, Level.LOW], ["small", "1"]),
+        ([Text("a")], ["a"]),
+        ([UNIQUE], [str(UNIQUE)]),
+        ([dt.date(2024, 1, 2)], ["2024-01-02"]),
+        ([Path("a")], ["a"]),
+        (["é"], ["é"]),
+    ],
+)
+def test_keys_become_text(keys: list[Any], names: list[str]) -> None:
+    result = to_json(dict.fromkeys(keys))
+
+    assert list(result) == names
+    assert_builtins(result)
+
+
+@pytest.mark.parametrize(
+    "key", [None, True, 1.5, (1, 2), frozenset({1}), Kind.PAIR, object(), 10**4500], ids=type
+)
+def test_other_keys_are_refused(key: Any) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        to_json({"a": {key: 1}})
+
+    assert caught.value.path == "/a"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1: "a", "1": "b"},
+        {"1": "b", 1: "a"},
+        {Size.SMALL: 1, Path("small"): 2},
+        {UNIQUE: 1, str(UNIQUE): 2},
+    ],
+)
+def test_keys_that_become_the_same_are_refused(value: Any) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        to_json([value])
+
+    assert caught.value.path == "/0"
+    assert "same" in caught.value.reason
+
+
+def test_a_class_that_fails_while_it_is_read_is_refused() -> None:
+    class Broken(OwnMapping):
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError("cannot be read")
+
+    with pytest.raises(JSONValueError, match="cannot be read") as caught:
+        to_json({"a": Broken()})
+
+    assert caught.value.path == "/a"
+
+
+def test_the_error_says_where_and_what() -> None:
+    error = JSONValueError("is bad", "/a")
+
+    assert str(error) == "/a: is bad"
+    assert str(JSONValueError("is bad")) == "the value: is bad"
+    assert isinstance(error, ValueError)
+
+
+def test_pointers_are_escaped() -> None:
+    assert pointer("a/b~c") == "/a~1b~0c"
+    assert pointer(3) == "/3"
+
+
+def test_equal_values_have_equal_canonical_bytes() -> None:
+    assert (
+        canonical({"b": 1, "a": [1.5]}) == canonical({"a": [1.5], "b": 1}) == b'{"a":[1.5],"b":1}'
+    )
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(JSON_VALUES)
+def test_every_json_value_comes_back_equal(value: Any) -> None:
+    assert to_json(value) == value
+
+
+@given(JSON_VALUES)
+def test_wrapping_containers_does_not_change_the_result(value: Any) -> None:
+    def wrap(item: Any) -> Any:
+        if isinstance(item, dict):
+            return OrderedDict((Text(key), wrap(each)) for key, each in item.items())
+        if isinstance(item, list):
+            return tuple(map(wrap, item))
+        return item
+
+    assert to_json(wrap(value)) == value
+
+
+def test_the_environment_is_a_mapping() -> None:
+    assert to_json(os.environ) == dict(os.environ)
