@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.errors import HTTP_STATUS, ErrorCode
+from operations.errors import HTTP_STATUS
 from operations.openapi.components import Components
 from operations.openapi.extension import KEY, Exported, event_schema
 from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape

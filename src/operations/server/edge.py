@@ -7,7 +7,6 @@ Rule 2: an endpoint gives a `Reply`, sends its response itself and gives none, o
         responses happens here alone.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -73,13 +72,17 @@ class Visit:
     spec: OperationSpec | None = None
     """The operation that is called, once that is known."""
 
-    @property
-    def caller(self) -> str:
-        """By whom limits are counted."""
-        if self.identity is not None:
-            return f"id:{self.identity.id}"
-        client = self.scope.get("client")
-        return f"at:{client[0]}" if client else "at:"
+    caller: str = ""
+    """By whom limits are counted: an identity, or an address."""
+
+    def identified(self, identity: Identity | None) -> None:
+        """Note who asks."""
+        self.identity = identity
+        if identity is not None:
+            self.caller = f"id:{identity.id}"
+        else:
+            client = self.scope.get("client")
+            self.caller = f"at:{client[0]}" if client else "at:"
 
 
 Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]
@@ -155,7 +158,8 @@ class Edge:
         Raises:
             CallError: If it may not come in.
         """
-        visit.identity = identity = await self.identify(visit.scope, visit.headers)
+        identity = await self.identify(visit.scope, visit.headers)
+        visit.identified(identity)
         self.rate.spend(visit.caller)
         trace = visit.headers.get(b"traceparent")
         seconds = self._seconds(visit.headers, None if is_stream else self.settings.timeout)
@@ -163,6 +167,7 @@ class Edge:
             identity=identity,
             deadline=None if seconds is None else (time() + seconds) * 1000,
             metadata=NOTHING if trace is None else _trace(trace, visit.headers),
+            registry=self.registry,
         )
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
@@ -241,47 +246,3 @@ def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
     if state is not None:
         trace["tracestate"] = state.decode("latin-1")
     return trace
-
-
-class Departure:
-    """Cancels the task that serves a request when its client leaves.
-
-    Most calls are over before it pays to look: it looks after a moment only.
-
-        with Departure(receive) as departure:
-            ...
-        if departure.happened: nobody is there
-    """
-
-    __slots__ = ("_receive", "_task", "_timer", "_watcher", "happened")
-
-    PATIENCE = 0.05
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
-        self.happened = False
-
-    def __enter__(self) -> "Departure":
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(self.PATIENCE, self._look)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if not self.happened or self._task is None:
-            return False
-        # The cancellation was ours, and ends here, unless somebody else's came on top.
-        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-    def _look(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.happened = True
-        if self._task is not None:
-            self._task.cancel()

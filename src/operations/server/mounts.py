@@ -28,7 +28,7 @@ class HTTPMount(BaseRoute):
         """Identify the caller, then let the application answer."""
 
         async def endpoint(visit: Visit) -> None:
-            visit.identity = await self._edge.identify(scope, visit.headers)
+            visit.identified(await self._edge.identify(scope, visit.headers))
             self._edge.rate.spend(visit.caller)
             await self._app(scope, receive, send)
 
