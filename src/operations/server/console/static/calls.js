@@ -8,8 +8,11 @@ const EVERY = 2000;
 
 /** The page of recent calls; looks again every two seconds while it is in sight. */
 export class CallsPage {
-  constructor({ signIn }) {
+  constructor({ signIn, isSignedIn }) {
     this.signIn = signIn;
+    this.none = isSignedIn
+      ? "No calls yet. Make one, and it appears here."
+      : "No calls yet. Where people can sign in, calls are shown to whoever made them, and to nobody else.";
     this.rows = el("div", { class: "calls" }, el("p", { class: "hint" }, "Looking…"));
     this.element = el(
       "article",
@@ -43,7 +46,7 @@ export class CallsPage {
     if (text === this.shown) return;
     this.shown = text;
     const trees = treesOf(calls);
-    fill(this.rows, trees.length > 0 ? trees.map(treeView) : el("p", { class: "hint" }, "No calls yet. Make one, and it appears here."));
+    fill(this.rows, trees.length > 0 ? trees.map(treeView) : el("p", { class: "hint" }, this.none));
   }
 
   leave() {

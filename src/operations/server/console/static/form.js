@@ -8,7 +8,7 @@
 import * as controls from "./controls.js";
 import { el, fill, freshId, icon, plain, plainString } from "./dom.js";
 import { isObject } from "./json.js";
-import { kindOf, same, Schemas } from "./schema.js";
+import { kindOf, Schemas } from "./schema.js";
 
 const MAX_DEPTH = 16;
 const ROW_OF_CHOICES = 4;
@@ -38,9 +38,9 @@ export class Form {
 }
 
 class Field {
-  constructor(form, schema, { label, isRequired, isBare = false, depth, changed }) {
+  constructor(form, schema, { label, isRequired, isBare = false, isItem = false, depth, changed }) {
     const { schema: flat, nullable } = form.schemas.split(schema);
-    Object.assign(this, { form, flat, nullable, isRequired, depth, changed });
+    Object.assign(this, { form, flat, nullable, isRequired, isItem, depth, changed });
     this.isHeld = HELD.has(this.shape());
     this.state = isRequired ? "value" : "absent";
     this.labelId = freshId("label");
@@ -64,7 +64,7 @@ class Field {
         "div",
         { class: "head" },
         this.name,
-        this.isRequired ? el("span", { class: "required", title: "required" }, "*", el("span", { class: "away" }, " required")) : null,
+        this.isRequired && !this.isItem ? el("span", { class: "required", title: "required" }, "*", el("span", { class: "away" }, " required")) : null,
         el("span", { class: "type" }, plainString(this.form.schemas.describe(this.nullable ? { anyOf: [this.flat, { type: "null" }] } : this.flat))),
         this.tools,
       ),
@@ -158,14 +158,14 @@ class Field {
         el(
           "button",
           { type: "button", class: "quiet", "aria-label": `${text} ${this.name?.textContent ?? "value"}`, onclick: () => this.set(state) },
-          icon(name),
+          name ? icon(name) : null,
           text,
         ),
       );
     if (this.isHeld && !isThere) tool("plus", "Add", "value");
     if (this.isHeld && isThere && !this.isRequired) tool("cross", "Remove", "absent");
-    if (this.nullable && !isNull) tool("cross", "Null", "null");
-    if (isNull && !this.isHeld) tool("plus", "Value", this.isRequired ? "value" : "absent");
+    if (this.nullable && !isNull) tool(null, "Set null", "null");
+    if (isNull && !this.isHeld) tool("plus", "Set value", this.isRequired ? "value" : "absent");
     if (isNull && this.isHeld && !this.isRequired) tool("cross", "Remove", "absent");
     // Only exchanged when they change: a button that is being pressed must not go away under the finger.
     const wanted = tools.map((one) => one.textContent).join();
@@ -346,7 +346,7 @@ class ListControl {
   add(value, isNew = false) {
     const { form, depth } = this.owner;
     const at = this.items.length;
-    const field = new Field(form, this.schemaAt(at), { label: String(at + 1), isRequired: true, depth: depth + 1, changed: () => this.owner.onChange() });
+    const field = new Field(form, this.schemaAt(at), { label: String(at + 1), isRequired: true, isItem: true, depth: depth + 1, changed: () => this.owner.onChange() });
     if (value !== undefined) field.write(value);
     const element = el("div", { class: "item" }, field.element, removeButton("item", () => this.remove(field)));
     this.items.push({ field, element });

@@ -89,33 +89,50 @@ class Console {
   }
 
   async route() {
-    const wanted = decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+    const wanted = this.wanted();
     this.page?.leave?.();
     this.page = null;
     this.list.select(wanted);
     document.body.dataset.view = wanted === "" ? "list" : "page";
     this.callsLink.toggleAttribute("aria-current", wanted === CALLS);
     document.title = wanted === "" ? "operations" : `${wanted === CALLS ? "Recent calls" : wanted} · operations`;
-    if (this.problem) return void fill(this.main, failure(this.problem, undefined, { signIn: this.session.ask }));
-    if (wanted === "") return void fill(this.main, this.welcome());
-    if (wanted === CALLS) return this.open(new CallsPage({ signIn: this.session.ask }));
+    // What is still shown is over.
+    this.main.inert = true;
+    const page = await this.pageOf(wanted);
+    if (this.wanted() === wanted) this.open(page);
+    else page.leave?.();
+  }
+
+  wanted() {
+    try {
+      return decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+    } catch {
+      return "";
+    }
+  }
+
+  async pageOf(wanted) {
+    const signIn = this.session.ask;
+    const isSignedIn = this.session.identity !== null;
+    if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
+    if (wanted === "") return { element: this.welcome() };
+    if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
     try {
       const spec = await api.schema(wanted);
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
-      const isSignedIn = this.session.identity !== null;
-      if (decodeURIComponent(location.hash.replace(/^#\/?/, "")) !== wanted) return;
-      this.open(new OperationPage(spec, { source, isSignedIn, signIn: this.session.ask }));
+      return new OperationPage(spec, { source, isSignedIn, signIn });
     } catch (error) {
-      fill(this.main, this.missing(wanted, error));
+      return { element: this.missing(wanted, error) };
     }
   }
 
   open(page) {
-    this.page?.leave?.();
     this.page = page;
+    this.main.inert = false;
     fill(this.main, page.element);
     this.main.scrollTop = 0;
-    page.element.querySelector("h1")?.focus({ preventScroll: true });
+    // Who follows a link with the keyboard goes on reading there; who is typing is not disturbed.
+    if (document.activeElement !== this.search) page.element.querySelector("h1")?.focus({ preventScroll: true });
   }
 
   /** What cannot be shown may be somebody else's to see. */

@@ -151,7 +151,8 @@ export class OperationPage {
       fill(this.rawError, lines).hidden = false;
     }
     const focusable = first?.matches("input, textarea, select") ? first : first?.querySelector("input, textarea, select, button");
-    focusable?.focus();
+    focusable?.focus({ preventScroll: true });
+    first?.scrollIntoView({ block: "center" });
   }
 
   setBusy(isBusy) {

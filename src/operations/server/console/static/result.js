@@ -20,6 +20,9 @@ export const amount = (bytes) =>
 
 const fact = (name, value) => (value ? el("span", { class: "fact" }, el("span", { class: "away" }, `${name}: `), plainString(value)) : null);
 
+/** The beginning of a request's id: enough to find it in a log, where the whole is. */
+const request = (id) => (id ? el("span", { class: "fact mono", title: plainString(`request ${id}`) }, plainString(id.slice(0, 8))) : null);
+
 /** What came back from a query or mutation. */
 export function success({ envelope, size, requestId }, ms) {
   const isFailed = envelope.meta.source === "mcp" && envelope.meta.isError === true;
@@ -32,7 +35,7 @@ export function success({ envelope, size, requestId }, ms) {
       el("span", { class: isFailed ? "chip bad" : "chip good" }, isFailed ? "tool error" : "success"),
       fact("time", duration(ms)),
       fact("size", amount(size)),
-      fact("request", requestId),
+      request(requestId),
     ),
     el("div", { class: "sides" }, dataSide(envelope), metaSide(envelope.meta)),
   );
@@ -107,7 +110,7 @@ export function failure(error, ms, { signIn }) {
       el("span", { class: "chip bad" }, plainString(error.code ?? "Error")),
       fact("status", error.status ? `HTTP ${error.status}` : ""),
       ms === undefined ? null : fact("time", duration(ms)),
-      fact("request", error.requestId),
+      request(error.requestId),
     ),
     el("p", { class: "message", dir: "auto" }, plain(error.message)),
     needsKey ? el("button", { type: "button", class: "primary", onclick: signIn }, "Sign in") : null,
