@@ -24,7 +24,9 @@ from operations import (
 from operations.envelopes import TextContent
 from operations.server import APIKeys, create_app, hash_key
 
-KEYS = APIKeys({hash_key("k-alice"): Identity("alice", ["write"]), hash_key("k-bob"): Identity("bob")})
+KEYS = APIKeys(
+    {hash_key("k-alice"): Identity("alice", ["write"]), hash_key("k-bob"): Identity("bob")}
+)
 ALICE, BOB = {"authorization": "Bearer k-alice"}, {"x-api-key": "k-bob"}
 
 

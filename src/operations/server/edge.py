@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from operations.access import Identity
 from operations.context import NOTHING, OperationContext
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, map_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
-from operations.server.faults import ClientLeftError, RequestError, malformed, refused_credential
+from operations.server.faults import ClientLeftError, malformed, refused_credential, unsupported
 from operations.server.identity import IdentityResolver, resolved
 from operations.server.limits import Gate, Limits, Rate, read_body
 from operations.server.replies import Reply, error_reply
@@ -204,19 +204,15 @@ class Edge:
             RequestError: 413, 408, 415.
         """
         headers = visit.headers
-        if b"content-encoding" in headers and headers[b"content-encoding"] != b"identity":
-            raise RequestError(
-                415, ErrorCode.VALIDATION_ERROR, "Send the body without Content-Encoding"
-            )
-        kind = headers.get(b"content-type")
-        if kind is not None and kind != b"application/json" and not _is_json(kind):
-            raise RequestError(415, ErrorCode.VALIDATION_ERROR, "Send the body as application/json")
         body = await read_body(visit.receive, headers, self.settings.limits)
-        if body and kind is None:
-            # A page of another site can send anything a form can; it cannot send this type unasked.
-            raise RequestError(
-                415, ErrorCode.VALIDATION_ERROR, "Say Content-Type: application/json"
-            )
+        if not body:
+            return body
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise unsupported("Send the body without Content-Encoding")
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and not _is_json(kind):
+            # A page of another site can send whatever a form can, but not this type unasked.
+            raise unsupported("Send the body as application/json")
         return body
 
 

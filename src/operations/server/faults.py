@@ -34,6 +34,11 @@ def malformed(message: str) -> RequestError:
     return RequestError(400, ErrorCode.VALIDATION_ERROR, message)
 
 
+def unsupported(message: str) -> RequestError:
+    """The body is of a kind nobody here reads."""
+    return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
+
+
 def refused_credential() -> RequestError:
     """A credential was shown and does not hold, or could not be judged."""
     return RequestError(
