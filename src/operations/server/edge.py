@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from operations.access import Identity
 from operations.context import NOTHING, OperationContext
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, map_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
-from operations.server.faults import ClientLeftError, RequestFault, malformed, refused_credential
+from operations.server.faults import ClientLeftError, malformed, refused_credential, unsupported
 from operations.server.identity import IdentityResolver, resolved
 from operations.server.limits import Gate, Limits, Rate, read_body
 from operations.server.replies import Reply, error_reply
@@ -117,7 +117,7 @@ class Edge:
         """Who asks; also noted in the scope.
 
         Raises:
-            RequestFault: 401 if a credential does not hold, or finding out failed.
+            RequestError: 401 if a credential does not hold, or finding out failed.
         """
         identity = None
         if self.resolver is not None:
@@ -192,7 +192,7 @@ class Edge:
         """The body as JSON; None where there is none.
 
         Raises:
-            RequestFault: If it is something else, or too much of it.
+            RequestError: If it is something else, or too much of it.
         """
         body = await self.read(visit)
         return decode_json(body) if body else None
@@ -201,22 +201,18 @@ class Edge:
         """The body, which says it is JSON, or nothing.
 
         Raises:
-            RequestFault: 413, 408, 415.
+            RequestError: 413, 408, 415.
         """
         headers = visit.headers
-        if b"content-encoding" in headers and headers[b"content-encoding"] != b"identity":
-            raise RequestFault(
-                415, ErrorCode.VALIDATION_ERROR, "Send the body without Content-Encoding"
-            )
-        kind = headers.get(b"content-type")
-        if kind is not None and kind != b"application/json" and not _is_json(kind):
-            raise RequestFault(415, ErrorCode.VALIDATION_ERROR, "Send the body as application/json")
         body = await read_body(visit.receive, headers, self.settings.limits)
-        if body and kind is None:
-            # A page of another site can send anything a form can; it cannot send this type unasked.
-            raise RequestFault(
-                415, ErrorCode.VALIDATION_ERROR, "Say Content-Type: application/json"
-            )
+        if not body:
+            return body
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise unsupported("Send the body without Content-Encoding")
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and not _is_json(kind):
+            # A page of another site can send whatever a form can, but not this type unasked.
+            raise unsupported("Send the body as application/json")
         return body
 
 
@@ -224,7 +220,7 @@ def decode_json(body: bytes | str) -> Any:
     """A JSON text.
 
     Raises:
-        RequestFault: 400 if it is none.
+        RequestError: 400 if it is none.
     """
     try:
         return msgspec.json.decode(body)

@@ -12,7 +12,7 @@ from starlette.types import Receive
 
 from operations.errors import CallError, ErrorCode
 from operations.server.alarms import Alarm
-from operations.server.faults import CLOSE, ClientLeftError, RequestFault, malformed
+from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
 
 _REMEMBERED = 10_000
 """Callers whose rate is kept; the longest silent one is forgotten first, which forgives it."""
@@ -128,7 +128,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
     """The body of a request.
 
     Raises:
-        RequestFault: 413 as soon as it is known to be too large, 408 if it takes too long.
+        RequestError: 413 as soon as it is known to be too large, 408 if it takes too long.
         ClientLeftError: If the client did not finish it.
     """
     length = headers.get(b"content-length")
@@ -139,7 +139,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
             raise _too_large(limits)
     with Alarm(limits.body_seconds):
         return await _collect(receive, limits)
-    raise RequestFault(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
+    raise RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
 
 
 async def _collect(receive: Receive, limits: Limits) -> bytes:
@@ -158,8 +158,8 @@ async def _collect(receive: Receive, limits: Limits) -> bytes:
             return b"".join(chunks)
 
 
-def _too_large(limits: Limits) -> RequestFault:
-    return RequestFault(
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(
         413,
         ErrorCode.RESOURCE_EXHAUSTED,
         f"The body is larger than {limits.body_bytes} bytes",

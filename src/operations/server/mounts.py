@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.server.doors import route_path
 from operations.server.edge import Edge, Visit
-from operations.server.faults import RequestFault
+from operations.server.faults import RequestError
 
 
 class HTTPMount(BaseRoute):
@@ -52,7 +52,7 @@ class SocketMount(BaseRoute):
         """Identify the caller, then let the application talk."""
         try:
             await self._edge.identify(scope, dict(scope["headers"]))
-        except RequestFault:
+        except RequestError:
             # Closing before accepting is how ASGI refuses a handshake (403).
             await send({"type": "websocket.close", "code": 1008})
             return
