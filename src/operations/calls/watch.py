@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from operations.calls.entries import PendingCall
 from operations.calls.events import (
@@ -31,6 +31,7 @@ from operations.calls.events import (
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -228,10 +229,8 @@ class Watch:
             )
         except CallError:
             return False
-        spec: Any = envelope.data
-        answer = isinstance(spec, dict) and (
-            spec.get("type") == "query" or spec.get("idempotent") is True
-        )
+        spec = cast("JSONObject", envelope.data)
+        answer = spec.get("type") == "query" or spec.get("idempotent") is True
         self._replayable[operation_id] = answer
         return answer
 

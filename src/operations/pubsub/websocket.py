@@ -429,7 +429,7 @@ async def serve_websocket(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    identify: Callable[[Any], Identity | None | Awaitable[Identity | None]] | None = None,
+    identify: Callable[[Any], Identity | Awaitable[Identity | None] | None] | None = None,
     max_bytes: int = MAX_BYTES,
     interop: bool = False,
     **options: Any,
