@@ -18,15 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.openapi.conformance import CASES, NOTHING, Case
+from tests.openapi.conformance import CASES, NOTHING, Case, arguments
 from tests.openapi.echo import Echo, running_echo
 
 Call = Callable[[Case, str], Awaitable[None]]
 
 
 async def ours(case: Case, url: str) -> None:
-    from tests.openapi.test_conformance import arguments
-
     from operations import OperationRegistry
     from operations.openapi import HTTPServiceConfig, from_openapi
 

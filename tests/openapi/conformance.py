@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 from tests.openapi.echo import Seen
 
+from operations.openapi.names import argument_names
+
 STYLES = Path(__file__).parents[3] / "shared" / "param-styles.json"
 NOTHING: Any = object()
 
@@ -65,6 +67,14 @@ class Case:
             "paths": paths,
             **self.document,
         }
+
+
+def arguments(case: Case) -> dict[str, object]:
+    """The case's values under the names this project gives them."""
+    reserved = [] if case.body is NOTHING else ["body"]
+    names = argument_names([(name, place) for place, name in case.values], reserved)
+    given = dict(zip(names, case.values.values(), strict=True))
+    return given if case.body is NOTHING else {**given, "body": case.body}
 
 
 def parameter(place: str, name: str, schema: Any, **more: Any) -> dict[str, Any]:
