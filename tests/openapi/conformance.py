@@ -402,7 +402,7 @@ CASES: list[Case] = [
             operation={},
             check=lambda seen, _, method=method: _assert_method(seen, method.upper()),  # type: ignore[misc]
         )
-        for method in ("get", "put", "post", "patch", "delete", "options", "trace")
+        for method in ("get", "put", "post", "patch", "delete", "head", "options", "trace", "query")
     ),
     # Swagger 2.0
     Case(

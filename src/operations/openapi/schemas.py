@@ -119,6 +119,7 @@ class SchemaConverter:
         self._references = references
         self._ref_siblings = ref_siblings
         self._definitions: dict[tuple[Direction, str], _Definition] = {}
+        self._broken: set[str] = set()
 
     def build(self, schema: Any, direction: Direction) -> JSONSchema:
         """`schema` as a document of its own."""
@@ -166,7 +167,9 @@ class SchemaConverter:
         try:
             pointer, target = self._references.locate(ref)
         except DocumentError as error:
-            _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
+            if ref not in self._broken:
+                self._broken.add(ref)
+                _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
             return None
         known = self._definitions.get((direction, pointer))
         if known is None:
