@@ -46,6 +46,9 @@ class DeclaredAnswers:
         for status, node in object_of(entry.operation.get("responses")).items():
             if not is_object(node):
                 continue
+            if type(status) is not str:
+                # YAML reads a bare 200 as a number, and some readers keep it.
+                status = str(status)  # noqa: PLW2901 - the same status, spelled
             ref = node.get("$ref")
             if status[:1] != "2":
                 known = shared.get((status, ref))
