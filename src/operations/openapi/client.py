@@ -296,8 +296,19 @@ class Client:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
             )
-        async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as body:
-            pieces = [piece async for piece in body]
+        chunks = response.chunks()
+        if coding:
+            chunks = decoded(chunks, coding, max_bytes=limit)
+        pieces: list[bytes] = []
+        size = 0
+        async with aclosing(chunks):
+            async for piece in chunks:
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise CallError(
+                        ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                    )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:
