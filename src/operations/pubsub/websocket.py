@@ -18,7 +18,7 @@ import msgspec
 from operations.access import Identity
 from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import PUT_TYPE, Receiver
+from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 
 try:
     from websockets.asyncio.client import connect
@@ -92,6 +92,7 @@ class WebSocketTarget:
         self.malformed = 0
         self._interop = interop
         self._topics: set[str] = set()
+        self._topics_changed = asyncio.Event()
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
@@ -111,18 +112,18 @@ class WebSocketTarget:
         """The peer."""
         return _PEER
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
-        registration = _Registration(self._listeners, receiver)
+        registration = Registration(self._listeners, receiver)
         self._attached.set()
         await self._announce(_CALLER_TOPICS)
         return registration
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
-    ) -> "_Registration":
+    ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
-        registration = _Registration(self._takers, receiver)
+        registration = Registration(self._takers, receiver)
         self._attached.set()
         await self._announce(_WORKER_TOPICS)
         return registration
@@ -215,8 +216,15 @@ class WebSocketTarget:
             self.malformed += 1
         elif kind == "__subscribe":
             self._topics.add(topic)
+            self._topics_changed.set()
         else:
             self._topics.discard(topic)
+
+    async def wants(self, topic: str) -> None:
+        """Wait until the peer has subscribed to `topic`, for example to `call.requested:`."""
+        while topic not in self._topics:
+            self._topics_changed.clear()
+            await self._topics_changed.wait()
 
     async def _announce(self, topics: Sequence[str]) -> None:
         socket = self._socket
@@ -234,20 +242,6 @@ class WebSocketTarget:
             return True
         request_id = frame.payload.get("requestId", "")
         return f"{frame.type}:{request_id}" in self._topics
-
-
-class _Registration:
-    """A receiver in a list, until closed."""
-
-    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
-        self._receivers = receivers
-        self._receiver: Receiver | None = receiver
-        receivers.append(receiver)
-
-    async def aclose(self) -> None:
-        if self._receiver is not None:
-            self._receivers.remove(self._receiver)
-            self._receiver = None
 
 
 class _LibrarySocket:
