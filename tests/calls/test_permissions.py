@@ -10,15 +10,15 @@ import nats
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
+from tests.calls.operations_under_test import build_registry
+from tests.calls.waiting import started, until
+from tests.servers import Broker, NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.events import encode_response
 from operations.envelopes import local_envelope
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
-from tests.calls.operations_under_test import build_registry
-from tests.calls.waiting import started, until
-from tests.servers import Broker, NatsServer, RedisServer, running
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 
@@ -79,9 +79,7 @@ async def test_f18_bob_can_neither_read_nor_write_alices_mailbox_on_nats(tmp_pat
         overheard.append(message)
 
     async with guarded("nats") as (broker, alice):
-        bob = await nats.connect(
-            broker.url, user="bob", password="bob-secret", error_cb=on_error
-        )
+        bob = await nats.connect(broker.url, user="bob", password="bob-secret", error_cb=on_error)
         for subject in ("operations.box.alice.>", "operations.queue.>", ">"):
             await bob.subscribe(subject, cb=overhear)
         call = asyncio.create_task(
@@ -125,7 +123,10 @@ async def test_a_worker_writes_to_no_address_but_mailboxes(
     nats_server: Broker, redis_server: Broker
 ) -> None:
     """A request cannot make a worker publish somewhere else by naming it as the place for answers."""
-    async with connect_nats(nats_server.url) as on_nats, connect_redis(redis_server.url) as on_redis:
+    async with (
+        connect_nats(nats_server.url) as on_nats,
+        connect_redis(redis_server.url) as on_redis,
+    ):
         for target, address in (
             (on_nats, "billing.orders"),
             (on_nats, "operations.queue.operations"),
