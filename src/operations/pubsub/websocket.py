@@ -35,6 +35,9 @@ PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
 
+_MAX_EARLY = 100
+"""Messages that are kept for the first one to listen."""
+
 _PEER = "peer"
 _REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
 _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
@@ -96,6 +99,7 @@ class WebSocketTarget:
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
+        self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
 
@@ -115,7 +119,7 @@ class WebSocketTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
         registration = Registration(self._listeners, receiver)
-        self._attached.set()
+        self._attach()
         await self._announce(_CALLER_TOPICS)
         return registration
 
@@ -124,7 +128,7 @@ class WebSocketTarget:
     ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
         registration = Registration(self._takers, receiver)
-        self._attached.set()
+        self._attach()
         await self._announce(_WORKER_TOPICS)
         return registration
 
@@ -172,10 +176,12 @@ class WebSocketTarget:
             if self._interop:
                 await self._announce(_CALLER_TOPICS if self._listeners else ())
                 await self._announce(_WORKER_TOPICS if self._takers else ())
-            # What the peer says before anybody here is ready to hear it waits in the socket.
-            await self._attached.wait()
             while True:
-                self._deliver(await socket.receive())
+                body = await socket.receive()
+                if self._attached.is_set():
+                    self._deliver(body)
+                else:
+                    await self._keep(body)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
@@ -184,6 +190,19 @@ class WebSocketTarget:
             for receiver in (*self._listeners, *self._takers):
                 receiver.lost(reason)
         return reason
+
+    async def _keep(self, body: bytes) -> None:
+        """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
+        self._early.append(body)
+        if len(self._early) >= _MAX_EARLY:
+            await self._attached.wait()
+
+    def _attach(self) -> None:
+        """Somebody is ready: deliver what came before."""
+        self._attached.set()
+        early, self._early = self._early, []
+        for body in early:
+            self._deliver(body)
 
     def restored(self) -> None:
         """The peer is back."""
