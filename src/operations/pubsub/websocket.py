@@ -18,7 +18,7 @@ import msgspec
 from operations.access import Identity
 from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import PUT_TYPE, Receiver
+from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 
 try:
     from websockets.asyncio.client import connect
@@ -34,6 +34,9 @@ MAX_BYTES = 16 * 1024 * 1024
 PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
+
+_MAX_EARLY = 100
+"""Messages that are kept for the first one to listen."""
 
 _PEER = "peer"
 _REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
@@ -92,9 +95,11 @@ class WebSocketTarget:
         self.malformed = 0
         self._interop = interop
         self._topics: set[str] = set()
+        self._topics_changed = asyncio.Event()
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
+        self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
 
@@ -111,19 +116,19 @@ class WebSocketTarget:
         """The peer."""
         return _PEER
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
-        registration = _Registration(self._listeners, receiver)
-        self._attached.set()
+        registration = Registration(self._listeners, receiver)
+        self._attach()
         await self._announce(_CALLER_TOPICS)
         return registration
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
-    ) -> "_Registration":
+    ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
-        registration = _Registration(self._takers, receiver)
-        self._attached.set()
+        registration = Registration(self._takers, receiver)
+        self._attach()
         await self._announce(_WORKER_TOPICS)
         return registration
 
@@ -171,10 +176,12 @@ class WebSocketTarget:
             if self._interop:
                 await self._announce(_CALLER_TOPICS if self._listeners else ())
                 await self._announce(_WORKER_TOPICS if self._takers else ())
-            # What the peer says before anybody here is ready to hear it waits in the socket.
-            await self._attached.wait()
             while True:
-                self._deliver(await socket.receive())
+                body = await socket.receive()
+                if self._attached.is_set():
+                    self._deliver(body)
+                else:
+                    await self._keep(body)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
@@ -183,6 +190,19 @@ class WebSocketTarget:
             for receiver in (*self._listeners, *self._takers):
                 receiver.lost(reason)
         return reason
+
+    async def _keep(self, body: bytes) -> None:
+        """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
+        self._early.append(body)
+        if len(self._early) >= _MAX_EARLY:
+            await self._attached.wait()
+
+    def _attach(self) -> None:
+        """Somebody is ready: deliver what came before."""
+        self._attached.set()
+        early, self._early = self._early, []
+        for body in early:
+            self._deliver(body)
 
     def restored(self) -> None:
         """The peer is back."""
@@ -215,8 +235,15 @@ class WebSocketTarget:
             self.malformed += 1
         elif kind == "__subscribe":
             self._topics.add(topic)
+            self._topics_changed.set()
         else:
             self._topics.discard(topic)
+
+    async def wants(self, topic: str) -> None:
+        """Wait until the peer has subscribed to `topic`, for example to `call.requested:`."""
+        while topic not in self._topics:
+            self._topics_changed.clear()
+            await self._topics_changed.wait()
 
     async def _announce(self, topics: Sequence[str]) -> None:
         socket = self._socket
@@ -234,20 +261,6 @@ class WebSocketTarget:
             return True
         request_id = frame.payload.get("requestId", "")
         return f"{frame.type}:{request_id}" in self._topics
-
-
-class _Registration:
-    """A receiver in a list, until closed."""
-
-    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
-        self._receivers = receivers
-        self._receiver: Receiver | None = receiver
-        receivers.append(receiver)
-
-    async def aclose(self) -> None:
-        if self._receiver is not None:
-            self._receivers.remove(self._receiver)
-            self._receiver = None
 
 
 class _LibrarySocket:
