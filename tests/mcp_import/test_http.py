@@ -127,7 +127,10 @@ async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationR
         return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
     app = Starlette(routes=[Route("/mcp", endpoint, methods=["GET", "POST", "DELETE"])])
-    async with serving(app) as base, connect_mcp("odd", MCPClientConfig(url=base + "/mcp", **options)) as client:
+    async with (
+        serving(app) as base,
+        connect_mcp("odd", MCPClientConfig(url=base + "/mcp", **options)) as client,
+    ):
         yield OperationRegistry(client)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
@@ -242,8 +242,9 @@ class MCPClient:
         details: Any = failure.error.details
         if isinstance(details, dict) and cast("JSONObject", details).get("code") == HEADER_MISMATCH:
             # The server refused before it began: our idea of the tool is out of date.
-            self._take(await list_everything(session, self.config.max_tools))
-            return True
+            with suppress(MCPError):
+                self._take(await list_everything(session, self.config.max_tools))
+                return True
         return False
 
     async def _list_all(self, method: str, key: str, context: OperationContext) -> list[JSONObject]:
