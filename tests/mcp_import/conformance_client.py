@@ -16,6 +16,7 @@ from mcp.client.auth.extensions.client_credentials import (
     PrivateKeyJWTOAuthProvider,
     SignedJWTParameters,
 )
+from mcp.client.auth.extensions.identity_assertion import IdentityAssertionOAuthProvider
 from mcp.shared.auth import (
     AuthorizationCodeResult,
     OAuthClientInformationFull,
@@ -77,6 +78,25 @@ async def issuer_of(url: str) -> str:
     raise LookupError("the server names no authorisation server")
 
 
+async def assertion(context: dict[str, Any], audience: str, resource: str) -> str:
+    """What the company's identity provider gives for its own token: leave to sign in elsewhere."""
+    kinds = "urn:ietf:params:oauth:token-type:"
+    async with httpx2.AsyncClient() as client:
+        response = await client.post(
+            context["idp_token_endpoint"],
+            data={
+                "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
+                "requested_token_type": kinds + "id-jag",
+                "subject_token": context["idp_id_token"],
+                "subject_token_type": kinds + "id_token",
+                "audience": audience,
+                "resource": resource,
+                "client_id": context["idp_client_id"],
+            },
+        )
+    return str(response.json()["access_token"])
+
+
 async def authentication(scenario: str, url: str, context: dict[str, Any]) -> Any:
     if not scenario.startswith("auth/"):
         return None
@@ -99,6 +119,16 @@ async def authentication(scenario: str, url: str, context: dict[str, Any]) -> An
             client_id=context["client_id"],
             assertion_provider=signed.create_assertion_provider(),
             issuer=await issuer_of(url),
+        )
+    if scenario == "auth/cross-app-access-complete-flow":
+        return IdentityAssertionOAuthProvider(
+            server_url=url,
+            storage=Storage(),
+            client_id=context["client_id"],
+            client_secret=context["client_secret"],
+            issuer=await issuer_of(url),
+            assertion_provider=lambda audience, resource: assertion(context, audience, resource),
+            token_endpoint_auth_method="client_secret_basic",
         )
     known = None
     if "client_id" in context:
@@ -140,10 +170,10 @@ async def main(url: str) -> None:
         registry = OperationRegistry(client)
         for operation in client:
             properties = operation.spec.input_schema.document.get("properties", {})  # type: ignore[union-attr]
-            input = {
+            given = {
                 name: EXAMPLES.get(field.get("type"), "text") for name, field in properties.items()
             }
-            print(operation.spec.id, (await registry.execute(operation.spec.id, input)).data)
+            print(operation.spec.id, (await registry.execute(operation.spec.id, given)).data)
 
 
 if __name__ == "__main__":

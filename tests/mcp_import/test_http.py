@@ -1,5 +1,6 @@
 """Servers behind a URL: both eras, the old SSE, hostile answers, and authentication."""
 
+import asyncio
 import gzip
 import json
 import resource
@@ -88,6 +89,23 @@ async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert again.data == {"result": 3}
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -> None:
+    registry, port = OperationRegistry(), free_port()
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            connecting = connect_mcp("demo", MCPClientConfig(url=url, version=version))
+            client = await connecting.__aenter__()
+            registry.register_all(client)
+        calling = asyncio.create_task(registry.execute("demo.add", {"a": 1, "b": 2}))
+        await anyio.sleep(0.3)
+        async with serving_demo(port):
+            envelope = await calling
+            await connecting.__aexit__(None, None, None)
+
+    assert envelope.data == {"result": 3}
 
 
 # ------------------------------------------------------------ hostile answers

@@ -136,9 +136,7 @@ async def _refusal(request: httpx2.Request, response: httpx2.Response) -> httpx2
     text = body[:_BODY_BYTES].decode("utf-8", "replace")
     message = f"answered with HTTP status {status}"
     if status in (502, 503, 504):
-        return _answer(
-            request, "unreachable" if status == 503 else "lost", message, statusCode=status
-        )
+        return _answer(request, "lost", message, statusCode=status)
     return _answer(request, "status", message, statusCode=status, body=text)
 
 
