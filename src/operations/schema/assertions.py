@@ -127,7 +127,12 @@ def _maximum(limit: Any, value: Any, schema: JSONObject) -> str | None:
 
 
 def _is_multiple(value: Any, limit: Any) -> bool:
-    return Fraction(str(value)) % Fraction(str(limit)) == 0
+    return _fraction(value) % _fraction(limit) == 0
+
+
+def _fraction(number: Any) -> Fraction:
+    # A float as it is written: the multiples of 0.1 are not those of its binary neighbour.
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _size(
@@ -159,21 +164,19 @@ def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
 
 def distinct(items: list[Any]) -> list[Any]:
     """`items` without those that are equal, as JSON, to one before."""
-    found: dict[bytes, Any] = {}
+    found: dict[Any, Any] = {}
     for item in items:
-        found.setdefault(canonical(_plain_numbers(item)), item)
+        found.setdefault(_identity(item), item)
     return list(found.values())
 
 
-def _plain_numbers(value: Any) -> Any:
-    """`value` with floats that are whole written as integers, so that equal numbers read the same."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if is_array(value):
-        return [_plain_numbers(item) for item in value]
+def _identity(value: Any) -> Any:
+    """Something hashable that is equal for values that are the same JSON, and for no others."""
     if is_object(value):
-        return {name: _plain_numbers(item) for name, item in value.items()}
-    return value
+        return frozenset((name, _identity(item)) for name, item in value.items())
+    if is_array(value):
+        return tuple(map(_identity, value))
+    return type(value) is bool, value
 
 
 _TESTS: dict[str, Callable[[Any, Any, JSONObject], str | None]] = {

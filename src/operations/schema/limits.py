@@ -8,7 +8,7 @@ from operations.errors import SchemaError
 MAX_SCHEMA_DEPTH = 128
 """How deep the document itself may nest."""
 
-MAX_SCHEMA_VALUES = 200_000
+MAX_SCHEMA_VALUES = 100_000
 """How many JSON values the document may hold."""
 
 

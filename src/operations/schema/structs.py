@@ -69,7 +69,8 @@ class Shaper:
 
     def _object(self, plan: Plan) -> Shape | None:
         if plan.keeps_unnamed:
-            return None if plan.fields or plan.keyword("patternProperties") else self._map(plan)
+            plain = not (plan.fields or plan.asked or plan.keyword("patternProperties"))
+            return self._map(plan) if plain else None
         fields: list[Any] = []
         names: dict[str, str] = {}
         depth = 0
