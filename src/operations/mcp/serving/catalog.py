@@ -15,7 +15,7 @@ Rule: a catalog is a picture of one revision of the registry, and what it lists 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, cast
 
@@ -95,7 +95,9 @@ class Tool:
     def requires(self) -> tuple[str, ...]:
         """What a client must be able to do to call it."""
         requires = mcp_meta(self.spec).get("requires")
-        return tuple(map(str, cast("list[Any]", requires))) if isinstance(requires, list) else ()
+        return (
+            tuple(map(str, cast("Sequence[Any]", requires))) if isinstance(requires, list) else ()
+        )
 
     @cached_property
     def mirrors_headers(self) -> bool:
@@ -295,10 +297,7 @@ class Catalog:
         self.resources: dict[str, Resource] = {}
         self.templates: list[Resource] = []
         self.prompts: dict[str, Prompt] = {}
-        tools: list[OperationSpec] = []
-        for spec in registry.specs():
-            if self._place(spec, mcp_meta(spec)):
-                tools.append(spec)
+        tools = [spec for spec in registry.specs() if self._place(spec, mcp_meta(spec))]
         names = tool_names(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {name: Tool(name, spec, budget) for name, spec in names.items()}
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
@@ -323,25 +322,14 @@ class Catalog:
 
     def changes_from(self, other: "Catalog") -> set[str]:
         """Which listings differ from another's: `tools`, `resources`, `prompts`."""
+        mine, theirs = self.listed(), other.listed()
+        return {kind for kind, listed in mine.items() if listed != theirs[kind]}
+
+    def listed(self) -> dict[str, dict[str, int]]:
+        """Which specs are listed under which names. Specs are frozen, so that it is enough to know which one it is."""
+        resources = (*self.resources.values(), *self.templates)
         return {
-            kind
-            for kind, mine, theirs in (
-                ("tools", self._tools(), other._tools()),
-                ("resources", self._resources(), other._resources()),
-                ("prompts", self._prompts(), other._prompts()),
-            )
-            if mine != theirs
+            "tools": {name: id(tool.spec) for name, tool in self.tools.items()},
+            "resources": {resource.uri: id(resource.spec) for resource in resources},
+            "prompts": {name: id(prompt.spec) for name, prompt in self.prompts.items()},
         }
-
-    # Specs are frozen, so that it is enough to compare which ones there are.
-    def _tools(self) -> dict[str, int]:
-        return {name: id(tool.spec) for name, tool in self.tools.items()}
-
-    def _resources(self) -> dict[str, int]:
-        return {
-            resource.uri: id(resource.spec)
-            for resource in (*self.resources.values(), *self.templates)
-        }
-
-    def _prompts(self) -> dict[str, int]:
-        return {name: id(prompt.spec) for name, prompt in self.prompts.items()}

@@ -33,16 +33,16 @@ class _Implementation(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    version: str | None = msgspec.field(default=None, name="io.modelcontextprotocol/protocolVersion")
+    version: str | None = msgspec.field(
+        default=None, name="io.modelcontextprotocol/protocolVersion"
+    )
     capabilities: dict[str, dict[str, Any]] | None = msgspec.field(
         default=None, name="io.modelcontextprotocol/clientCapabilities"
     )
     client: _Implementation | None = msgspec.field(
         default=None, name="io.modelcontextprotocol/clientInfo"
     )
-    level: msgspec.Raw | None = msgspec.field(
-        default=None, name="io.modelcontextprotocol/logLevel"
-    )
+    level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
     progress: msgspec.Raw | None = msgspec.field(default=None, name="progressToken")
 
 
@@ -167,9 +167,7 @@ class FastPath:
             and routing.get(b"mcp-name") == tool.name.encode()
         )
 
-    async def _answer(
-        self, request: _Request, asker: Asker, receive: Receive
-    ) -> JSONObject | None:
+    async def _answer(self, request: _Request, asker: Asker, receive: Receive) -> JSONObject | None:
         params = request.params
         service = self._service
         if request.method == "tools/list":

@@ -5,7 +5,7 @@ Rule 2: definitions nobody refers to are left out, and beyond a budget those far
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -40,8 +40,10 @@ def _is_object(schema: Any, root: Any, depth: int) -> bool:
         members = schema.get(keyword)
         return (
             isinstance(members, list)
-            and bool(members)
-            and judge(_is_object(member, root, depth - 1) for member in cast("list[Any]", members))
+            and members != []
+            and judge(
+                _is_object(member, root, depth - 1) for member in cast("Sequence[Any]", members)
+            )
         )
 
     place = _place(schema.get("$ref"))
@@ -74,7 +76,7 @@ def boxed(document: JSONSchema, key: str) -> JSONObject:
 def moved(node: Any, to: str) -> Any:
     """A schema whose references into itself point to `to`, the place where it will stand."""
     if isinstance(node, list):
-        return [moved(item, to) for item in cast("list[Any]", node)]
+        return [moved(item, to) for item in cast("Sequence[Any]", node)]
     if not isinstance(node, dict):
         return node
     return {
@@ -121,7 +123,7 @@ def _references(node: Any) -> Iterator[_Place]:
                 yield place
             stack.extend(reversed(mapping.values()))
         elif isinstance(current, list):
-            stack.extend(reversed(cast("list[Any]", current)))
+            stack.extend(reversed(cast("Sequence[Any]", current)))
 
 
 def _place(reference: Any) -> _Place | None:
