@@ -23,7 +23,6 @@ import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
-from operations.errors import SchemaError
 from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
 from operations.mcp.serving.results import EXPORT
 from operations.mcp.serving.schemas import (
@@ -32,6 +31,7 @@ from operations.mcp.serving.schemas import (
     as_object,
     boxed,
     is_binary,
+    is_never_null,
     is_object,
     moved,
     pruned,
@@ -49,14 +49,6 @@ _ERROR_BUDGET = 1024
 """Bytes of JSON for the definitions of one declared error's schema."""
 
 
-def is_unknown(schema: Schema) -> bool:
-    """Whether a schema says nothing, or is of no use."""
-    try:
-        return schema.is_unknown
-    except SchemaError:
-        return True
-
-
 class Tool:
     """An operation as a tool."""
 
@@ -69,11 +61,11 @@ class Tool:
 
     @cached_property
     def _input(self) -> JSONSchema:
-        return {} if is_unknown(self.spec.input_schema) else self.spec.input_schema.document
+        return _said(self.spec.input_schema)
 
     @cached_property
     def _output(self) -> JSONSchema:
-        return {} if is_unknown(self.spec.output_schema) else self.spec.output_schema.document
+        return _said(self.spec.output_schema)
 
     @cached_property
     def takes_box(self) -> bool:
@@ -112,7 +104,7 @@ class Tool:
     @cached_property
     def _gives_null(self) -> bool:
         """Whether a result may be null, which on the wire cannot be told from no structured content."""
-        return bool(self._output) and self.spec.output_schema.check(None)
+        return bool(self._output) and not is_never_null(self._output)
 
     def is_boxed(self, *, modern: bool) -> bool:
         """Whether results stand under `result`: what is no object, for clients that take objects alone."""
@@ -194,6 +186,10 @@ class Tool:
         return export
 
 
+def _said(schema: Schema) -> JSONSchema:
+    return {} if schema.is_empty else schema.document
+
+
 def items_schema(item: JSONSchema) -> JSONObject:
     """What a subscription gives as a tool: the items so far, and whether there were more to come."""
     return {
@@ -227,7 +223,7 @@ class Resource:
     def __init__(self, spec: OperationSpec, options: Mapping[str, Any]) -> None:
         self.spec = spec
         self.uri = str(options.get("uri", ""))
-        self.template = UriTemplate.parse(self.uri) if UriTemplate.is_template(self.uri) else None
+        self.template = UriTemplate.parse(self.uri) if "{" in self.uri else None
         self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
 
     def wire(self) -> JSONObject:

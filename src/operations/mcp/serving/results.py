@@ -68,8 +68,12 @@ def tool_result(
             "_meta": {EXPORT: {"data": "bytes"}},
         }
     if not isinstance(meta, MCPResponseMeta):
-        return {"content": [text_block(text_of(data))], "structuredContent": _box(data, boxed)}
-    result: JSONObject = {"content": msgspec.to_builtins(meta.content)}
+        result: JSONObject = {"content": [text_block(text_of(data))]}
+        if data is None and not boxed:
+            # The SDK takes a structured null for none at all, so a note has to tell them apart.
+            return {**result, "_meta": {EXPORT: {"data": "null"}}}
+        return {**result, "structuredContent": _box(data, boxed)}
+    result = {"content": msgspec.to_builtins(meta.content)}
     if meta.is_error:
         result["isError"] = True
         if meta.structured_content is not None:

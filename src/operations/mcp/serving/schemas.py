@@ -26,32 +26,48 @@ _DEFINITIONS: Final = ("$defs", "definitions")
 
 def is_object(document: JSONSchema) -> bool:
     """Whether a schema surely admits objects alone."""
-    return _is_object(document, document, depth=8)
+    return _surely(document, document, lambda schema: schema.get("type") == "object")
 
 
-def _is_object(schema: Any, root: Any, depth: int) -> bool:
+def is_never_null(document: JSONSchema) -> bool:
+    """Whether a schema surely does not admit null."""
+
+    def says_so(schema: JSONObject) -> bool:
+        for keyword, null in (("type", "null"), ("enum", None)):
+            values = schema.get(keyword)
+            if values is not None:
+                values = cast("Sequence[Any]", values if isinstance(values, list) else [values])
+                if null not in values:
+                    return True
+        return schema.get("const") is not None
+
+    return _surely(document, document, says_so)
+
+
+def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth: int = 8) -> bool:
+    """Whether a schema, or what it is made of, says so. Looks at words alone: compiling takes long."""
     if not isinstance(schema, dict) or not depth:
         return False
     schema = cast("JSONObject", schema)
-    if schema.get("type") == "object":
-        return True
 
-    def all_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
+    def made_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
         members = schema.get(keyword)
         return (
             isinstance(members, list)
             and members != []
             and judge(
-                _is_object(member, root, depth - 1) for member in cast("Sequence[Any]", members)
+                _surely(member, root, says_so, depth - 1)
+                for member in cast("Sequence[Any]", members)
             )
         )
 
     place = _place(schema.get("$ref"))
     return (
-        (place is not None and _is_object(_definition(root, place), root, depth - 1))
-        or all_of("allOf", any)
-        or all_of("anyOf", all)
-        or all_of("oneOf", all)
+        says_so(schema)
+        or (place is not None and _surely(_definition(root, place), root, says_so, depth - 1))
+        or made_of("allOf", any)
+        or made_of("anyOf", all)
+        or made_of("oneOf", all)
     )
 
 
