@@ -25,6 +25,11 @@ from hypothesis import strategies as st
 from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
 
 
+def kind(value: object) -> str:
+    """What to call a value in a test's name; its own words may differ from run to run."""
+    return type(value).__name__
+
+
 class Text(str):
     __slots__ = ()
 
@@ -206,7 +211,7 @@ BECOMES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=repr)
+@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
 def test_a_value_becomes_json_builtins_of_exactly_these_types(value: Any, expected: Any) -> None:
     result = to_json(value)
 
@@ -214,13 +219,13 @@ def test_a_value_becomes_json_builtins_of_exactly_these_types(value: Any, expect
     assert_builtins(result)
 
 
-@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=repr)
+@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
 def test_lifting_gives_a_json_type_and_finishing_the_job_gives_the_same(
     value: Any, expected: Any
 ) -> None:
     lifted = lift(value)
 
-    assert type(lifted) in {dict, list, str, int, float, bool, type(None), tuple}
+    assert type(lifted) in {dict, list, str, int, float, bool, type(None)}
     assert to_json(lifted) == expected
 
 
@@ -235,7 +240,7 @@ def assert_builtins(value: Any) -> None:
             assert_builtins(item)
 
 
-@pytest.mark.parametrize("value", [{}, [], "é", 1, 1.5, True, None, 2**80], ids=repr)
+@pytest.mark.parametrize("value", [{}, [], "é", 1, 1.5, True, None, 2**80], ids=kind)
 def test_json_stays_as_it_is(value: Any) -> None:
     assert to_json(value) == value
     assert type(to_json(value)) is type(value)
@@ -275,7 +280,7 @@ def async_function() -> Any:
         asyncio,
         re.compile("a"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=kind,
 )
 def test_what_has_no_form_in_json_is_refused_by_its_type(value: Any) -> None:
     with pytest.raises(JSONValueError) as caught:

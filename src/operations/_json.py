@@ -103,12 +103,14 @@ def lift(value: Any) -> Any:
     if type(value) in _JSON_TYPES:
         return value
     try:
-        return value.value if isinstance(value, Enum) else _spell(value)
+        lifted = value.value if isinstance(value, Enum) else _spell(value)
     except JSONValueError:
         raise
     except Exception as error:
         reason = f"{type(value).__name__} cannot be written as JSON: {error}"
         raise JSONValueError(reason) from error
+    # An enum's value may need lifting itself.
+    return lift(lifted)
 
 
 _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})

@@ -231,6 +231,16 @@ def test_untyped_extras_take_anything() -> None:
 
 
 @pytest.mark.requirement("R27")
+def test_unknown_arguments_fail() -> None:
+    signature = read(add)
+
+    assert signature.input_schema.check({"a": 1})
+    assert not signature.input_schema.check({"a": 1, "c": 1})
+    assert not signature.input_schema.check({"b": 1})
+    assert not signature.input_schema.check(None)
+
+
+@pytest.mark.requirement("R27")
 def test_extras_cannot_stand_in_for_the_context() -> None:
     def function(context: Context, **more: Any) -> Any:
         return context, more

@@ -3,11 +3,12 @@
 They explain a verdict that the validator has already given; where the two should differ, the validator is right.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from fractions import Fraction
 from typing import Any
 
 from operations._json import canonical
+from operations.schema.kinds import is_array, is_object
 from operations.schema.patterns import matcher
 from operations.types import JSONObject
 
@@ -27,7 +28,7 @@ _ARTICLES = {
 
 def has_type(value: Any, name: Any) -> bool:
     """Whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if name == "string":
         return kind is str
     if name == "number":
@@ -53,14 +54,10 @@ def same(first: Any, second: Any) -> bool:
     """Whether two JSON values are equal as JSON: `1` is `1.0`, but `true` is not `1`."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
-    if isinstance(first, dict) and isinstance(second, dict):
-        left: JSONObject = first
-        right: JSONObject = second
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(first, list) and isinstance(second, list):
-        items: list[Any] = first
-        others: list[Any] = second
-        return len(items) == len(others) and all(map(same, items, others))
+    if is_object(first) and is_object(second):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if is_array(first) and is_array(second):
+        return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)
 
 
@@ -86,7 +83,7 @@ def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
-    names: list[Any] = expected if isinstance(expected, list) else [expected]
+    names = expected if is_array(expected) else [expected]
     if any(has_type(value, name) for name in names):
         return None
     wanted = " or ".join(_ARTICLES[name] for name in names)
@@ -130,12 +127,19 @@ def _maximum(limit: Any, value: Any, schema: JSONObject) -> str | None:
 
 
 def _is_multiple(value: Any, limit: Any) -> bool:
-    return Fraction(str(value)) % Fraction(str(limit)) == 0
+    return _fraction(value) % _fraction(limit) == 0
 
 
-def _size(kind: type, unit: str, *, at_least: bool) -> Callable[[Any, Any, JSONObject], str | None]:
+def _fraction(number: Any) -> Fraction:
+    # A float as it is written: the multiples of 0.1 are not those of its binary neighbour.
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
+
+
+def _size(
+    kind: type[Sized], unit: str, *, at_least: bool
+) -> Callable[[Any, Any, JSONObject], str | None]:
     def check(limit: Any, value: Any, _schema: JSONObject) -> str | None:
-        if type(value) is not kind:
+        if not isinstance(value, kind):
             return None
         if len(value) >= limit if at_least else len(value) <= limit:
             return None
@@ -153,31 +157,26 @@ def _pattern(pattern: str, value: Any, _schema: JSONObject) -> str | None:
 
 
 def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
-    if wanted is not True or type(value) is not list:
+    if wanted is not True or not is_array(value) or len(distinct(value)) == len(value):
         return None
-    items: list[Any] = value
-    return "must not hold the same item twice" if len(distinct(items)) < len(items) else None
+    return "must not hold the same item twice"
 
 
 def distinct(items: list[Any]) -> list[Any]:
     """`items` without those that are equal, as JSON, to one before."""
-    found: dict[bytes, Any] = {}
+    found: dict[Any, Any] = {}
     for item in items:
-        found.setdefault(canonical(_plain_numbers(item)), item)
+        found.setdefault(_identity(item), item)
     return list(found.values())
 
 
-def _plain_numbers(value: Any) -> Any:
-    """`value` with floats that are whole written as integers, so that equal numbers read the same."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list):
-        items: list[Any] = value
-        return [_plain_numbers(item) for item in items]
-    if isinstance(value, dict):
-        members: JSONObject = value
-        return {name: _plain_numbers(item) for name, item in members.items()}
-    return value
+def _identity(value: Any) -> Any:
+    """Something hashable that is equal for values that are the same JSON, and for no others."""
+    if is_object(value):
+        return frozenset((name, _identity(item)) for name, item in value.items())
+    if is_array(value):
+        return tuple(map(_identity, value))
+    return type(value) is bool, value
 
 
 _TESTS: dict[str, Callable[[Any, Any, JSONObject], str | None]] = {

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from operations._json import MAX_DEPTH, JSONValueError, to_json
-from operations.schema.checking import Checker
 from operations.schema.leaves import leaf_types
 from operations.schema.plans import MISSING, Planner
-from operations.schema.repairing import ExhaustedError, Repairer
+from operations.schema.repairing import Repairer
 from operations.schema.results import Repair
 from operations.schema.stripping import GaveUpError, Stripper
 
@@ -22,11 +21,10 @@ Raises `JSONValueError` if some part that the schema does not strip is not JSON 
 """
 
 
-def build_normalise(checker: Checker) -> Normalise:
+def build_normalise(planner: Planner) -> Normalise:
     """The cast of one document."""
-    planner = Planner(checker)
     repairer = Repairer(planner)
-    root, accepts = planner.root(), checker.accepts
+    root, accepts = planner.root(), planner.checker.accepts
     stage = Stripper(planner, repairer).stage(root)
     scalars = leaf_types(root) or frozenset()
 
@@ -43,10 +41,7 @@ def build_normalise(checker: Checker) -> Normalise:
     def repair(value: Any, stripped: bool) -> tuple[Any, list[Repair] | None]:
         if stripped and is_valid(value):
             return to_json(value), None
-        try:
-            result, repairs = repairer.repair(value)
-        except ExhaustedError:
-            return to_json(value), []
+        result, repairs = repairer.repair(value)
         if accepts(result):
             return result, repairs or None
         if is_valid(value):

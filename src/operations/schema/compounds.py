@@ -4,7 +4,7 @@ Rule 1: a failure inside says where: each level adds its own step to the path.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -24,8 +24,7 @@ from operations.schema.shapes import (
 from operations.types import JSONObject
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Array:
+class Array(msgspec.Struct, frozen=True, eq=False):
     """Any number of equal items."""
 
     annotation: Any
@@ -76,8 +75,7 @@ def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> l
     return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FixedTuple:
+class FixedTuple(msgspec.Struct, frozen=True, eq=False):
     """A tuple whose every place has a type of its own."""
 
     items: tuple[Shape, ...]
@@ -100,8 +98,7 @@ class FixedTuple:
         return lambda value: tuple(_convert_each(value, converters))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
+class Table(msgspec.Struct, frozen=True, eq=False):
     """An object of any number of equal values."""
 
     annotation: Any
@@ -154,8 +151,7 @@ class Table:
         return converter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Field:
+class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One place of a record."""
 
     name: str
@@ -186,8 +182,7 @@ class Field:
         return schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A class with named fields, as an object or, as a named tuple is, as an array."""
 
     fields: tuple[Field, ...]
@@ -202,7 +197,7 @@ class Record:
     tag: tuple[str, str | int] | None = None
     """What tells it from others: a property, or in an array the first item, and its value."""
 
-    words: JSONObject = field(default_factory=dict[str, Any])
+    words: JSONObject = {}
 
     @property
     def kinds(self) -> Kinds:
@@ -246,11 +241,12 @@ class Record:
         if construct is None:
             return convert
 
-        def converter(value: Any) -> Any:
-            arguments = value if convert is None else convert(value)
-            return attempt(lambda given: construct(**given), arguments)
+        def build(value: Any) -> Any:
+            return construct(**value)
 
-        return converter
+        if convert is None:
+            return partial(attempt, build)
+        return lambda value: attempt(build, convert(value))
 
     def _from_object(self) -> Converter | None:
         """From an object to keyword arguments; `None` where they are the same."""

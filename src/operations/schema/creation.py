@@ -13,24 +13,32 @@ from operations._json import MAX_DEPTH, JSONValueError, to_json
 from operations.schema.plans import MISSING, Plan
 
 _MAX_MADE = 1_000
-"""How many items or characters are made up at most."""
+"""How many values, items or characters are made up at most."""
 
 
 class Creator:
-    """Makes values for the plans of one document."""
+    """Makes one value, with all that it needs.
 
-    def __init__(self) -> None:
+    Args:
+        default: The declared default of a plan, or `MISSING`; one that is refused by its own schema only
+            where the second argument says that there has to be something.
+    """
+
+    def __init__(self, default: Callable[[Plan, bool], Any]) -> None:
+        self._default = default
         self._underway: set[Plan] = set()
         self._declared = False
+        self._left = _MAX_MADE
 
     def create(self, plan: Plan) -> Any:
         """A fresh value for `plan`, or `MISSING` where none can be made."""
-        if plan in self._underway or len(self._underway) >= MAX_DEPTH:
+        self._left -= 1
+        if plan in self._underway or len(self._underway) >= MAX_DEPTH or self._left < 0:
             return MISSING
         self._underway.add(plan)
         try:
-            if plan.default is not MISSING:
-                made = to_json(plan.default)
+            made = self._default(plan, True)
+            if made is not MISSING:
                 self._declared = self._declared or not plan.accepts(made)
                 return made
             return next(filter(self._fits(plan), self._candidates(plan)), MISSING)
@@ -65,19 +73,24 @@ class Creator:
         made: dict[str, Any] = {}
         for name, (sites, *_) in plan.fields.items():
             part = plan.part(sites)
-            if name in plan.required or part.default is not MISSING:
-                made[name] = self.create(part)
-        if MISSING not in made.values():
-            yield made
+            value = self.create(part) if name in plan.required else self._default(part, False)
+            if value is not MISSING:
+                made[name] = value
+            elif name in plan.required:
+                return
+        yield made
 
     def _array(self, plan: Plan) -> Iterator[Any]:
         most = plan.most_items
         count = max(plan.places, plan.least_items)
         count = count if most is None else min(count, most)
         if count <= _MAX_MADE:
-            made = [self.create(plan.part(plan.place(index))) for index in range(count)]
-            if MISSING not in made:
-                yield made
+            made: list[Any] = []
+            for index in range(count):
+                made.append(self.create(plan.part(plan.place(index))))
+                if made[-1] is MISSING:
+                    return
+            yield made
 
 
 def _picked(plan: Plan) -> Iterator[Plan]:

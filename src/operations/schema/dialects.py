@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 IN_PLACE = ("not", "if", "then", "else")
@@ -78,25 +79,32 @@ def named_dialect(document: JSONSchema) -> Dialect | None:
     return _NAMED.get(name.split("://", 1)[-1].rstrip("#"))
 
 
-def subschemas(schema: JSONObject) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Every schema directly inside `schema` with the tokens that lead to it, whatever keyword holds it.
+def subschemas(schema: JSONObject) -> Iterator[tuple[str] | tuple[str, str | int]]:
+    """The tokens that lead to every schema directly inside `schema`, whatever keyword holds it.
 
     What has the wrong shape is passed over: the meta-schema reports it.
     """
     for keyword, held in schema.items():
-        if isinstance(held, dict):
-            if keyword in IN_PLACE or keyword in PARTS:
-                yield (keyword,), held
-            elif keyword in IN_PLACE_MAPS or keyword in PART_MAPS or keyword in DEFINITIONS:
-                members: JSONObject = held
-                for name, member in members.items():
-                    if isinstance(member, (dict, bool)):
-                        yield (keyword, name), member
-        elif isinstance(held, list):
-            if keyword in IN_PLACE_LISTS or keyword in PART_LISTS:
-                items: list[Any] = held
-                for index, member in enumerate(items):
-                    if isinstance(member, (dict, bool)):
-                        yield (keyword, index), member
-        elif isinstance(held, bool) and (keyword in IN_PLACE or keyword in PARTS):
-            yield (keyword,), held
+        shapes = _HOLDERS.get(keyword)
+        if shapes is None:
+            continue
+        if is_array(held):
+            if "list" in shapes:
+                yield from ((keyword, i) for i, member in enumerate(held) if _is_schema(member))
+        elif "one" in shapes:
+            if _is_schema(held):
+                yield (keyword,)
+        elif is_object(held):
+            yield from ((keyword, name) for name, member in held.items() if _is_schema(member))
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, (dict, bool))
+
+
+_HOLDERS = {
+    **dict.fromkeys((*IN_PLACE, *PARTS), frozenset({"one"})),
+    **dict.fromkeys((*IN_PLACE_LISTS, *PART_LISTS), frozenset({"list"})),
+    **dict.fromkeys((*IN_PLACE_MAPS, *PART_MAPS, *DEFINITIONS), frozenset({"map"})),
+    "items": frozenset({"one", "list"}),
+}

@@ -14,6 +14,7 @@ from operations.schema.casting import Normalise, build_normalise
 from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.guard import guard
+from operations.schema.plans import Planner
 from operations.schema.results import CastResult, ValueFault
 from operations.types import JSONSchema
 
@@ -39,12 +40,12 @@ class CompiledSchema:
             Raises `JSONValueError` for what is not JSON and cannot become it.
     """
 
-    __slots__ = ("_checker", "is_valid", "normalise")
+    __slots__ = ("_planner", "is_valid", "normalise")
 
     def __init__(self, checker: Checker) -> None:
-        self._checker = checker
+        self._planner = Planner(checker)
         self.is_valid: Callable[[Any], bool] = checker.is_valid
-        self.normalise: Normalise = build_normalise(checker)
+        self.normalise: Normalise = build_normalise(self._planner)
 
     def errors(self, value: Any) -> list[ValueFault]:
         """Every failure of `value`; empty when it is valid. Never raises."""
@@ -52,9 +53,9 @@ class CompiledSchema:
             guard(value)
         except JSONValueError as error:
             return [ValueFault(error.path, error.reason, "json")]
-        if self._checker.accepts(value):
+        if self._planner.checker.accepts(value):
             return []
-        return explain(self._checker, to_json(value))
+        return explain(self._planner, to_json(value))
 
 
 class Schema:

@@ -5,13 +5,14 @@ number of failures and a bounded number of steps, however alternatives multiply.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from operations._json import escape
 from operations.schema.assertions import flat_failures, listed, type_of
-from operations.schema.checking import Checker
+from operations.schema.kinds import is_array, is_object
+from operations.schema.members import nearest
 from operations.schema.patterns import matcher
+from operations.schema.plans import Planner
 from operations.schema.references import Site
 from operations.schema.results import ValueFault
 from operations.types import JSONObject
@@ -26,12 +27,12 @@ _LONG = 20
 """From how many items on the validator is asked which of them are worth a look."""
 
 
-def explain(checker: Checker, value: Any) -> list[ValueFault]:
-    """What is wrong with `value`, a JSON value that `checker` refuses."""
-    walk = _Walk(checker)
+def explain(planner: Planner, value: Any) -> list[ValueFault]:
+    """What is wrong with `value`, a JSON value that the validator refuses."""
+    walk = _Walk(planner)
     found: dict[ValueFault, None] = {}
     try:
-        for fault in walk.faults(checker.document.root, value, ""):
+        for fault in walk.faults(planner.document.root, value, ""):
             found[fault] = None
             if len(found) == MAX_FAULTS:
                 break
@@ -47,15 +48,17 @@ class _ExhaustedError(Exception):
 class _Walk:
     """One explanation: the schema and the value are followed side by side."""
 
-    def __init__(self, checker: Checker) -> None:
-        self._accepts_at = checker.accepts_at
-        self._document = checker.document
-        self._steps = _MAX_STEPS
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._document = planner.document
+        self._seen: set[tuple[str, str]] = set()
 
     def faults(self, site: Site, value: Any, path: str) -> Iterator[ValueFault]:
         """The failures of `value`, which stands at `path`, against one schema."""
-        self._steps -= 1
-        if self._steps < 0:
+        if (site.pointer, path) in self._seen:
+            return
+        self._seen.add((site.pointer, path))
+        if len(self._seen) > _MAX_STEPS:
             raise _ExhaustedError
         if site.schema is False:
             yield ValueFault(path, "is not allowed here", "false")
@@ -66,16 +69,16 @@ class _Walk:
         for keyword, target in self._document.references(site):
             if target is not None:
                 yield from self.faults(target, value, path)
-            elif not self._accepts_at((site,))(value):
+            elif not self._matches(site, value):
                 yield ValueFault(path, f"does not match {schema[keyword]}", keyword)
         yield from self._in_place(site, schema, value, path)
-        if type(value) is dict:
+        if is_object(value):
             yield from self._object(site, schema, value, path)
-        elif type(value) is list:
+        elif is_array(value):
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
-        return next(self.faults(site, value, ""), None) is None
+        return self._planner.plan((site,)).accepts(value)
 
     def _in_place(
         self, site: Site, schema: JSONObject, value: Any, path: str
@@ -87,7 +90,7 @@ class _Walk:
             if keyword in schema:
                 members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
                 yield from self._alternatives(keyword, members, value, path)
-        if "not" in schema and site.schema is not False and self._matches(at(site, "not"), value):
+        if "not" in schema and self._matches(at(site, "not"), value):
             yield ValueFault(path, "matches what it must not match", "not")
         if "if" in schema:
             branch = "then" if self._matches(at(site, "if"), value) else "else"
@@ -98,46 +101,23 @@ class _Walk:
         self, keyword: str, members: list[Site], value: Any, path: str
     ) -> Iterator[ValueFault]:
         """Why no alternative fits: the failures of the one that comes nearest."""
-        nearest: list[ValueFault] | None = None
-        fitting = 0
-        for member in members:
-            faults = list(islice(self.faults(member, value, path), MAX_FAULTS))
-            if not faults:
-                fitting += 1
-                if keyword == "anyOf":
-                    return
-            elif nearest is None or _distance(faults, path) < _distance(nearest, path):
-                nearest = faults
-        if fitting > 1:
+        fitting = sum(self._matches(member, value) for member in members)
+        if fitting > 1 and keyword == "oneOf":
             yield ValueFault(path, f"matches {fitting} of the alternatives instead of one", keyword)
-        elif fitting == 0 and nearest is not None:
-            if all(
-                fault.keyword in {"type", "const", "enum"} and fault.path == path
-                for fault in nearest
-            ):
-                yield ValueFault(path, self._no_alternative(members, value), keyword)
-            else:
-                yield from nearest
-
-    def _no_alternative(self, members: list[Site], value: Any) -> str:
-        """The words for a value that none of the alternatives is even like."""
-        types: list[str] = []
-        values: list[Any] = []
-        for member in members:
-            schema = self._document.keywords(member)
-            if "const" in schema:
-                values.append(schema["const"])
-            elif "enum" in schema:
-                values.extend(schema["enum"])
-            else:
-                named = schema.get("type", ())
-                types.extend(named if isinstance(named, list) else [named])
-        names = [str(name) for name in dict.fromkeys(types) if name]
-        if values and not names:
-            return f"must be one of {listed(values)}"
-        if names and not values:
-            return f"must be of type {' or '.join(names)}, not {type_of(value)}"
-        return "matches none of the alternatives"
+        if fitting:
+            return
+        plans = [self._planner.plan((member,)) for member in members]
+        kind = type_of(value)
+        likely = [m for m, plan in zip(members, plans, strict=True) if plan.allows(kind)]
+        constants = [plan.constants for plan in plans if plan.allows(kind)]
+        if not likely:
+            types = dict.fromkeys(name for plan in plans for name in plan.types or ())
+            yield ValueFault(path, f"must be of type {' or '.join(types)}, not {kind}", keyword)
+        elif None not in constants:
+            choices = [constant for group in constants for constant in group or ()]
+            yield ValueFault(path, f"must be one of {listed(choices)}", keyword)
+        else:
+            yield from self.faults(nearest(self._planner, likely, value), value, path)
 
     def _object(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
@@ -186,11 +166,10 @@ class _Walk:
             for name, wanted in dependents.items():
                 if name not in value:
                     continue
-                if not isinstance(wanted, list):
+                if not is_array(wanted):
                     yield from self.faults(self._document.at(site, keyword, name), value, path)
                     continue
-                others: list[str] = wanted
-                for other in others:
+                for other in wanted:
                     if other not in value:
                         place = f"{path}/{escape(other)}"
                         yield ValueFault(place, f"is required beside {name!r}", keyword)
@@ -224,7 +203,7 @@ class _Walk:
         """Of many items those that are not valid: most long lists are fine but for a few."""
         if len(items) < _LONG:
             return items
-        accepts = self._accepts_at((site,))
+        accepts = self._planner.plan((site,)).accepts
         return ((index, item) for index, item in items if not accepts(item))
 
     def _contains(
@@ -291,10 +270,3 @@ def _places(schema: JSONObject) -> tuple[str, str]:
     if isinstance(schema.get("items"), list):
         return "items", "additionalItems"
     return "prefixItems", "items"
-
-
-def _distance(faults: list[ValueFault], path: str) -> tuple[int, int, int]:
-    """How far from fitting: a wrong type or tag first, then the number of failures, then how shallow they are."""
-    here = sum(fault.path == path and fault.keyword == "type" for fault in faults)
-    tags = sum(fault.keyword in {"const", "enum"} for fault in faults)
-    return here, tags, len(faults)

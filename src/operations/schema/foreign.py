@@ -5,7 +5,6 @@ Rule 1: pydantic writes its own schemas and reads its own values, by the type's 
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -33,8 +32,7 @@ def is_pydantic_note(note: Any) -> bool:
     return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Foreign:
+class Foreign(msgspec.Struct, frozen=True, eq=False):
     """A type that pydantic reads and writes."""
 
     annotation: Any

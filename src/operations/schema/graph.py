@@ -15,8 +15,8 @@ from operations.schema.dialects import (
     IN_PLACE,
     IN_PLACE_LISTS,
     IN_PLACE_MAPS,
-    subschemas,
 )
+from operations.schema.kinds import is_array
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
 
@@ -39,23 +39,57 @@ class Verdict:
     """Whether a validator looks at every part of a value it accepts, so that no guard is needed."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Edges:
-    """The schemas one schema leads to."""
+    """The schemas one schema leads to.
 
-    here: list[Site]
-    """Meet the same value: by reference, and by `allOf`, `not`, `if` and the like."""
+    Attributes:
+        here: Meet the same value: by reference, and by `allOf`, `not`, `if` and the like.
+        one_each: Meet parts of the value, each part one of these at most.
+        shared: Meet parts of the value, each part possibly all of these.
+        by_keyword: All of them, by the keyword that holds them.
+        unknown: Whether a reference leads where only the validator can follow.
+    """
 
-    one_each: list[Site]
-    """Meet parts of the value, each part one of these at most."""
+    __slots__ = ("by_keyword", "here", "one_each", "shared", "unknown")
 
-    shared: list[Site]
-    """Meet parts of the value, each part possibly all of these."""
+    def __init__(self, document: Document, site: Site) -> None:
+        targets = [target for _, target in document.references(site)]
+        self.unknown = None in targets
+        self.here = [target for target in targets if target is not None]
+        self.one_each: list[Site] = []
+        self.shared: list[Site] = []
+        self.by_keyword: dict[str, list[Site]] = {"$ref": list(self.here)}
+        tuple_items = isinstance(document.keywords(site).get("items"), list)
+        for keyword, edge in document.below(site):
+            self.by_keyword.setdefault(keyword, []).append(edge)
+            if keyword in _HERE:
+                self.here.append(edge)
+            elif keyword in _ONE_EACH or (keyword == "items" and tuple_items):
+                self.one_each.append(edge)
+            elif keyword not in DEFINITIONS:
+                self.shared.append(edge)
 
-    by_keyword: dict[str, list[Site]]
 
-    unknown: bool
-    """Whether a reference leads where only the validator can follow."""
+class _Graph:
+    """All edges of a document. Most schemas are leaves, and have none."""
+
+    def __init__(self, document: Document) -> None:
+        self.root = document.root
+        self.sites = document.sites
+        self._edges = {
+            site.pointer: _Edges(document, site)
+            for site in document.sites
+            if document.below(site) or any(document.references(site))
+        }
+
+    def edges(self, site: Site) -> _Edges | None:
+        """The edges of `site`; None for a leaf."""
+        return self._edges.get(site.pointer)
+
+    def here(self, site: Site) -> list[Site]:
+        """The schemas that meet the same value as `site`."""
+        near = self._edges.get(site.pointer)
+        return near.here if near else []
 
 
 def examine(document: Document) -> Verdict:
@@ -64,69 +98,48 @@ def examine(document: Document) -> Verdict:
     Raises:
         SchemaError: For a loop that consumes no data, or too many nested alternatives.
     """
-    edges = {site.pointer: _edges(document, site) for site in document.sites}
-    _refuse_idle_loops(document.sites, edges)
-    order, recursive = _reachable(document.root, edges)
-    _refuse_explosions(order, edges)
+    graph = _Graph(document)
+    _refuse_idle_loops(graph)
+    order, recursive = _reachable(graph)
+    _refuse_explosions(order, graph)
     if recursive:
         return Verdict(recursive=True, closed=False)
     depths: dict[str, int | None] = {}
     for site in order:
-        depths[site.pointer] = _seen_depth(document, site, edges[site.pointer], depths)
+        depths[site.pointer] = _seen_depth(document, site, graph.edges(site), depths)
     depth = depths[""]
     return Verdict(recursive=False, closed=depth is not None and depth <= MAX_DEPTH)
 
 
-def _edges(document: Document, site: Site) -> _Edges:
-    targets = [target for _, target in document.references(site)]
-    by_keyword: dict[str, list[Site]] = {"$ref": [target for target in targets if target]}
-    one_each: list[Site] = []
-    shared: list[Site] = []
-    here = list(by_keyword["$ref"])
-    for tokens, _ in subschemas(document.keywords(site)):
-        keyword = str(tokens[0])
-        if keyword in DEFINITIONS or isinstance(site.schema, bool):
-            continue
-        edge = document.at(site, *tokens)
-        by_keyword.setdefault(keyword, []).append(edge)
-        if keyword in _HERE:
-            here.append(edge)
-        elif keyword in _ONE_EACH or (keyword == "items" and len(tokens) > 1):
-            one_each.append(edge)
-        else:
-            shared.append(edge)
-    return _Edges(here, one_each, shared, by_keyword, unknown=None in targets)
-
-
-def _refuse_idle_loops(sites: list[Site], edges: dict[str, _Edges]) -> None:
+def _refuse_idle_loops(graph: _Graph) -> None:
     done: set[str] = set()
-    for start in sites:
+    for start in graph.sites:
         path: list[str] = []
         on_path: set[str] = set()
-        stack: list[str | None] = [start.pointer]
+        stack: list[Site | None] = [start] if graph.here(start) else []
         while stack:
-            place = stack.pop()
-            if place is None:
+            site = stack.pop()
+            if site is None:
                 left = path.pop()
                 on_path.discard(left)
                 done.add(left)
-            elif place in on_path:
+            elif site.pointer in on_path:
                 raise SchemaError(
-                    f"{place or 'the schema'}: refers to itself without consuming any data"
+                    f"{site.pointer or 'the schema'}: refers to itself without consuming any data"
                 )
-            elif place not in done:
-                path.append(place)
-                on_path.add(place)
+            elif site.pointer not in done:
+                path.append(site.pointer)
+                on_path.add(site.pointer)
                 stack.append(None)
-                stack.extend(edge.pointer for edge in edges[place].here)
+                stack.extend(graph.here(site))
 
 
-def _reachable(root: Site, edges: dict[str, _Edges]) -> tuple[list[Site], bool]:
+def _reachable(graph: _Graph) -> tuple[list[Site], bool]:
     """Every schema the root leads to, those it needs before itself; and whether any needs itself."""
     order: list[Site] = []
     finished: dict[str, bool] = {}
     recursive = False
-    stack: list[tuple[Site, bool]] = [(root, False)]
+    stack: list[tuple[Site, bool]] = [(graph.root, False)]
     while stack:
         site, leaving = stack.pop()
         if leaving:
@@ -135,8 +148,11 @@ def _reachable(root: Site, edges: dict[str, _Edges]) -> tuple[list[Site], bool]:
         elif site.pointer in finished:
             recursive = recursive or not finished[site.pointer]
         else:
-            finished[site.pointer] = False
-            near = edges[site.pointer]
+            near = graph.edges(site)
+            finished[site.pointer] = near is None
+            if near is None:
+                order.append(site)
+                continue
             # What only the validator can follow may well lead back: assume the worst.
             recursive = recursive or near.unknown
             stack.append((site, True))
@@ -144,14 +160,16 @@ def _reachable(root: Site, edges: dict[str, _Edges]) -> tuple[list[Site], bool]:
     return order, recursive
 
 
-def _refuse_explosions(order: list[Site], edges: dict[str, _Edges]) -> None:
+def _refuse_explosions(order: list[Site], graph: _Graph) -> None:
     """Count, for every schema, how many meet along one path into the data.
 
     A reference back counts once: the validator remembers its verdict there.
     """
     costs: dict[str, int] = {}
     for site in order:
-        near = edges[site.pointer]
+        near = graph.edges(site)
+        if near is None:
+            continue
         cost = 1 + _total(near.here, costs) + _total(near.shared, costs)
         cost += max((costs.get(edge.pointer, 1) for edge in near.one_each), default=0)
         if cost > MAX_ALTERNATIVES:
@@ -167,7 +185,7 @@ def _total(sites: Iterable[Site], costs: dict[str, int]) -> int:
 
 
 def _seen_depth(
-    document: Document, site: Site, near: _Edges, depths: dict[str, int | None]
+    document: Document, site: Site, near: _Edges | None, depths: dict[str, int | None]
 ) -> int | None:
     """How many levels of data the validator looks at before it accepts; None if parts may pass unseen."""
     if isinstance(site.schema, bool):
@@ -176,19 +194,20 @@ def _seen_depth(
     # What one of these has looked at is looked at.
     found += [depths[edge.pointer] for edge in _of(near, "$ref", "allOf")]
     for keyword in ("anyOf", "oneOf"):
-        if members := near.by_keyword.get(keyword):
+        if members := _of(near, keyword):
             found.append(_deepest(depths[edge.pointer] for edge in members))
     return max((depth for depth in found if depth is not None), default=None)
 
 
-def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) -> int | None:
+def _own_depth(
+    schema: JSONObject, near: _Edges | None, depths: dict[str, int | None]
+) -> int | None:
     named = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(named, list):
+    if is_array(named):
         # What is accepted equals one of these.
-        members: list[Any] = named
-        return None if any(isinstance(member, (dict, list)) for member in members) else 0
+        return None if any(isinstance(member, (dict, list)) for member in named) else 0
     types = schema.get("type")
-    names: set[Any] = set(types if isinstance(types, list) else [types])
+    names: set[Any] = set(types if is_array(types) else [types])
     if not names or not names <= _TYPES:
         return None
     parts: list[Site] = []
@@ -206,7 +225,9 @@ def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) 
     return None if inside is None else inside + 1
 
 
-def _of(near: _Edges, *keywords: str) -> list[Site]:
+def _of(near: _Edges | None, *keywords: str) -> list[Site]:
+    if near is None:
+        return []
     return [edge for keyword in keywords for edge in near.by_keyword.get(keyword, ())]
 
 

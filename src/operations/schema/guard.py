@@ -22,7 +22,7 @@ def guard(value: Any, room: int = MAX_DEPTH) -> None:
     Raises:
         JSONValueError: With the place and the reason, if some part is not, or nests deeper than `room`.
     """
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _PLAIN:
         return
     if kind is str:

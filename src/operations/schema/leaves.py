@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from operations.schema.plans import MISSING, Plan
+from operations.schema.plans import Plan
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -25,8 +25,8 @@ def leaf_types(plan: Plan) -> frozenset[type] | None:
 
     The validator looks at all such scalars, so nothing else has to.
     """
-    if plan.leaves is MISSING:
-        plan.leaves = _leaf_types(plan)
+    if not plan.leaves_known:
+        plan.leaves, plan.leaves_known = _leaf_types(plan), True
     return plan.leaves
 
 

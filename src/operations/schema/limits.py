@@ -8,7 +8,7 @@ from operations.errors import SchemaError
 MAX_SCHEMA_DEPTH = 128
 """How deep the document itself may nest."""
 
-MAX_SCHEMA_VALUES = 200_000
+MAX_SCHEMA_VALUES = 100_000
 """How many JSON values the document may hold."""
 
 
@@ -31,7 +31,7 @@ def _measure(value: Any, room: int, left: list[int]) -> None:
     left[0] -= 1
     if left[0] < 0:
         raise JSONValueError(f"the document holds more than {MAX_SCHEMA_VALUES:,} values")
-    kind = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict or kind is list:
         if room <= 0:
             raise JSONValueError(f"the document nests deeper than {MAX_SCHEMA_DEPTH} levels")
@@ -49,7 +49,7 @@ def _measure(value: Any, room: int, left: list[int]) -> None:
         if value - value != 0:
             raise JSONValueError(f"{value} is not a JSON number")
     elif kind is not int and kind is not bool and value is not None:
-        raise JSONValueError(f"{kind.__name__} is not JSON")
+        raise JSONValueError(f"{type(value).__name__} is not JSON")
 
 
 def _measure_key(key: Any) -> None:

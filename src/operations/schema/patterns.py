@@ -121,7 +121,7 @@ def _after_class(pattern: str, position: int) -> int:
 
 
 def _after_escape(pattern: str, position: int) -> int:
-    """Where the escape that began just before `position` ends; `\\p{...}` and `\\u{...}` have braces."""
+    """Where the escape that began just before `position` ends. Unicode classes have braces."""
     if (
         pattern[position : position + 1] in {"p", "P", "u", "x"}
         and pattern[position + 1 : position + 2] == "{"

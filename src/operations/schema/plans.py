@@ -12,8 +12,9 @@ make more than a bounded number.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from operations.schema.assertions import same, type_of
+from operations.schema.assertions import has_type, same, type_of
 from operations.schema.checking import Checker
+from operations.schema.kinds import is_array
 from operations.schema.patterns import matcher
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
@@ -31,6 +32,7 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_BARE = frozenset({"default", "deprecated", "description", "examples", "format", "title", "type"})
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
@@ -105,9 +107,11 @@ class Planner:
             facets = list(chosen_from.facets) if chosen_from else []
             asked = chosen_from.asked if chosen_from else frozenset[str]()
             choices: list[Choice] = []
-            known = all([self._merge(site, facets, choices) for site in fresh])
+            known = [self._merge(site, facets, choices) for site in fresh]
             asked = asked.union(*(self._asked(choice) for choice in choices))
-            found = Plan(self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not known)
+            found = Plan(
+                self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
+            )
             self._plans[key] = found
         return found
 
@@ -170,12 +174,12 @@ class Plan:
         default: The declared default, or `MISSING`. Of several the last counts.
         required: The properties that have to be there.
         fields: The properties known by name.
-        leaves: Kept here for `leaves.leaf_types`.
+        leaves, leaves_known: Kept here for `leaves.leaf_types`.
     """
 
     __slots__ = (
-        "_accepts", "_patterned", "_planner", "asked", "choices", "constants", "default", "facets",
-        "fields", "is_map", "leaves", "opaque", "required", "sites", "types",
+        "_accepts", "_bare", "_patterned", "_planner", "asked", "choices", "constants", "default", "facets",
+        "fields", "is_map", "leaves", "leaves_known", "opaque", "required", "sites", "types",
     )  # fmt: skip
 
     def __init__(
@@ -190,7 +194,9 @@ class Plan:
     ) -> None:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
-        self.leaves: Any = MISSING
+        self._bare: bool | None = None
+        self.leaves: frozenset[type] | None = None
+        self.leaves_known = False
         self.sites = sites
         self.facets = facets
         self.choices = choices
@@ -213,8 +219,13 @@ class Plan:
     def accepts(self) -> Callable[[Any], bool]:
         """Whether a JSON value is valid for everything merged here."""
         if self._accepts is None:
-            self._accepts = self._planner.checker.accepts_at(self.sites)
+            # A validator is worth its making only where there is more to check than the type.
+            at = self._planner.checker.accepts_at
+            self._accepts = self._has_type if self.is_bare else at(self.sites)
         return self._accepts
+
+    def _has_type(self, value: Any) -> bool:
+        return self.types is None or any(has_type(value, name) for name in self.types)
 
     @property
     def is_unknown(self) -> bool:
@@ -223,9 +234,19 @@ class Plan:
             return self.opaque
         return not any(_USED.intersection(facet.keywords) for facet in self.facets)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether a type is all that is said: whatever has it is valid."""
+        if self._bare is None:
+            said = {name for facet in self.facets for name in facet.keywords}
+            self._bare = not self.choices and not self.opaque and said <= _BARE
+        return self._bare and bool(self.facets)
+
     def allows(self, kind: str) -> bool:
         """Whether values of the JSON type `kind` are allowed."""
-        return self.types is None or kind in self.types
+        if self.types is None or kind in self.types:
+            return True
+        return kind == "integer" and "number" in self.types
 
     def pick(self, picks: tuple[Site, ...]) -> "Plan":
         """The plan once the choices are made: with `picks`, and without the choices of this one."""
@@ -349,7 +370,7 @@ def _constants(facets: tuple[Facet, ...]) -> list[Any] | None:
     allowed: list[Any] | None = None
     for _, keywords in facets:
         for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
-            if isinstance(listed, list):
+            if is_array(listed):
                 allowed = [
                     member
                     for member in listed
@@ -364,7 +385,7 @@ def _types(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str,
     for _, keywords in facets:
         named = keywords.get("type")
         if named is not None:
-            names: list[str] = named if isinstance(named, list) else [named]
+            names = named if is_array(named) else [named]
             allowed = tuple(names) if allowed is None else _both(allowed, names)
     if constants is None:
         return allowed

@@ -15,14 +15,14 @@ from operations.schema.dialects import (
     DRAFT_2019_09,
     DRAFT_2020_12,
     REFERENCES,
-    Dialect,
     named_dialect,
     subschemas,
 )
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
-MAX_SUBSCHEMAS = 20_000
-"""How many schemas one document may hold. Compiling takes about 10 µs for each."""
+MAX_SUBSCHEMAS = 8_000
+"""How many schemas one document may hold. Compiling takes about 20 µs for each."""
 
 _BASE = "http://schema.invalid/"
 """What relative identifiers resolve against. The name cannot exist (RFC 2606)."""
@@ -47,16 +47,19 @@ class Document:
         SchemaError: If it holds too many schemas.
     """
 
-    __slots__ = ("_anchors", "_dynamic", "_resources", "_seen", "_uris", "dialect", "root", "sites")
+    __slots__ = (
+        "_anchors", "_below", "_dynamic", "_resolved", "_resources", "_uris", "dialect", "root", "sites",
+    )  # fmt: skip
 
     def __init__(self, root: JSONSchema) -> None:
         self._resources: dict[str, str] = {}
         self._uris: dict[str, Site] = {}
         self._anchors: dict[tuple[str, str], Site] = {}
         self._dynamic: dict[str, int] = {}
-        self._seen: set[str] = set()
+        self._below: dict[str, list[tuple[str, Site]]] = {}
+        self._resolved: dict[tuple[str, str, str], Site | None] = {}
         self.sites: list[Site] = []
-        self.dialect = _dialect_of(root)
+        self.dialect = named_dialect(root) or DRAFT_2020_12
         self.root = self._enter(Site(root, "", ""))
         self._resources.setdefault("", _BASE)
         self._uris.setdefault(_BASE, self.root)
@@ -66,6 +69,10 @@ class Document:
             for _, target in self.references(site):
                 if target is not None:
                     self._scan(target)
+        # What was not there to be found a moment ago may be there now.
+        self._resolved.clear()
+        if named_dialect(root) is None and any(map(_is_old_tuple, self.sites)):
+            self.dialect = DRAFT_2019_09
 
     @property
     def uri(self) -> str:
@@ -85,6 +92,10 @@ class Document:
             Site(schema, site.pointer + "".join(map(pointer, tokens)), site.resource)
         )
 
+    def below(self, site: Site) -> list[tuple[str, Site]]:
+        """The schemas directly inside `site`, each with the keyword that holds it."""
+        return self._below[site.pointer]
+
     def references(self, site: Site) -> Iterator[tuple[str, Site | None]]:
         """The keyword and the target of each reference at `site`.
 
@@ -97,7 +108,10 @@ class Document:
         for keyword in REFERENCES:
             reference = site.schema.get(keyword)
             if isinstance(reference, str):
-                yield keyword, self._resolve(site, keyword, reference)
+                key = site.resource, keyword, reference
+                if key not in self._resolved:
+                    self._resolved[key] = self._resolve(*key)
+                yield keyword, self._resolved[key]
 
     def keywords(self, site: Site) -> JSONObject:
         """What `site` says in this dialect: up to draft 7 nothing counts beside a `$ref`."""
@@ -108,10 +122,10 @@ class Document:
             return {"$ref": schema["$ref"]}
         return schema
 
-    def _resolve(self, site: Site, keyword: str, reference: str) -> Site | None:
+    def _resolve(self, resource: str, keyword: str, reference: str) -> Site | None:
         if keyword == "$recursiveRef" and self._dynamic.get("", 0) > 1:
             return None
-        address, fragment = urldefrag(_join(self._resources[site.resource], reference))
+        address, fragment = urldefrag(_join(self._resources[resource], reference))
         start = self._uris.get(address)
         fragment = unquote(fragment)
         if start is None or (keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1):
@@ -127,17 +141,17 @@ class Document:
         place = start.pointer
         for token in fragment.split("/")[1:]:
             name = token.replace("~1", "/").replace("~0", "~")
-            if isinstance(held, dict) and name in held:
+            if is_object(held) and name in held:
                 held = held[name]
                 place += "/" + escape(name)
-            elif isinstance(held, list) and name.isdecimal() and int(name) < len(held):  # pyright: ignore[reportUnknownArgumentType]
+            elif is_array(held) and name.isdecimal() and int(name) < len(held):
                 held = held[int(name)]
                 place += f"/{int(name)}"
             else:
                 return None
-            if isinstance(held, (dict, bool)):
+            if isinstance(held, bool) or is_object(held):
                 site = self._enter(Site(held, place, site.resource))
-        return site if isinstance(held, (dict, bool)) else None
+        return site if site.pointer == place else None
 
     def _enter(self, site: Site) -> Site:
         """`site`, as a resource of its own where it has an identifier."""
@@ -156,16 +170,19 @@ class Document:
         stack = [start]
         while stack:
             site = stack.pop()
-            if site.pointer in self._seen:
+            if site.pointer in self._below:
                 continue
-            self._seen.add(site.pointer)
+            below = self._below[site.pointer] = []
             self.sites.append(site)
             if len(self.sites) > MAX_SUBSCHEMAS:
                 raise SchemaError(f"more than {MAX_SUBSCHEMAS:,} schemas in one document")
             if isinstance(site.schema, bool):
                 continue
             self._note(site, site.schema)
-            stack.extend(self.at(site, *tokens) for tokens, _ in subschemas(self.keywords(site)))
+            for tokens in subschemas(self.keywords(site)):
+                inner = self.at(site, *tokens)
+                below.append((tokens[0], inner))
+                stack.append(inner)
 
     def _note(self, site: Site, schema: JSONObject) -> None:
         identifier = schema.get(self.dialect.id_keyword)
@@ -200,21 +217,6 @@ def _join(base: str, reference: str) -> str:
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
-def _dialect_of(root: JSONSchema) -> Dialect:
-    named = named_dialect(root)
-    if named is not None:
-        return named
-    return DRAFT_2019_09 if _has_old_tuples(root) else DRAFT_2020_12
-
-
-def _has_old_tuples(root: JSONSchema) -> bool:
-    stack: list[Any] = [root]
-    budget = MAX_SUBSCHEMAS
-    while stack and budget:
-        schema = stack.pop()
-        budget -= 1
-        if isinstance(schema, dict):
-            if isinstance(schema.get("items"), list):  # pyright: ignore[reportUnknownMemberType]
-                return "prefixItems" not in schema
-            stack.extend(member for _, member in subschemas(schema))  # pyright: ignore[reportUnknownArgumentType]
-    return False
+def _is_old_tuple(site: Site) -> bool:
+    schema = site.schema
+    return is_object(schema) and is_array(schema.get("items")) and "prefixItems" not in schema

@@ -11,19 +11,23 @@ Rule 1: never touches its input. Everything it gives back is fresh, and JSON.
 Rule 2: every conversion, replacement and creation is in the list of repairs, with its path.
 """
 
+from itertools import chain, repeat
 from typing import Any
 
-from operations._json import MAX_DEPTH, JSONValueError, lift, pointer, to_json
+from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
 from operations.schema.assertions import distinct, same, shown, type_of
 from operations.schema.conversion import conversions, is_whole
 from operations.schema.creation import Creator
+from operations.schema.members import matching, nearest
 from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
-from operations.schema.results import Repair
-from operations.schema.scoring import nearest
+from operations.schema.results import Kind, Repair
 
-_MAX_STEPS = 20_000
-"""How many times a plan may meet a value in one pass, however alternatives multiply."""
+_MAX_TRIALS = 10_000
+"""How many times a plan may meet a value on trial in one pass, however alternatives multiply."""
+
+_MAX_DEFAULT = 100_000
+"""How many bytes a default may have, with its own defaults filled."""
 
 _MAX_PADDING = 1_000
 """How many items are made up at most to reach `minItems`."""
@@ -31,14 +35,15 @@ _MAX_PADDING = 1_000
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
-class ExhaustedError(Exception):
-    """The pass took too many steps."""
+class _RefusedError(Exception):
+    """A trial would have to replace or create something."""
 
 
 class Repairer:
     """Repairs values for one document."""
 
     def __init__(self, planner: Planner) -> None:
+        self._planner = planner
         self._root = planner.root()
         self._defaults: dict[Plan, Any] = {}
 
@@ -47,35 +52,41 @@ class Repairer:
 
         Raises:
             JSONValueError: If some part that the schema does not strip is not JSON and cannot become it.
-            ExhaustedError: If it takes too many steps.
         """
-        run = _Run(self._defaults)
+        run = _Run(self._planner, self._defaults)
         return run.cast(self._root, value, "", MAX_DEPTH), run.repairs
 
-    def default(self, plan: Plan, *, required: bool) -> Any:
+    def default(self, plan: Plan, required: bool) -> Any:
         """The declared default of an absent property, made to fit; or `MISSING`.
 
         A default that its own schema refuses is used only where there has to be something.
         """
-        return _Run(self._defaults).default(plan, required=required)
+        return _Run(self._planner, self._defaults).default(plan, required)
 
 
 class _Run:
     """One pass over one value.
 
     Args:
+        planner: Makes the plans.
         defaults: Those that are known already; more are added.
         fitting: The plans whose default this run is made for, from the outermost inwards.
     """
 
-    def __init__(self, defaults: dict[Plan, Any], fitting: tuple[Plan, ...] = ()) -> None:
+    def __init__(
+        self, planner: Planner, defaults: dict[Plan, Any], fitting: tuple[Plan, ...] = ()
+    ) -> None:
+        self._planner = planner
         self._defaults = defaults
         self._fitting = fitting
-        self._steps = _MAX_STEPS
+        self._on_trial = False
+        self._trials_left = _MAX_TRIALS
+        self._created: dict[Plan, Any] = {}
+        self._refused: set[tuple[Plan, str]] = set()
         self._chosen: dict[tuple[Plan, str], tuple[Any, list[Repair]]] = {}
         self.repairs: list[Repair] = []
 
-    def default(self, plan: Plan, *, required: bool) -> Any:
+    def default(self, plan: Plan, required: bool) -> Any:
         """See `Repairer.default`."""
         if plan.default is MISSING:
             return MISSING
@@ -94,26 +105,26 @@ class _Run:
         """A declared default, its excess stripped and its own defaults filled; a scalar as it stands."""
         try:
             default = to_json(plan.default)
-            if plan not in self._fitting and (type(default) is dict or type(default) is list):
-                return _Run(self._defaults, (*self._fitting, plan)).cast(
-                    plan, default, "", MAX_DEPTH
-                )
-        except (JSONValueError, ExhaustedError):
+            if isinstance(default, (dict, list)):
+                run = _Run(self._planner, self._defaults, (*self._fitting, plan))
+                default = run.cast(plan, default, "", MAX_DEPTH)
+        except JSONValueError:
             return MISSING
-        return default
+        return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
     def cast(self, plan: Plan, value: Any, path: str, room: int) -> Any:
         """`value`, which stands at `path`, made to fit; `room` is how deep it may nest."""
-        self._steps -= 1
-        if self._steps < 0:
-            raise ExhaustedError
+        if self._on_trial:
+            self._trials_left -= 1
+            if self._trials_left < 0:
+                raise _RefusedError
         while type(value) not in _JSON:
             value = _placed(lift, value, path)
         if plan.is_unknown:
             return _placed(to_json, value, path, room)
         if plan.choices:
             return self._choose(plan, value, path, room)
-        kind = type(value)
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, room)
         if kind is list and plan.allows("array") and plan.constants is None:
@@ -142,13 +153,24 @@ class _Run:
         if plan.types is None and plan.default is MISSING and not plan.choices:
             # Nobody says what it should be.
             return value
-        made = Creator().create(plan) if plan.default is MISSING else self._fitted(plan)
+        made = self._made(plan)
         if made is MISSING:
             return value
         self._note(path, "replaced", f"was {type_of(value)} and is now {shown(made)}")
         return made
 
-    def _note(self, path: str, kind: Any, message: str) -> None:
+    def _made(self, plan: Plan) -> Any:
+        """A fresh value for `plan`, or `MISSING`."""
+        if self._on_trial:
+            raise _RefusedError
+        if plan not in self._created:
+            self._created[plan] = Creator(self.default).create(plan)
+        made = self._created[plan]
+        return made if made is MISSING else to_json(made)
+
+    def _note(self, path: str, kind: Kind, message: str) -> None:
+        if self._on_trial and kind != "converted":
+            raise _RefusedError
         self.repairs.append(Repair(path, kind, message))
 
     def _object(self, plan: Plan, value: dict[Any, Any], path: str, room: int) -> Any:
@@ -175,9 +197,9 @@ class _Run:
         self, plan: Plan, part: Plan, name: str, place: str, result: dict[str, Any]
     ) -> None:
         required = name in plan.required
-        made = self.default(part, required=required)
+        made = self.default(part, required)
         if made is MISSING and required:
-            made = Creator().create(part)
+            made = self._made(part)
             if made is not MISSING:
                 self._note(place, "created", f"was absent and is now {shown(made)}")
         if made is not MISSING:
@@ -190,9 +212,13 @@ class _Run:
         kept = value if most is None else value[:most]
         if len(kept) < len(value):
             self._note(path, "replaced", f"was cut from {len(value)} to {len(kept)} items")
+        first = [plan.part(plan.place(index)) for index in range(plan.places)]
+        rest = plan.part(plan.place(plan.places))
         result = [
-            self.cast(plan.part(plan.place(index)), item, f"{path}/{index}", room - 1)
-            for index, item in enumerate(kept)
+            self.cast(part, item, f"{path}/{index}", room - 1)
+            for index, (part, item) in enumerate(
+                zip(chain(first, repeat(rest)), kept, strict=False)
+            )
         ]
         unique = True in plan.keyword("uniqueItems")
         if unique:
@@ -206,65 +232,64 @@ class _Run:
     def _pad(self, plan: Plan, items: list[Any], path: str, *, unique: bool) -> None:
         """Make up what is missing to `minItems`."""
         for index in range(len(items), min(plan.least_items, _MAX_PADDING)):
-            made = Creator().create(plan.part(plan.place(index)))
+            made = self._made(plan.part(plan.place(index)))
             if made is MISSING or (unique and any(same(made, item) for item in items)):
                 return
             self._note(f"{path}/{index}", "created", f"was absent and is now {shown(made)}")
             items.append(made)
 
     def _choose(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        """Make the choices of `plan` for `value`, then cast it into what was chosen."""
-        known = self._chosen.get((plan, path))
-        if known is None:
+        """Make the choices of `plan` for `value`, then cast it into what was chosen.
+
+        The same union may be asked about the same place from within many others: it answers once.
+        """
+        key = plan, path
+        if key not in self._chosen:
+            if self._on_trial and key in self._refused:
+                raise _RefusedError
             outer, self.repairs = self.repairs, []
             try:
                 result = self._cast_chosen(plan, value, path, room)
-                known = self._chosen[plan, path] = result, self.repairs
+                self._chosen[key] = result, self.repairs
+            except _RefusedError:
+                self._refused.add(key)
+                raise
             finally:
                 self.repairs = outer
-        self.repairs.extend(known[1])
-        return known[0]
+        result, repairs = self._chosen[key]
+        self.repairs.extend(repairs)
+        return result
 
     def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
         value = _placed(to_json, value, path, room)
         picks: list[Site] = []
+
+        def attempt(member: Plan) -> list[Repair] | None:
+            return self._attempt(member, value, path, room)
+
         for choice in plan.choices:
             if not choice.members:
                 picks.extend(applied(plan, choice, value))
                 continue
-            chosen = self._members(plan, choice.members, value, path, room)
+            chosen = matching(self._planner, choice.members, value, attempt)
             if not chosen:
-                return self._replaced(plan, value, path)
+                if plan.default is not MISSING or self._on_trial:
+                    return self._replaced(plan, value, path)
+                chosen = [nearest(self._planner, choice.members, value)]
             picks.extend(chosen)
         return self.cast(plan.pick(tuple(picks)), value, path, room)
 
-    def _members(
-        self, plan: Plan, members: tuple[Site, ...], value: Any, path: str, room: int
-    ) -> list[Site]:
-        """The members of a union to cast into; none where its default is to be used."""
-        fitting = [member for member in members if plan.member(member).accepts(value)]
-        if fitting:
-            return fitting
-        converted: Site | None = None
-        for member in members:
-            part = plan.member(member)
-            repairs, result = self._attempt(part, value, path, room)
-            if part.accepts(result):
-                if not repairs:
-                    fitting.append(member)
-                elif converted is None and all(repair.kind == "converted" for repair in repairs):
-                    converted = member
-        if fitting or converted:
-            return fitting or [converted]
-        return [] if plan.default is not MISSING else [nearest(plan, members, value)]
-
-    def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> tuple[list[Repair], Any]:
-        outer, self.repairs = self.repairs, []
+    def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> list[Repair] | None:
+        """The conversions it takes to cast `value` into `plan`; None if it takes more than that."""
+        outer = self.repairs, self._on_trial
+        self.repairs, self._on_trial = [], True
         try:
             result = self.cast(plan, value, path, room)
+            return self.repairs if plan.accepts(result) else None
+        except _RefusedError:
+            return None
         finally:
-            repairs, self.repairs = self.repairs, outer
-        return repairs, result
+            self.repairs, self._on_trial = outer
 
 
 def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
@@ -291,5 +316,5 @@ def _has_plain_keys(value: dict[Any, Any]) -> bool:
 
 def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
     """`value` with its keys written as JSON writes them."""
-    names = [next(iter(_placed(to_json, {key: None}, path))) for key in value]
+    names = _placed(to_json, dict.fromkeys(value), path)
     return dict(zip(names, value.values(), strict=True))

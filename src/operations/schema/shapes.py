@@ -5,7 +5,6 @@ Rule 2: a conversion that would lose something fails.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -156,8 +155,7 @@ def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
     return definitions.close(shape.schema(definitions))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Unknown:
+class Unknown(msgspec.Struct, frozen=True, eq=False):
     """Any JSON, as it is."""
 
     kinds: Kinds = ANY
@@ -171,8 +169,7 @@ class Unknown:
         """Nothing to do."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scalar:
+class Scalar(msgspec.Struct, frozen=True, eq=False):
     """A string, number, boolean or null, perhaps with a meaning of its own."""
 
     annotation: Any
@@ -181,7 +178,7 @@ class Scalar:
     kinds: Kinds
     exact: Kinds
     convert: Converter | None = None
-    words: JSONObject = field(default_factory=dict[str, Any])
+    words: JSONObject = {}
 
     def schema(self, definitions: Definitions) -> JSONObject:
         """As msgspec writes it."""
@@ -214,8 +211,7 @@ def to_float(value: Any) -> float:
     return number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Described:
+class Described(msgspec.Struct, frozen=True, eq=False):
     """A shape with words about it: title, description, examples."""
 
     shape: Shape
@@ -240,15 +236,14 @@ class Described:
         return self.shape.converter()
 
 
-@dataclass(slots=True, eq=False)
-class Named:
+class Named(msgspec.Struct, eq=False):
     """A shape that is written once and referred to by name, so it may contain itself."""
 
     key: Any
     """Equal for shapes of the same type."""
 
     name: str
-    target: Shape = field(default_factory=Unknown)
+    target: Shape = Unknown()
     _converter: Converter | None = None
     _known: bool = False
 
@@ -277,14 +272,13 @@ class Named:
         return value if self._converter is None else self._converter(value)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False):
     """One of a few values: a `Literal` or an `Enum`."""
 
     options: tuple[tuple[Any, Any], ...]
     """Pairs of a JSON value and what it stands for."""
 
-    words: JSONObject = field(default_factory=dict[str, Any])
+    words: JSONObject = {}
 
     @property
     def kinds(self) -> Kinds:

@@ -10,7 +10,7 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, convert, to_builtins
 
@@ -55,7 +55,7 @@ class Stripper:
         self._repairer = repairer
         self._recursive = planner.checker.verdict.recursive
         self._stages: dict[Plan, _Stage] = {}
-        self._shaper = Shaper(self._default)
+        self._shaper = Shaper(repairer.default)
 
     def stage(self, plan: Plan) -> _Stage:
         """Where the closure of `plan` is, or will be."""
@@ -82,7 +82,7 @@ class Stripper:
         typed = plan.types is not None
 
         def strip(value: Any, room: int) -> Any:
-            kind = type(value)
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind is dict:
                 return on_object(value, room)
             if kind is list:
@@ -97,63 +97,36 @@ class Stripper:
 
         return strip
 
-    def _default(self, plan: Plan, required: bool) -> Any:
-        return self._repairer.default(plan, required=required)
-
     # Objects
 
     def _object(self, plan: Plan) -> Strip:
-        leaves: list[tuple[str, frozenset[type]]] = []
-        nested: list[tuple[str, _Stage]] = []
-        defaults: list[tuple[str, Any]] = []
-        required = frozenset(plan.required)
+        fields: list[_Property] = []
         for name, field in plan.fields.items():
+            if not field.kept:
+                continue
             part = plan.part(field.sites)
-            default = MISSING if field.barred else self._default(part, name in required)
-            if default is not MISSING:
-                defaults.append((name, default))
-            if field.kept:
-                leaf = leaf_types(part)
-                if leaf is not None:
-                    leaves.append((name, leaf))
-                else:
-                    nested.append((name, self.stage(part)))
-        if plan.keeps_unnamed:
-            return self._open_object(plan, defaults)
-        return _closed_object(tuple(leaves), tuple(nested), tuple(defaults))
+            default = MISSING
+            if not field.barred:
+                default = self._repairer.default(part, name in plan.required)
+            leaf = leaf_types(part)
+            stage = self.stage(part) if leaf is None else None
+            fields.append(_Property(name, leaf or frozenset(), stage, default))
+        return _object_strip(tuple(fields), self._others(plan) if plan.keeps_unnamed else None)
 
-    def _open_object(self, plan: Plan, defaults: list[tuple[str, Any]]) -> Strip:
-        """An object that keeps properties nobody named."""
-        named = {name: field for name, field in plan.fields.items()}
-        stages: dict[str, _Stage | None] = {}
-        same_for_all = (
-            not plan.fields and not plan.keyword("patternProperties") and not plan.choices
-        )
-        every = self.stage(plan.part(plan.field("").sites)) if same_for_all else None
+    def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
+        """What to do with a property nobody named: its closure, or None to strip it."""
+        known: dict[str, _Stage | None] = dict.fromkeys(plan.fields)
 
         def stage_of(name: str) -> _Stage | None:
-            field = named.get(name) or plan.field(name)
+            if name in known:
+                return known[name]
+            field = plan.field(name)
             stage = self.stage(plan.part(field.sites)) if field.kept else None
-            if len(stages) < _MAX_NAMES:
-                stages[name] = stage
+            if len(known) < _MAX_NAMES:
+                known[name] = stage
             return stage
 
-        def strip(value: dict[Any, Any], room: int) -> Any:
-            if room <= 0:
-                raise GaveUpError
-            result: dict[str, Any] = {}
-            for name, item in value.items():
-                if type(name) is not str:
-                    raise GaveUpError
-                stage = every or (stages[name] if name in stages else stage_of(name))
-                if stage is not None:
-                    result[name] = stage.strip(item, room - 1)
-            for name, default in defaults:
-                if name not in result:
-                    result[name] = to_json(default)
-            return result
-
-        return strip
+        return stage_of
 
     # Arrays
 
@@ -201,7 +174,7 @@ class Stripper:
         picked: dict[tuple[str, ...], _Stage] = {}
 
         def strip(value: Any, room: int) -> Any:
-            kind = type(value)
+            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
             if kind in plain:
                 return value
             if kind is not dict and kind is not list:
@@ -309,31 +282,46 @@ def _scalar_list(allowed: frozenset[type]) -> Strip:
     return strip
 
 
-def _closed_object(
-    leaves: tuple[tuple[str, frozenset[type]], ...],
-    nested: tuple[tuple[str, _Stage], ...],
-    defaults: tuple[tuple[str, Any], ...],
+class _Property(NamedTuple):
+    """A property known by name."""
+
+    name: str
+
+    leaf: frozenset[type]
+    """The scalars it may be; none where it has a closure."""
+
+    stage: _Stage | None
+    default: Any
+
+
+def _object_strip(
+    fields: tuple[_Property, ...], others: Callable[[str], _Stage | None] | None
 ) -> Strip:
-    """An object that keeps the properties it knows by name and no others."""
+    """An object's properties in the order the schema names them, then those that may stay as well."""
 
     def strip(value: dict[Any, Any], room: int) -> Any:
         if room <= 0:
             raise GaveUpError
+        room -= 1
         result: dict[str, Any] = {}
-        for name, allowed in leaves:
+        for name, leaf, stage, default in fields:
             if name in value:
                 item = value[name]
-                result[name] = item if type(item) in allowed else _lifted(item, allowed)
-        for name, stage in nested:
-            if name in value:
-                result[name] = stage.strip(value[name], room - 1)
-        if len(result) < len(value):
-            for key in value:
-                if type(key) is not str:
+                if type(item) in leaf:
+                    result[name] = item
+                elif stage is None:
+                    result[name] = _lifted(item, leaf)
+                else:
+                    result[name] = stage.strip(item, room)
+            elif default is not MISSING:
+                result[name] = default if type(default) in _SCALARS else to_json(default)
+        if others is not None or len(result) < len(value):
+            for name, item in value.items():
+                if type(name) is not str:
                     raise GaveUpError
-        for name, default in defaults:
-            if name not in result:
-                result[name] = to_json(default)
+                stage = None if others is None else others(name)
+                if stage is not None:
+                    result[name] = stage.strip(item, room)
         return result
 
     return strip

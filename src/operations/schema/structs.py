@@ -69,7 +69,8 @@ class Shaper:
 
     def _object(self, plan: Plan) -> Shape | None:
         if plan.keeps_unnamed:
-            return None if plan.fields or plan.keyword("patternProperties") else self._map(plan)
+            plain = not (plan.fields or plan.asked or plan.keyword("patternProperties"))
+            return self._map(plan) if plain else None
         fields: list[Any] = []
         names: dict[str, str] = {}
         depth = 0
@@ -101,11 +102,11 @@ class Shaper:
 
     def _map(self, plan: Plan) -> Shape | None:
         shape = self.shape(plan.part(plan.field("").sites))
-        return None if shape is None else Shape(dict[str, shape.type], shape.depth + 1)
+        return None if shape is None else Shape(_generic(dict, str, shape.type), shape.depth + 1)
 
     def _array(self, plan: Plan) -> Shape | None:
         shape = None if plan.places else self.shape(plan.part(plan.place(0)))
-        return None if shape is None else Shape(list[shape.type], shape.depth + 1)
+        return None if shape is None else Shape(_generic(list, shape.type), shape.depth + 1)
 
     def _chosen(self, plan: Plan) -> Shape | None:
         """A union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
@@ -128,10 +129,14 @@ class Shaper:
         return Shape(Union[container.type, *scalars], container.depth)
 
 
+def _generic(kind: Any, *parts: Any) -> Any:
+    return kind[parts]
+
+
 def _union(types: Any) -> Any:
     found = tuple(types)
     # A type without a member accepts nothing; no value is of this one.
-    return Union[found] if found else _Nothing
+    return Union[found] if found else _Nothing  # noqa: UP007 - made at run time
 
 
 class _Nothing(msgspec.Struct, forbid_unknown_fields=True):

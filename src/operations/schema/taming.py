@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from operations._json import to_json
 from operations.errors import SchemaError
+from operations.schema.kinds import is_array, is_object
 from operations.schema.limits import MAX_SCHEMA_DEPTH
 from operations.schema.patterns import is_linear, longest_text
 from operations.schema.references import Document
@@ -54,7 +55,7 @@ def tame_patterns(document: Document, *, drop: bool) -> Tamed:
 def _find(root: Any, place: str) -> Any:
     for token in place.split("/")[1:]:
         name = token.replace("~1", "/").replace("~0", "~")
-        root = root[int(name)] if isinstance(root, list) else root[name]
+        root = root[int(name)] if is_array(root) else root[name]
     return root
 
 
@@ -75,8 +76,8 @@ class _Tamer:
                 del schema["pattern"]
             else:
                 _lower(schema, cap)
-        if isinstance(named, dict):
-            self._tame_names(schema, named, place + "/patternProperties")  # pyright: ignore[reportUnknownArgumentType]
+        if is_object(named):
+            self._tame_names(schema, named, place + "/patternProperties")
 
     def _tame_names(self, schema: JSONObject, named: JSONObject, place: str) -> None:
         caps: list[int] = []

@@ -5,9 +5,10 @@ Rule 1: the order of the members decides, except that an exact number stays as i
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from operations.schema.document import Schema
 from operations.schema.shapes import (
@@ -23,8 +24,7 @@ from operations.schema.shapes import (
 from operations.types import JSONObject
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Either:
+class Either(msgspec.Struct, frozen=True, eq=False):
     """One of several shapes, the first that fits."""
 
     members: tuple[Shape, ...]

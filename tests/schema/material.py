@@ -1,0 +1,20 @@
+"""Where the material is that these tests are held against. It lies beside the project, and may be absent."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+SUITE = SHARED / "json-schema-test-suite"
+RECORDS = SHARED / "typebox-cast"
+
+
+@cache
+def records(name: str) -> list[dict[str, Any]]:
+    """The lines of one file of casting records; none where the folder is absent."""
+    path = RECORDS / f"{name}.jsonl"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

@@ -1,0 +1,255 @@
+"""`cast` against what TypeBox 0.34 answered.
+
+Each record is either answered the same, or falls under one of the departures that are named here, whose own
+rule is then asserted. There is no tolerance beyond that.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.schema.material import records
+
+from operations.errors import SchemaError
+from operations.schema import CastResult, Schema
+
+pytestmark = pytest.mark.skipif(not records("pairs"), reason="the casting records are not here")
+
+THROWS = object()
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Equal as JSON: `1` is `1.0`, `true` is not `1`."""
+    return json.dumps(_numbers(first), sort_keys=True) == json.dumps(
+        _numbers(second), sort_keys=True
+    )
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _numbers(item) for name, item in value.items()}
+    return value
+
+
+# The departures: each takes the schema, the value, TypeBox's answer and ours, and says whether it explains the two.
+
+
+def _never_raises(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """TypeBox throws. We give something valid, or leave the value as it is without a repair."""
+    return theirs is THROWS and (
+        schema.check(ours.value) or (not ours.repairs and _same(ours.value, value))
+    )
+
+
+def _formats_are_not_checked(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """TypeBox knows no formats and refuses them all; we check none."""
+    return '"format"' in json.dumps(schema.document) and _same(ours.value, value)
+
+
+def _nullable_is_openapi(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """`nullable` is no keyword of JSON Schema; importing an OpenAPI document rewrites it as a type."""
+    text = json.dumps(schema.document)
+    return '"nullable": true' in text and _same(_nullable(schema).cast(value).value, theirs)
+
+
+def _nullable(schema: Schema) -> Schema:
+    def rewrite(part: Any) -> Any:
+        if isinstance(part, list):
+            return [rewrite(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        part = {name: rewrite(item) for name, item in part.items()}
+        if part.pop("nullable", None) is True:
+            return {"anyOf": [part, {"type": "null"}]}
+        return part
+
+    return Schema(rewrite(schema.document))
+
+
+def _no_pattern_is_made_up(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """TypeBox writes a text for the simplest patterns. We make none up, so the value stays."""
+    return '"pattern"' in json.dumps(schema.document) and _same(ours.value, value)
+
+
+def _other_bounds_are_honoured(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """TypeBox invents a value that its own schema refuses. We invent only what is valid."""
+    return not schema.check(theirs) and schema.check(ours.value) and bool(ours.repairs)
+
+
+def _short_tuples_are_valid(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """In JSON Schema `prefixItems` alone asks for no number of items."""
+    return schema.check(value) and _same(ours.value, value) and not ours.repairs
+
+
+def _converts_before_it_invents(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """Where a conversion without loss does, nothing is replaced; otherwise the two agree."""
+    kinds = {repair.kind for repair in ours.repairs}
+    return "converted" in kinds and schema.check(ours.value) and _agree(theirs, ours)
+
+
+def _agree(theirs: Any, ours: CastResult) -> bool:
+    """Whether two answers agree where ours converted nothing."""
+    converted = {repair.path for repair in ours.repairs if repair.kind == "converted"}
+
+    def same(first: Any, second: Any, path: str) -> bool:
+        if path in converted:
+            return True
+        if isinstance(first, dict) and isinstance(second, dict):
+            return first.keys() == second.keys() and all(
+                same(first[name], second[name], f"{path}/{name}") for name in first
+            )
+        if isinstance(first, list) and isinstance(second, list):
+            return len(first) == len(second) and all(
+                same(*pair, f"{path}/{index}")
+                for index, pair in enumerate(zip(first, second, strict=True))
+            )
+        return _same(first, second)
+
+    return same(theirs, ours.value, "")
+
+
+def _strips_and_fills(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """Excess goes from valid data too, explicit extras stay, defaults are filled: both agree after another cast."""
+    return _same(schema.cast(theirs).value, ours.value) or _keeps_what_is_allowed(
+        schema, value, theirs, ours
+    )
+
+
+def _keeps_what_is_allowed(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """`additionalProperties: true` keeps extras also where other parts failed; `false` drops them from a record."""
+    if not isinstance(schema.document, dict) or not isinstance(theirs, dict):
+        return False
+    extra = schema.document.get("additionalProperties")
+    if extra is True:
+        return _same({**value, **theirs}, ours.value)
+    return extra is False and ours.value.items() <= theirs.items() and schema.check(ours.value)
+
+
+def _intersections_keep_data(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
+    """TypeBox throws valid parts of an intersection away. What was valid in the value is in our answer."""
+    if not isinstance(schema.document, dict) or "allOf" not in schema.document:
+        return False
+    repaired = {repair.path for repair in ours.repairs}
+    kept = {name: item for name, item in ours.value.items() if f"/{name}" not in repaired}
+    return kept.items() <= value.items() and schema.check(ours.value)
+
+
+Departure = Callable[[Schema, Any, Any, CastResult], bool]
+
+DEPARTURES: list[Departure] = [
+    _never_raises,
+    _formats_are_not_checked,
+    _nullable_is_openapi,
+    _no_pattern_is_made_up,
+    _other_bounds_are_honoured,
+    _short_tuples_are_valid,
+    _converts_before_it_invents,
+    _strips_and_fills,
+    _intersections_keep_data,
+]
+
+
+def _departure(schema: Schema, value: Any, theirs: Any) -> str | None:
+    """The name of the departure that explains our answer; None if there is nothing to explain."""
+    ours = schema.cast(value)
+    if theirs is not THROWS and _same(ours.value, theirs):
+        return None
+    for departure in DEPARTURES:
+        if departure(schema, value, theirs, ours):
+            return departure.__name__
+    pytest.fail(f"{value!r} became {ours!r}, and {theirs!r} in TypeBox, for {schema.document!r}")
+
+
+@pytest.mark.parametrize("record", records("pairs"), ids=lambda record: record["cat"])
+def test_pairs_are_answered_as_typebox_or_by_a_named_departure(record: dict[str, Any]) -> None:
+    theirs = record.get("cast", THROWS)
+
+    _departure(Schema(record["schema"]), record["value"], theirs)
+
+
+@pytest.mark.parametrize("record", records("own-tests"), ids=lambda record: record["test"])
+def test_typeboxs_own_tests_are_answered_alike(record: dict[str, Any]) -> None:
+    schema = Schema(record["schema"])
+    if record["schema"] == {"anyOf": [{"$ref": "A"}, {"$ref": "B"}]}:
+        # TypeBox takes the two from a list of references beside the schema. A document here stands alone.
+        with pytest.raises(SchemaError):
+            schema.compile()
+        return
+
+    _departure(schema, record["value"], record.get("result", THROWS))
+
+
+def test_most_records_need_no_departure() -> None:
+    same = [
+        record
+        for name, key in (("pairs", "cast"), ("own-tests", "result"))
+        for record in records(name)
+        if record["schema"] != {"anyOf": [{"$ref": "A"}, {"$ref": "B"}]}
+        and key in record
+        and _same(Schema(record["schema"]).cast(record["value"]).value, record[key])
+    ]
+
+    assert len(same) == 171
+
+
+def _known(schema: Any, root: Any, value: Any, result: Any, path: str = "") -> list[str]:
+    """The places where something the schema knows is in `value` but not, equal, in `result`."""
+    if isinstance(schema, dict) and "$ref" in schema:
+        target = root
+        for token in schema["$ref"].split("/")[1:]:
+            target = target[token.replace("~1", "/").replace("~0", "~")]
+        return _known(target, root, value, result, path)
+    lost: list[str] = []
+    if isinstance(schema, dict):
+        for member in schema.get("allOf", ()):
+            lost += _known(member, root, value, result, path)
+        if isinstance(value, dict):
+            for name, part in schema.get("properties", {}).items():
+                if name in value:
+                    if name not in result:
+                        lost.append(f"{path}/{name}")
+                    else:
+                        lost += _known(part, root, value[name], result[name], f"{path}/{name}")
+        elif isinstance(value, list) and isinstance(result, list):
+            for index, item in enumerate(value):
+                lost += _known(schema.get("items"), root, item, result[index], f"{path}/{index}")
+        elif value != result:
+            lost.append(path)
+    return lost
+
+
+@pytest.mark.slow
+def test_real_responses_are_cast_and_the_valid_ones_lose_nothing() -> None:
+    valid = 0
+    for record in records("real-responses"):
+        schema, value = Schema(record["schema"]), record["value"]
+        before = json.dumps(value)
+        result = schema.cast(value)
+
+        assert json.dumps(value) == before
+        assert json.dumps(schema.cast(result.value).value) == json.dumps(result.value), record["id"]
+        if schema.check(value):
+            valid += 1
+            assert result.repairs == [], record["id"]
+            assert schema.check(result.value), record["id"]
+            assert _known(record["schema"], record["schema"], value, result.value) == []
+        else:
+            assert schema.errors(value), record["id"]
+
+    assert valid == 346
+
+
+@pytest.mark.slow
+def test_real_responses_that_typebox_makes_valid_are_made_valid_here_too() -> None:
+    """Except where data would have to go: TypeBox starts anew where a `oneOf` or a `pattern` does not fit."""
+    for record in records("real-responses"):
+        schema = Schema(record["schema"])
+        theirs = record["strip"].get("cast", THROWS)
+        if theirs is not THROWS and schema.check(theirs):
+            faults = schema.errors(schema.cast(record["value"]).value)
+            assert {fault.keyword for fault in faults} <= {"oneOf", "pattern"}, record["id"]

@@ -1,0 +1,116 @@
+"""`check` against the JSON Schema Test Suite: drafts 2020-12, 7 and 4, all that is required of a validator.
+
+Every case is also cast and explained: what the suite calls valid stays valid, what it calls invalid has a reason.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.schema.material import SUITE
+
+from operations.errors import SchemaError
+from operations.schema import Schema
+
+DRAFTS = {
+    "draft2020-12": "https://json-schema.org/draft/2020-12/schema",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft4": "http://json-schema.org/draft-04/schema#",
+}
+
+REMOTE = "http://localhost:1234/"
+"""Where the suite keeps what its schemas fetch. Nothing is fetched here, so those are refused."""
+
+DEVIATIONS = {
+    (
+        "draft2020-12",
+        "vocabulary",
+        "schema that uses custom metaschema with with no validation vocabulary",
+        "no validation: invalid number, but it still validates",
+    ): "a meta-schema that nobody can fetch cannot switch vocabularies off",
+}
+"""Where we differ from the suite, and why."""
+
+GROUPS = sorted(
+    (draft, path.stem) for draft in DRAFTS for path in (SUITE / "tests" / draft).glob("*.json")
+)
+
+
+@cache
+def _cases(draft: str, group: str) -> list[dict[str, Any]]:
+    path = SUITE / "tests" / draft / f"{group}.json"
+    cases: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return cases
+
+
+def _tests(draft: str, group: str) -> Iterator[tuple[str, Schema, dict[str, Any]]]:
+    for case in _cases(draft, group):
+        document = case["schema"]
+        if isinstance(document, dict):
+            document = {"$schema": DRAFTS[draft], **document}
+        if REMOTE in json.dumps(document).replace(f'"$id": "{REMOTE}', "").replace(
+            f'"id": "{REMOTE}', ""
+        ) or _is_remote(document):
+            continue
+        schema = Schema(document)
+        for test in case["tests"]:
+            yield case["description"], schema, test
+
+
+def _is_remote(document: Any) -> bool:
+    """Whether a schema refers to what only the suite's own server has."""
+    try:
+        Schema(document).compile()
+    except SchemaError as error:
+        return REMOTE in str(error)
+    return False
+
+
+pytestmark = pytest.mark.skipif(not GROUPS, reason="the JSON Schema Test Suite is not here")
+
+
+@pytest.mark.parametrize(("draft", "group"), GROUPS)
+def test_check_agrees_with_the_suite(draft: str, group: str) -> None:
+    for description, schema, test in _tests(draft, group):
+        key = draft, group, description, test["description"]
+        verdict = schema.check(test["data"])
+        if key in DEVIATIONS:
+            assert verdict is not test["valid"], "a known deviation is gone: take it off the list"
+        else:
+            assert verdict is test["valid"], key
+
+
+@pytest.mark.parametrize(("draft", "group"), GROUPS)
+def test_what_is_invalid_is_explained(draft: str, group: str) -> None:
+    for description, schema, test in _tests(draft, group):
+        faults = schema.errors(test["data"])
+        assert bool(faults) is not schema.check(test["data"]), description
+
+
+@pytest.mark.parametrize(("draft", "group"), GROUPS)
+def test_casting_makes_nothing_worse(draft: str, group: str) -> None:
+    for description, schema, test in _tests(draft, group):
+        before = json.dumps(test["data"])
+        result = schema.cast(test["data"])
+
+        assert json.dumps(test["data"]) == before
+        assert json.dumps(schema.cast(result.value).value) == json.dumps(result.value), description
+        if schema.check(test["data"]):
+            assert schema.check(result.value), description
+            # A float for an integer is valid, and written as an integer all the same.
+            assert all(repair.kind == "converted" for repair in result.repairs), description
+
+
+@pytest.mark.requirement("R04")
+def test_references_to_the_suites_server_are_refused_at_once() -> None:
+    refused = 0
+    for draft, group in GROUPS:
+        if group == "refRemote":
+            for case in _cases(draft, group):
+                with pytest.raises(SchemaError):
+                    Schema({"$schema": DRAFTS[draft], **case["schema"]}).compile()
+                refused += 1
+
+    assert refused > 20
