@@ -128,7 +128,8 @@ class OperationRegistry:
     ) -> list[Operation]:
         """Add every operation, or none of them.
 
-        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry.
+        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
+        come and go has `attach(registry)`, and is told where to keep them up to date.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.
@@ -152,6 +153,9 @@ class OperationRegistry:
         self._elsewhere |= elsewhere
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
+        attach = getattr(operations, "attach", None)
+        if attach is not None:
+            attach(self)
         return list(added.values())
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
