@@ -23,6 +23,8 @@ from operations import (
 )
 from operations.envelopes import ImageContent, MCPContentBlock, TextContent
 from operations.mcp import to_mcp
+from operations.mcp.exported import META_KEY
+from operations.mcp.restoring import DATA_KEY
 from operations.mcp.serving.results import sniffed
 from operations.types import JSONObject
 
@@ -57,14 +59,15 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
     }
     assert tools["task.fail"]["annotations"] == {"readOnlyHint": False}
     assert tools["task.watch"]["annotations"]["readOnlyHint"] is True
-    assert add["_meta"]["x-operations"] == {
-        "id": "math.add",
+    assert add["_meta"][META_KEY] == {
+        "namespace": "math",
+        "name": "add",
         "type": "query",
         "version": "1.0.0",
         "tags": ["sum"],
         "output": "boxed-2025",
     }
-    (error,) = tools["task.fail"]["_meta"]["x-operations"]["errors"]
+    (error,) = tools["task.fail"]["_meta"][META_KEY]["errorSchemas"]
     assert error["code"] == "TASK_LOCKED"
 
 
@@ -171,7 +174,7 @@ async def test_bytes_are_images_sound_or_blobs(era: str) -> None:
     assert icon["content"][0]["type"] == "image"
     assert b64decode(icon["content"][0]["data"]) == PNG
     assert fetched["content"][0]["resource"]["mimeType"] == "application/zip"
-    assert icon["_meta"]["x-operations"] == {"data": "bytes"}
+    assert icon["_meta"][DATA_KEY] == "bytes"
 
 
 @pytest.mark.parametrize(

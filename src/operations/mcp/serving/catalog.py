@@ -23,17 +23,15 @@ import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
+from operations.mcp.exported import META_KEY, export_spec
+from operations.mcp.restoring import INPUT, RESULT, moved
 from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
-from operations.mcp.serving.results import EXPORT
 from operations.mcp.serving.schemas import (
-    INPUT,
-    RESULT,
     as_object,
     boxed,
     is_binary,
     is_never_null,
     is_object,
-    moved,
     pruned,
 )
 from operations.registry import OperationRegistry
@@ -140,7 +138,7 @@ class Tool:
         if output is not None:
             wire["outputSchema"] = output
         wire["annotations"] = _annotations(spec)
-        wire["_meta"] = {EXPORT: self._export()}
+        wire["_meta"] = {META_KEY: self._export()}
         return wire
 
     @cached_property
@@ -162,13 +160,9 @@ class Tool:
     def _export(self) -> JSONObject:
         """What an import needs to give back the same operation."""
         spec = self.spec
-        export: JSONObject = {"id": spec.id, "type": spec.type.value, "version": spec.version}
-        if spec.tags:
-            export["tags"] = list(spec.tags)
-        if spec.idempotent:
-            export["idempotent"] = True
+        export = export_spec(spec)
         if spec.error_schemas:
-            export["errors"] = [
+            export["errorSchemas"] = [
                 {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
                 for error in spec.error_schemas
             ]
@@ -176,6 +170,8 @@ class Tool:
             export["input"] = "any"
         elif self.takes_box:
             export["input"] = "boxed"
+        elif "type" not in cast("JSONObject", self._input):
+            export["input"] = "object"
         if spec.type is OperationType.SUBSCRIPTION:
             export["output"] = "items"
         elif is_binary(self._output):
@@ -183,6 +179,8 @@ class Tool:
         elif not self.gives_object:
             # For every client, or for those before 2026-07-28 alone.
             export["output"] = "boxed" if self._gives_null else "boxed-2025"
+        elif "type" not in cast("JSONObject", self._output):
+            export["output"] = "object"
         return export
 
 
@@ -237,7 +235,7 @@ class Resource:
             wire["description"] = spec.description
         if self.mime_type is not None:
             wire["mimeType"] = self.mime_type
-        wire["_meta"] = {EXPORT: {"id": spec.id, "type": spec.type.value, "version": spec.version}}
+        wire["_meta"] = {META_KEY: export_spec(spec)}
         return wire
 
 
@@ -257,7 +255,7 @@ class Prompt:
         if spec.description:
             wire["description"] = spec.description
         wire["arguments"] = self._arguments()
-        wire["_meta"] = {EXPORT: {"id": spec.id, "type": spec.type.value, "version": spec.version}}
+        wire["_meta"] = {META_KEY: export_spec(spec)}
         return wire
 
     def _arguments(self) -> list[JSONObject]:

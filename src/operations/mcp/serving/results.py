@@ -14,13 +14,10 @@ import msgspec
 from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError
-from operations.mcp.serving.schemas import RESULT
+from operations.mcp.restoring import DATA_KEY, RESULT
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
-
-EXPORT: Final = "x-operations"
-"""The key in `_meta` under which what the protocol has no word for travels."""
 
 _MAX_DETAILS = 64 * 1024
 """Bytes of JSON an error's details may have."""
@@ -65,13 +62,13 @@ def tool_result(
     if isinstance(data, bytes):
         return {
             "content": [binary_block(data, mime_type or _content_type(envelope))],
-            "_meta": {EXPORT: {"data": "bytes"}},
+            "_meta": {DATA_KEY: "bytes"},
         }
     if not isinstance(meta, MCPResponseMeta):
         result: JSONObject = {"content": [text_block(text_of(data))]}
         if data is None and not boxed:
             # The SDK takes a structured null for none at all, so a note has to tell them apart.
-            return {**result, "_meta": {EXPORT: {"data": "null"}}}
+            return {**result, "_meta": {DATA_KEY: "null"}}
         return {**result, "structuredContent": _box(data, boxed)}
     result = {"content": msgspec.to_builtins(meta.content)}
     if meta.is_error:

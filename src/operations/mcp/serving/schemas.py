@@ -10,13 +10,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
+from operations.mcp.restoring import moved
 from operations.types import JSONObject, JSONSchema
-
-RESULT: Final = "result"
-"""Where a result that is no object stands for clients that take objects alone."""
-
-INPUT: Final = "input"
-"""Where an input that is no object stands in the arguments, which always are one."""
 
 _Place: TypeAlias = tuple[str, str]
 """A definition: the keyword it stands under, and its name."""
@@ -87,20 +82,6 @@ def boxed(document: JSONSchema, key: str) -> JSONObject:
     """The schema of an object that holds a value of `document` under `key`."""
     inside = moved(document, f"#/properties/{key}")
     return {"type": "object", "properties": {key: inside}, "required": [key]}
-
-
-def moved(node: Any, to: str) -> Any:
-    """A schema whose references into itself point to `to`, the place where it will stand."""
-    if isinstance(node, list):
-        return [moved(item, to) for item in cast("Sequence[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: to + value[1:]
-        if key in ("$ref", "$dynamicRef") and isinstance(value, str) and value[:2] in ("#", "#/")
-        else moved(value, to)
-        for key, value in cast("JSONObject", node).items()
-    }
 
 
 def pruned(document: JSONSchema, budget: int) -> JSONSchema:

@@ -19,12 +19,12 @@ from operations.access import Identity
 from operations.context import CLOSED, Door, OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.gateway import Gateway, may_call
+from operations.mcp.restoring import INPUT
 from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.prompts import prompt_result
 from operations.mcp.serving.resources import arguments_from_text, resource_result
 from operations.mcp.serving.results import error_result, served_error, text_of, tool_result
-from operations.mcp.serving.schemas import INPUT
 from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import now
 from operations.registry import OperationRegistry
