@@ -254,6 +254,15 @@ async def test_an_answer_may_come_with_the_call() -> None:
     assert done["said"] == {"a": 1}
 
 
+async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.mcp.serving.conversations.MAX_WAITING", 1)
+    conversations = Conversations()
+    await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+
+    with pytest.raises(MCPError):
+        await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+
+
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
     server = to_mcp(asking(), timeout=0.1)
     service = server.service

@@ -16,7 +16,7 @@ from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
 
 from mcp import MCPError
-from mcp_types import INVALID_PARAMS
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
 from operations.context import Door
 from operations.errors import CallError, ErrorCode
@@ -51,7 +51,13 @@ class Conversations:
             capabilities: What the client declared; only what it can answer is asked.
             answers: What the client knows will be asked, by the questions' names.
             key: Who asked for what; the answers must come for the same.
+
+        Raises:
+            MCPError: If too many calls wait already. Nothing has run then.
         """
+        if len(self._waiting) >= MAX_WAITING:
+            # Before it begins: what has run cannot be taken back.
+            raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
         conversation = _Conversation(run, door, capabilities, answers)
         return await self._until_question(conversation, key)
 
@@ -76,9 +82,6 @@ class Conversations:
         questions = await conversation.proceed()
         if questions is None:
             return conversation.task.result()
-        if len(self._waiting) >= MAX_WAITING:
-            conversation.task.cancel()
-            raise MCPError(INVALID_PARAMS, "too many calls wait for answers")
         token = token_urlsafe(16)
         self._waiting[token] = (key, conversation)
         conversation.task.add_done_callback(lambda _: self._waiting.pop(token, None))

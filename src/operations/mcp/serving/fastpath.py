@@ -127,7 +127,7 @@ class FastPath:
         try:
             answer = await self._answer(request, asker, receive)
         except MCPError:
-            # The SDK words the protocol's own errors. Nothing has run: a tool's failure is no such error.
+            # The SDK words the protocol's own errors. They come before anything runs: a tool's failure is none.
             return False
         if answer is None:
             # The client left.
