@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from operations.openapi.keywords import FILE_SCHEMA
 from operations.openapi.references import References
-from operations.openapi.schemas import FILE_SCHEMA, Direction, SchemaConverter
+from operations.openapi.schemas import Direction, SchemaConverter
 from operations.schema import Schema
 
 
