@@ -36,8 +36,8 @@ from operations.types import JSONObject, JSONSchema
 MAX_DEPTH = 100
 """How deep one definition may nest; what is deeper may be anything."""
 
-MAX_NESTED_PARTS = 8
-"""How deep `allOf` inside `allOf` is searched for properties."""
+MAX_PARTS = 200
+"""How many `allOf` parts of one schema, nested ones included, are searched for properties."""
 
 _LOGGER = logging.getLogger("operations")
 
@@ -120,31 +120,33 @@ class SchemaConverter:
         except DocumentError:
             return {}
 
-    def properties(self, schema: Any, depth: int = 0) -> JSONObject:
+    def properties(self, schema: Any) -> JSONObject:
         """The raw properties of an object schema, those of its `allOf` parts included."""
-        found = self.resolve(schema)
         result: JSONObject = {}
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(found.get("allOf")):
-                result.update(self.properties(part, depth + 1))
-        result.update(object_of(found.get("properties")))
+        for part in reversed(self._parts(self.resolve(schema))):
+            result.update(object_of(part.get("properties")))
         return result
 
     def flattened(self, schema: Any) -> JSONObject:
         """An object schema with the properties and requirements of its `allOf` parts as its own."""
+        parts = self._parts(self.resolve(schema))
         return {
             "type": "object",
             "properties": self.properties(schema),
-            "required": self._required(schema),
+            "required": [name for part in parts for name in list_of(part.get("required"))],
         }
 
-    def _required(self, schema: Any, depth: int = 0) -> list[Any]:
-        found = self.resolve(schema)
-        names = list_of(found.get("required"))
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(found.get("allOf")):
-                names = [*names, *self._required(part, depth + 1)]
-        return names
+    def _parts(self, schema: JSONObject) -> list[JSONObject]:
+        """`schema` and its `allOf` parts, however they nest, each once."""
+        parts = [schema]
+        seen = {id(schema)}
+        for part in parts:
+            for inner in list_of(part.get("allOf")):
+                found = self.resolve(inner)
+                if id(found) not in seen and len(parts) < MAX_PARTS:
+                    seen.add(id(found))
+                    parts.append(found)
+        return parts
 
     def definition(self, ref: str, direction: Direction) -> tuple[str, str] | None:
         """The key and the name of the definition `ref` leads to; None where it leads nowhere."""
@@ -171,17 +173,14 @@ class SchemaConverter:
                 found.schema = _Conversion(self, direction, found.refs).convert(found.target)
         return found.name, found.schema, found.refs
 
-    def hidden(self, schema: JSONObject, mark: str, depth: int = 0) -> frozenset[str]:
+    def hidden(self, schema: JSONObject, mark: str) -> frozenset[str]:
         """The properties of `schema` and its `allOf` parts that do not travel in this direction."""
-        names = {
+        return frozenset(
             name
-            for name, item in object_of(schema.get("properties")).items()
+            for part in self._parts(schema)
+            for name, item in object_of(part.get("properties")).items()
             if self._is_marked(item, mark)
-        }
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(schema.get("allOf")):
-                names |= self.hidden(self.resolve(part), mark, depth + 1)
-        return frozenset(names)
+        )
 
     def _is_marked(self, item: Any, mark: str) -> bool:
         if not is_object(item):
