@@ -11,13 +11,13 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.calls.operations_under_test import build_registry
+from tests.servers import RedisServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.redis import connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
-from tests.calls.operations_under_test import build_registry
-from tests.servers import RedisServer, running
 
 HERE = Path(__file__).parent
 

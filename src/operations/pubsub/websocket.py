@@ -22,8 +22,10 @@ from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 
 try:
     from websockets.asyncio.client import connect
+    from websockets.asyncio.connection import Connection
     from websockets.asyncio.server import Server, ServerConnection, serve
     from websockets.exceptions import ConnectionClosed, WebSocketException
+    from websockets.protocol import State
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket") from error
 
@@ -39,6 +41,7 @@ _MAX_EARLY = 100
 """Messages that are kept for the first one to listen."""
 
 _PEER = "peer"
+_CALL_START = b'{"type":"call.'
 _REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
 _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
 _WORKER_TOPICS = ("call.requested:", "call.aborted:")
@@ -211,18 +214,21 @@ class WebSocketTarget:
 
     def _deliver(self, body: bytes) -> None:
         if body.startswith(_REQUEST_START):
-            kind: Any = PUT_TYPE
+            is_request = True
+        elif body.startswith(_CALL_START):
+            # Written as we write: the type is known without reading further.
+            is_request = False
         else:
             try:
                 frame = _frames.decode(body)
             except (ValueError, RecursionError):
                 self.malformed += 1
                 return
-            kind = frame.type
-            if kind in ("__subscribe", "__unsubscribe"):
-                self._control(kind, frame.payload)
+            if frame.type in ("__subscribe", "__unsubscribe"):
+                self._control(frame.type, frame.payload)
                 return
-        receivers = self._takers[:1] or self._listeners if kind == PUT_TYPE else self._listeners
+            is_request = frame.type == PUT_TYPE
+        receivers = self._takers[:1] or self._listeners if is_request else self._listeners
         for receiver in tuple(receivers):
             receiver.receive(body, _PEER)
 
@@ -264,16 +270,38 @@ class WebSocketTarget:
 
 
 class _LibrarySocket:
-    """A connection of the `websockets` library."""
+    """A connection of the `websockets` library.
+
+    What is sent in one turn of the event loop is written to the network at once. The library would write every message
+    for itself, and the system call is most of what a small message costs.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._flushing = False
 
     async def send(self, text: bytes) -> None:
-        try:
-            await self._connection.send(text, text=True)
-        except ConnectionClosed as error:
-            raise EOFError(str(error)) from error
+        connection = self._connection
+        if not _CAN_GATHER or connection.protocol.state is not State.OPEN:
+            try:
+                await connection.send(text, text=True)
+            except ConnectionClosed as error:
+                raise EOFError(str(error)) from error
+            return
+        connection.protocol.send_text(text)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        if connection.paused:
+            await connection.drain()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self._connection
+        if connection.protocol.state is State.OPEN:
+            connection.transport.write(b"".join(connection.protocol.data_to_send()))
+        else:
+            connection.send_data()
 
     async def receive(self) -> bytes:
         try:
@@ -284,6 +312,10 @@ class _LibrarySocket:
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+# Not part of the library's promises; where they are missing, messages are sent one by one.
+_CAN_GATHER = hasattr(Connection, "send_data") and hasattr(Connection, "drain")
 
 
 @asynccontextmanager
