@@ -7,14 +7,17 @@ from typing import Any
 
 import anyio
 import httpx2
+import msgspec
 import pytest
 from mcp import Client
-from mcp_types import ElicitResult
+from mcp.server.streamable_http import EventMessage
+from mcp_types import ElicitResult, JSONRPCNotification
 from starlette.requests import Request
 from tests.mcp_serving.support import ERAS, example, serving, tool_names
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations.mcp import to_mcp
+from operations.mcp import release_stream, to_mcp
+from operations.mcp.serving.replay import ReplayStore
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -321,6 +324,77 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
             tasks.cancel_scope.cancel()
         with anyio.fail_after(2):
             await stopped.wait()
+
+
+@pytest.mark.parametrize("lean", [True, False])
+async def test_white_space_around_a_header_is_no_part_of_it(lean: bool) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    headers = {"host": "localhost", "content-type": "application/json", **request["headers"]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "headers": [(name.encode(), f" {value} ".encode()) for name, value in headers.items()],
+    }
+    body = {"type": "http.request", "body": msgspec.json.encode(request["json"])}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = to_mcp(example()).asgi_app(lean=lean)
+    async with app.running():
+        await app(scope, once(body), send)
+
+    assert sent[0]["status"] == 200
+    assert b'"structuredContent":2' in sent[1]["body"]
+
+
+def once(message: Any) -> Any:
+    waiting = [message]
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+
+    return receive
+
+
+async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() -> None:
+    registry, released = OperationRegistry(), list[bool]()
+
+    @registry.operation("job.long")
+    async def long() -> str:
+        released.append(await release_stream())
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async with (
+        serving(to_mcp(registry).asgi_app()) as address,
+        Client(f"{address}/mcp", mode="legacy") as client,
+    ):
+        with anyio.fail_after(10):
+            result = await client.call_tool("job.long", {})
+
+    assert released == [True]
+    assert result.content[0].text == "done"  # type: ignore[union-attr]
+
+
+async def test_events_are_replayed_on_their_own_stream_and_unknown_ones_not() -> None:
+    store, replayed = ReplayStore(), list[str | None]()
+
+    async def replay(event: EventMessage) -> None:
+        replayed.append(event.event_id)
+
+    message = JSONRPCNotification(jsonrpc="2.0", method="notifications/x")
+    ids = [
+        await store.store_event(stream, message if number else None)
+        for number, stream in enumerate("aabab")
+    ]
+
+    assert await store.replay_events_after(ids[1], replay) == "a"
+    assert replayed == [ids[3]]
+    for unknown in ("", "0", "99", "-1", "x"):
+        assert await store.replay_events_after(unknown, replay) is None
 
 
 async def test_other_paths_and_protocols_are_not_served() -> None:

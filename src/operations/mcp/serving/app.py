@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypedDict, Unpack, cast
+from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from mcp.server import Server
@@ -135,7 +135,9 @@ class MCPApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = cast("list[tuple[bytes, bytes]]", scope["headers"])
+        # White space around a value is no part of it, and not every server takes it off.
+        headers = [(name, value.strip()) for name, value in scope["headers"]]
+        scope["headers"] = headers
         refusal = self._judged(headers)
         if refusal is None and self._path is not None and scope["path"] != self._path:
             refusal = PlainTextResponse("Not found", 404)
