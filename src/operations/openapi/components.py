@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from operations._json import canonical
 from operations.schema.dialects import DRAFT_2020_12, named_dialect, subschemas
+from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 PREFIX = "#/components/schemas/"
@@ -88,7 +89,7 @@ class Components:
         changed = True
         while changed:
             changed = False
-            for part, candidates in alike.items():
+            for candidates in alike.values():
                 for candidate in tuple(candidates):
                     if any(
                         all(name != other.name for other in alike[target])
@@ -166,19 +167,21 @@ def rewritten(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
     copy: JSONObject = {}
     for keyword, held in schema.items():
         copy[keyword] = move(held) if keyword == "$ref" and isinstance(held, str) else held
-    replaced: dict[str, Any] = {}
-    for tokens, member in subschemas(schema):
-        if not isinstance(member, dict):
-            continue
-        new = rewritten(cast("JSONObject", member), move)
-        keyword = str(tokens[0])
+    copied: set[str] = set()
+    for tokens in subschemas(schema):
+        keyword = tokens[0]
         if len(tokens) == 1:
-            copy[keyword] = new
+            copy[keyword] = _moved(schema[keyword], move)
             continue
-        if keyword not in replaced:
-            replaced[keyword] = copy[keyword] = copy[keyword].copy()
-        replaced[keyword][tokens[1]] = new
+        if keyword not in copied:
+            copied.add(keyword)
+            copy[keyword] = schema[keyword].copy()
+        copy[keyword][tokens[1]] = _moved(schema[keyword][tokens[1]], move)
     return copy
+
+
+def _moved(schema: JSONSchema, move: Callable[[str], str]) -> JSONSchema:
+    return schema if isinstance(schema, bool) else rewritten(schema, move)
 
 
 def _is_holdable(schema: JSONObject) -> bool:
@@ -199,12 +202,10 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
     held: Any = root
     for token in reference.split("/")[1:]:
         name = _unescaped(token)
-        if isinstance(held, dict) and name in held:
-            held = cast("JSONObject", held)[name]
-        elif (
-            isinstance(held, list) and name.isdecimal() and int(name) < len(cast("list[Any]", held))
-        ):
-            held = cast("list[Any]", held)[int(name)]
+        if is_object(held) and name in held:
+            held = held[name]
+        elif is_array(held) and name.isdecimal() and int(name) < len(held):
+            held = held[int(name)]
         else:
             return False
     # A path into the holder itself, or from one definition through another's inside, is nobody's part.
@@ -224,11 +225,12 @@ def _schemas(schema: JSONObject) -> Iterator[JSONObject]:
     while waiting:
         current = waiting.pop()
         yield current
-        waiting.extend(
-            cast("JSONObject", member)
-            for _, member in subschemas(current)
-            if isinstance(member, dict)
-        )
+        for tokens in subschemas(current):
+            held: Any = current
+            for token in tokens:
+                held = held[token]
+            if isinstance(held, dict):
+                waiting.append(cast("JSONObject", held))
 
 
 def _unescaped(token: str) -> str:

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.errors import HTTP_STATUS, ErrorCode
+from operations.errors import HTTP_STATUS
 from operations.openapi.components import Components
 from operations.openapi.extension import KEY, Exported, event_schema
 from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape
 from operations.schema import Schema
+from operations.schema.kinds import is_array
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -186,7 +187,7 @@ class _Builder:
     def _parameters(self, spec: OperationSpec) -> list[JSONObject]:
         arguments = QueryArguments(spec.input_schema)
         root = spec.input_schema.document
-        held = {
+        held: JSONObject = {
             key: root[key]
             for key in ("$defs", "definitions")
             if isinstance(root, dict) and key in root
@@ -284,12 +285,12 @@ def _without_null(schema: JSONObject) -> JSONObject:
     """What a query can say of a value: null is said by leaving the parameter out."""
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
-    kind = schema.get("type")
-    if isinstance(kind, list):
+    kind: Any = schema.get("type")
+    if is_array(kind):
         return {**schema, "type": [each for each in kind if each != "null"]}
     for keyword in ("anyOf", "oneOf"):
-        members = schema.get(keyword)
-        if isinstance(members, list):
+        members: Any = schema.get(keyword)
+        if is_array(members):
             kept = [member for member in members if member != {"type": "null"}]
             if len(kept) == 1 and isinstance(kept[0], dict):
                 rest = {key: value for key, value in schema.items() if key != keyword}

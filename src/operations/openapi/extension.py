@@ -68,11 +68,11 @@ def event_schema(item: JSONSchema) -> JSONObject:
 
 def item_schema(event: JSONSchema) -> JSONSchema:
     """The schema of a stream's items, from what `event_schema` wrote; anything else is returned as it is."""
-    match event:
-        case {"anyOf": [{"properties": {"data": {"contentSchema": dict() | bool() as item}}}, *_]}:
-            return cast("JSONSchema", item)
-        case _:
-            return event
+    shape: Any = event
+    try:
+        return cast("JSONSchema", shape["anyOf"][0]["properties"]["data"]["contentSchema"])
+    except (KeyError, IndexError, TypeError):
+        return event
 
 
 _ERROR: JSONSchema = {"$ref": PREFIX + "Error"}

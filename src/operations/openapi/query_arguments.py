@@ -122,7 +122,7 @@ class QueryArguments:
 
     def _parameter(self, name: str, schema: JSONSchema, required: bool) -> QueryParameter:
         types = _types(schema, self._root)
-        shape, convert = Shape.JSON, _json
+        shape, convert = Shape.JSON, cast("Callable[[str], Any]", _json)
         if types <= _SCALARS:
             shape, convert = Shape.SCALAR, self._scalar(schema, types)
         elif types <= {"array", "null"}:
@@ -141,7 +141,7 @@ class QueryArguments:
             # Null cannot be told from its letters: whoever means it leaves the parameter out.
             return str
         # Several types: the first that fits. Scalars do not look at what surrounds the reference.
-        held = {
+        held: JSONObject = {
             key: self._root[key]
             for key in ("$defs", "definitions", "properties")
             if key in self._root

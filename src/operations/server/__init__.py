@@ -5,10 +5,12 @@
 The `server` extra is needed; JSON Web Tokens (`operations.server.tokens`) need the `jwt` extra as well.
 """
 
+from importlib import import_module
+
 from operations.errors import MissingExtraError
 
 try:
-    import starlette  # noqa: F401 - asked here once, for every module below
+    import_module("starlette")
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.server", extra="server") from error
 

@@ -50,7 +50,7 @@ class APIKeys:
     def __init__(
         self,
         keys: Mapping[str, Identity]
-        | Callable[[str], "Identity | None | Awaitable[Identity | None]"],
+        | Callable[[str], "Identity | Awaitable[Identity | None] | None"],
     ) -> None:
         self._find = keys if callable(keys) else _Table(keys).find
 

@@ -22,7 +22,7 @@ from operations.server.identity import IdentityResolver, any_of
 from operations.server.limits import Limits
 from operations.server.mounts import HTTPMount, SocketMount
 from operations.server.pages import Pages, Ready
-from operations.server.routes import OperationRoutes
+from operations.server.routes import OperationPaths
 from operations.telemetry.access_log import AccessLog
 from operations.telemetry.metrics import CallMetrics
 
@@ -82,7 +82,6 @@ def create_app(
             pages.is_up = False
 
     routes: list[BaseRoute] = [
-        OperationRoutes(edge),
         Doors(edge, {**GatewayDoors(edge).doors, **pages.doors}),
     ]
     if mcp is not None:
@@ -113,6 +112,7 @@ def create_app(
                 expose_headers=["operations-meta", "x-request-id"],
             )
         )
+    middleware.append(Middleware(OperationPaths, edge=edge))
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.edge = edge

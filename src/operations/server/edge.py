@@ -7,7 +7,6 @@ Rule 2: an endpoint gives a `Reply`, sends its response itself and gives none, o
         responses happens here alone.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from operations.access import Identity
 from operations.context import NOTHING, OperationContext
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, map_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
-from operations.server.faults import ClientLeftError, RequestFault, malformed, refused_credential
+from operations.server.faults import ClientLeftError, malformed, refused_credential, unsupported
 from operations.server.identity import IdentityResolver, resolved
 from operations.server.limits import Gate, Limits, Rate, read_body
 from operations.server.replies import Reply, error_reply
@@ -73,13 +72,17 @@ class Visit:
     spec: OperationSpec | None = None
     """The operation that is called, once that is known."""
 
-    @property
-    def caller(self) -> str:
-        """By whom limits are counted."""
-        if self.identity is not None:
-            return f"id:{self.identity.id}"
-        client = self.scope.get("client")
-        return f"at:{client[0]}" if client else "at:"
+    caller: str = ""
+    """By whom limits are counted: an identity, or an address."""
+
+    def identified(self, identity: Identity | None) -> None:
+        """Note who asks."""
+        self.identity = identity
+        if identity is not None:
+            self.caller = f"id:{identity.id}"
+        else:
+            client = self.scope.get("client")
+            self.caller = f"at:{client[0]}" if client else "at:"
 
 
 Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]
@@ -114,7 +117,7 @@ class Edge:
         """Who asks; also noted in the scope.
 
         Raises:
-            RequestFault: 401 if a credential does not hold, or finding out failed.
+            RequestError: 401 if a credential does not hold, or finding out failed.
         """
         identity = None
         if self.resolver is not None:
@@ -155,7 +158,8 @@ class Edge:
         Raises:
             CallError: If it may not come in.
         """
-        visit.identity = identity = await self.identify(visit.scope, visit.headers)
+        identity = await self.identify(visit.scope, visit.headers)
+        visit.identified(identity)
         self.rate.spend(visit.caller)
         trace = visit.headers.get(b"traceparent")
         seconds = self._seconds(visit.headers, None if is_stream else self.settings.timeout)
@@ -163,6 +167,7 @@ class Edge:
             identity=identity,
             deadline=None if seconds is None else (time() + seconds) * 1000,
             metadata=NOTHING if trace is None else _trace(trace, visit.headers),
+            registry=self.registry,
         )
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
@@ -187,7 +192,7 @@ class Edge:
         """The body as JSON; None where there is none.
 
         Raises:
-            RequestFault: If it is something else, or too much of it.
+            RequestError: If it is something else, or too much of it.
         """
         body = await self.read(visit)
         return decode_json(body) if body else None
@@ -196,22 +201,18 @@ class Edge:
         """The body, which says it is JSON, or nothing.
 
         Raises:
-            RequestFault: 413, 408, 415.
+            RequestError: 413, 408, 415.
         """
         headers = visit.headers
-        if b"content-encoding" in headers and headers[b"content-encoding"] != b"identity":
-            raise RequestFault(
-                415, ErrorCode.VALIDATION_ERROR, "Send the body without Content-Encoding"
-            )
-        kind = headers.get(b"content-type")
-        if kind is not None and kind != b"application/json" and not _is_json(kind):
-            raise RequestFault(415, ErrorCode.VALIDATION_ERROR, "Send the body as application/json")
         body = await read_body(visit.receive, headers, self.settings.limits)
-        if body and kind is None:
-            # A page of another site can send anything a form can; it cannot send this type unasked.
-            raise RequestFault(
-                415, ErrorCode.VALIDATION_ERROR, "Say Content-Type: application/json"
-            )
+        if not body:
+            return body
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise unsupported("Send the body without Content-Encoding")
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and not _is_json(kind):
+            # A page of another site can send whatever a form can, but not this type unasked.
+            raise unsupported("Send the body as application/json")
         return body
 
 
@@ -219,7 +220,7 @@ def decode_json(body: bytes | str) -> Any:
     """A JSON text.
 
     Raises:
-        RequestFault: 400 if it is none.
+        RequestError: 400 if it is none.
     """
     try:
         return msgspec.json.decode(body)
@@ -241,47 +242,3 @@ def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
     if state is not None:
         trace["tracestate"] = state.decode("latin-1")
     return trace
-
-
-class Departure:
-    """Cancels the task that serves a request when its client leaves.
-
-    Most calls are over before it pays to look: it looks after a moment only.
-
-        with Departure(receive) as departure:
-            ...
-        if departure.happened: nobody is there
-    """
-
-    __slots__ = ("_receive", "_task", "_timer", "_watcher", "happened")
-
-    PATIENCE = 0.05
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
-        self.happened = False
-
-    def __enter__(self) -> "Departure":
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(self.PATIENCE, self._look)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if not self.happened or self._task is None:
-            return False
-        # The cancellation was ours, and ends here, unless somebody else's came on top.
-        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
-
-    def _look(self) -> None:
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.happened = True
-        if self._task is not None:
-            self._task.cancel()

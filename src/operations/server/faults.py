@@ -9,7 +9,7 @@ Header = tuple[bytes, bytes]
 CLOSE: Header = (b"connection", b"close")
 
 
-class RequestFault(CallError):
+class RequestError(CallError):
     """A request that cannot be answered with a call, and the status that says so.
 
     Attributes:
@@ -29,14 +29,19 @@ class ClientLeftError(Exception):
     """Nobody is there to be answered."""
 
 
-def malformed(message: str) -> RequestFault:
+def malformed(message: str) -> RequestError:
     """What was sent cannot be read."""
-    return RequestFault(400, ErrorCode.VALIDATION_ERROR, message)
+    return RequestError(400, ErrorCode.VALIDATION_ERROR, message)
 
 
-def refused_credential() -> RequestFault:
+def unsupported(message: str) -> RequestError:
+    """The body is of a kind nobody here reads."""
+    return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
+
+
+def refused_credential() -> RequestError:
     """A credential was shown and does not hold, or could not be judged."""
-    return RequestFault(
+    return RequestError(
         401,
         ErrorCode.ACCESS_DENIED,
         "The credential is not valid",
@@ -44,10 +49,10 @@ def refused_credential() -> RequestFault:
     )
 
 
-def wrong_method(allowed: Sequence[str]) -> RequestFault:
+def wrong_method(allowed: Sequence[str]) -> RequestError:
     """The path is right, the method is not."""
     methods = ", ".join(allowed)
-    return RequestFault(
+    return RequestError(
         405,
         ErrorCode.VALIDATION_ERROR,
         f"Use {methods} here",
@@ -55,6 +60,6 @@ def wrong_method(allowed: Sequence[str]) -> RequestFault:
     )
 
 
-def not_found() -> RequestFault:
+def not_found() -> RequestError:
     """There is nothing at this path."""
-    return RequestFault(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")
+    return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")

@@ -10,8 +10,9 @@ import msgspec
 
 from operations.errors import CallError, ErrorCode
 from operations.gateway import BatchCall
+from operations.server.alarms import Departure
 from operations.server.doors import Door
-from operations.server.edge import Departure, Edge, Visit, decode_json
+from operations.server.edge import Edge, Visit, decode_json
 from operations.server.events import serve_events
 from operations.server.faults import ClientLeftError, malformed
 from operations.server.replies import JSON, Reply, error_wire, json_reply

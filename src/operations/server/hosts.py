@@ -1,7 +1,7 @@
 """Which names this server answers to, and which pages may talk to it.
 
-A page somewhere on the web can make a browser send requests to a server on the visitor's own machine, or point a name of
-its own at it (DNS rebinding). Host and Origin tell; both are looked at before anything else.
+A page somewhere on the web can make a browser send requests to a server on the visitor's own machine, or point a
+name of its own at it (DNS rebinding). Host and Origin tell; both are looked at before anything else.
 
 Rule 1: a Host that is not ours is 421. An Origin that is neither ours nor allowed is 403. No Origin: no browser
         page, so nothing to ask.
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.errors import ErrorCode
-from operations.server.faults import RequestFault
+from operations.server.faults import RequestError
 from operations.server.replies import error_reply
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -53,7 +53,7 @@ class HostGuard:
         else:
             await error_reply(fault, "-").send(send)
 
-    def _judge(self, scope: Scope) -> RequestFault | None:
+    def _judge(self, scope: Scope) -> RequestError | None:
         host = origin = None
         count = 0
         for name, value in scope["headers"]:
@@ -66,11 +66,11 @@ class HostGuard:
         if scope["path"] in PROBES:
             return None
         if host is None or count != 1 or not self._is_ours(host):
-            return RequestFault(
+            return RequestError(
                 421, ErrorCode.ACCESS_DENIED, "This server does not answer to that Host"
             )
         if origin is not None and not self._may_talk(origin, host):
-            return RequestFault(
+            return RequestError(
                 403, ErrorCode.ACCESS_DENIED, "Pages of that Origin may not talk to this server"
             )
         return None

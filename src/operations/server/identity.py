@@ -8,7 +8,7 @@ Rule 2: anything that goes wrong while finding out refuses the request. No crede
 import inspect
 import logging
 from collections.abc import Awaitable
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import HTTPConnection
 
@@ -27,7 +27,7 @@ class IdentityResolver(Protocol):
 
     def __call__(
         self, connection: HTTPConnection, /
-    ) -> Identity | None | Awaitable[Identity | None]:
+    ) -> Identity | Awaitable[Identity | None] | None:
         """The identity, or None where the request carries no credential of the kind this resolver knows.
 
         May be a coroutine function.
@@ -68,7 +68,7 @@ async def resolved(resolver: IdentityResolver, connection: HTTPConnection) -> Id
         Exception: Whatever the resolver raises; also where it gives something else than an identity.
     """
     found = resolver(connection)
-    identity = await found if inspect.isawaitable(found) else found
+    identity: Any = await found if inspect.isawaitable(found) else found
     if identity is not None and not isinstance(identity, Identity):
         raise TypeError(f"a resolver gave {type(identity).__name__}, which is no Identity")
     return identity

@@ -3,17 +3,16 @@
 Rule 1: a limit is judged before the work it protects from, and refuses at once: nothing queues here.
 """
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 
 from starlette.types import Receive
 
 from operations.errors import CallError, ErrorCode
-from operations.server.faults import CLOSE, ClientLeftError, RequestFault, malformed
+from operations.server.alarms import Alarm
+from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
 
 _REMEMBERED = 10_000
 """Callers whose rate is kept; the longest silent one is forgotten first, which forgives it."""
@@ -55,32 +54,47 @@ class Gate:
         self._by_caller: dict[str, int] = {}
         self.total = 0
 
-    @contextmanager
-    def enter(self, caller: str) -> Generator[None]:
-        """Be counted for the length of a `with` block.
+    def enter(self, caller: str) -> "_Place":
+        """A place, which a `with` block holds for its length.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there is no room.
+            CallError: `RESOURCE_EXHAUSTED` if there is none left.
         """
         mine = self._by_caller.get(caller, 0)
-        if mine >= self._most_per_caller or self.total >= self._most:
-            who = "you have" if mine >= self._most_per_caller else "there are"
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"Too many calls at a time: {who} {mine or self.total}",
-                retryable=True,
-            )
-        self._by_caller[caller] = mine + 1
-        self.total += 1
-        try:
-            yield
-        finally:
-            self.total -= 1
-            left = self._by_caller[caller] - 1
-            if left:
-                self._by_caller[caller] = left
-            else:
-                del self._by_caller[caller]
+        if mine >= self._most_per_caller:
+            raise _exhausted(f"Too many at a time: you have {mine}")
+        if self.total >= self._most:
+            raise _exhausted("Too many at a time")
+        return _Place(self, caller)
+
+    def count(self, caller: str, change: int) -> None:
+        """Note that a caller has one more, or one less, under way."""
+        self.total += change
+        now = self._by_caller.get(caller, 0) + change
+        if now:
+            self._by_caller[caller] = now
+        else:
+            del self._by_caller[caller]
+
+
+class _Place:
+    """Room for one thing at a gate."""
+
+    __slots__ = ("_caller", "_gate")
+
+    def __init__(self, gate: Gate, caller: str) -> None:
+        self._gate = gate
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._gate.count(self._caller, 1)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._gate.count(self._caller, -1)
+
+
+def _exhausted(message: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
 
 
 class Rate:
@@ -107,16 +121,14 @@ class Rate:
         if len(self._buckets) > _REMEMBERED:
             self._buckets.popitem(last=False)
         if not enough:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, "Too many requests: slow down", retryable=True
-            )
+            raise _exhausted("Too many requests: slow down")
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
     """The body of a request.
 
     Raises:
-        RequestFault: 413 as soon as it is known to be too large, 408 if it takes too long.
+        RequestError: 413 as soon as it is known to be too large, 408 if it takes too long.
         ClientLeftError: If the client did not finish it.
     """
     length = headers.get(b"content-length")
@@ -125,13 +137,9 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
             raise malformed("Content-Length is no number")
         if len(length) > 18 or int(length) > limits.body_bytes:
             raise _too_large(limits)
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await _collect(receive, limits)
-    except TimeoutError:
-        raise RequestFault(
-            408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE]
-        ) from None
+    with Alarm(limits.body_seconds):
+        return await _collect(receive, limits)
+    raise RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
 
 
 async def _collect(receive: Receive, limits: Limits) -> bytes:
@@ -150,8 +158,8 @@ async def _collect(receive: Receive, limits: Limits) -> bytes:
             return b"".join(chunks)
 
 
-def _too_large(limits: Limits) -> RequestFault:
-    return RequestFault(
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(
         413,
         ErrorCode.RESOURCE_EXHAUSTED,
         f"The body is larger than {limits.body_bytes} bytes",

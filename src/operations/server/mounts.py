@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.server.doors import route_path
 from operations.server.edge import Edge, Visit
-from operations.server.faults import RequestFault
+from operations.server.faults import RequestError
 
 
 class HTTPMount(BaseRoute):
@@ -28,7 +28,7 @@ class HTTPMount(BaseRoute):
         """Identify the caller, then let the application answer."""
 
         async def endpoint(visit: Visit) -> None:
-            visit.identity = await self._edge.identify(scope, visit.headers)
+            visit.identified(await self._edge.identify(scope, visit.headers))
             self._edge.rate.spend(visit.caller)
             await self._app(scope, receive, send)
 
@@ -52,7 +52,7 @@ class SocketMount(BaseRoute):
         """Identify the caller, then let the application talk."""
         try:
             await self._edge.identify(scope, dict(scope["headers"]))
-        except RequestFault:
+        except RequestError:
             # Closing before accepting is how ASGI refuses a handshake (403).
             await send({"type": "websocket.close", "code": 1008})
             return

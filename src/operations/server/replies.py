@@ -17,7 +17,7 @@ from operations.access import Identity
 from operations.envelopes import HTTPResponseMeta, ResponseEnvelope
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
 from operations.openapi.export import BINARY, declared_status
-from operations.server.faults import Header, RequestFault
+from operations.server.faults import Header, RequestError
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
@@ -102,7 +102,7 @@ def _meta_text(envelope: ResponseEnvelope[Any]) -> bytes:
 
 def status_of(error: CallError, identity: Identity | None, spec: OperationSpec | None) -> int:
     """The status that says what an error says."""
-    if isinstance(error, RequestFault):
+    if isinstance(error, RequestError):
         return error.status
     if error.code == ErrorCode.ACCESS_DENIED and identity is None:
         return 401
@@ -118,7 +118,8 @@ def error_wire(error: CallError, request_id: str, *, exposed: bool) -> JSONObjec
     if error.unexpected:
         logger.error("%s failed: %s", request_id, error.code, exc_info=error.__cause__ or error)
         if not exposed:
-            wire = {"code": error.code, "message": f"The operation failed (request {request_id})"}
+            neutral = f"The operation failed (request {request_id})"
+            wire = JSONObject(code=error.code, message=neutral)
     if "details" in wire and len(msgspec.json.encode(wire["details"])) > MAX_DETAILS:
         wire["details"] = {"omitted": f"details were larger than {MAX_DETAILS} bytes"}
     wire["requestId"] = request_id
@@ -136,7 +137,7 @@ def error_reply(
     """An error as a response."""
     status = status_of(error, identity, spec)
     headers: list[Header] = [(b"x-request-id", request_id.encode())]
-    if isinstance(error, RequestFault):
+    if isinstance(error, RequestError):
         headers.extend(error.headers)
     elif status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

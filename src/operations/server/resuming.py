@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from operations.openapi.query_arguments import QueryArguments
+from operations.schema.kinds import is_object
 from operations.server.faults import malformed
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -30,13 +31,13 @@ class Resuming:
         """The input, with where to go on.
 
         Raises:
-            RequestFault: If what the client last saw is no text.
+            RequestError: If what the client last saw is no text.
         """
         last = headers.get(b"last-event-id")
-        if self._rule is None or last is None or not isinstance(input, (dict, type(None))):
+        given: Any = {} if input is None else input
+        if self._rule is None or last is None or not is_object(given):
             return input
         name = str(self._rule.get("input", "after"))
-        given: JSONObject = {} if input is None else input
         if name in given:
             return given
         try:
@@ -53,7 +54,7 @@ class Resuming:
         if self._rule is None:
             return None
         name = self._rule.get("id", "id")
-        held = data if not name else data.get(name) if isinstance(data, dict) else None
+        held: Any = data if not name else data.get(name) if is_object(data) else None
         if held is None or isinstance(held, (dict, list)):
             return None
         text = held if isinstance(held, str) else msgspec.json.encode(held).decode()

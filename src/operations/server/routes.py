@@ -11,15 +11,15 @@ Rule 2: whether a caller may call is the registry's to say, not the route's.
 
 from typing import Any
 
-from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.gateway import may_call
 from operations.openapi.export import has_path
 from operations.openapi.query_arguments import QueryArguments
 from operations.schema import validate_or_raise
+from operations.server.alarms import Departure
 from operations.server.doors import route_path
-from operations.server.edge import Departure, Edge, Visit, decode_json
+from operations.server.edge import Edge, Visit, decode_json
 from operations.server.events import serve_events
 from operations.server.faults import ClientLeftError, malformed, wrong_method
 from operations.server.replies import Reply, result_reply
@@ -54,21 +54,26 @@ class _Path:
             raise malformed(f"The query cannot be read: {error}") from None
 
 
-class OperationRoutes(BaseRoute):
-    """Every operation of a registry, also those registered later."""
+class OperationPaths:
+    """ASGI middleware: every operation of a registry at its path, also those registered later.
 
-    def __init__(self, edge: Edge) -> None:
+    It stands before the router, because nearly all requests are for operations.
+    """
+
+    def __init__(self, app: ASGIApp, edge: Edge) -> None:
+        self._app = app
         self._edge = edge
         self._paths: dict[str, _Path] = {}
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether a path is an operation's."""
-        if scope["type"] != "http":
-            return Match.NONE, {}
-        path = self._find(route_path(scope))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call, or leave the request to the application."""
+        path = self._find(route_path(scope)) if scope["type"] == "http" else None
         if path is None or b"%" in scope.get("raw_path", b""):
-            return Match.NONE, {}
-        return Match.FULL, {_FOUND: path}
+            await self._app(scope, receive, send)
+            return
+        scope[_FOUND] = path
+        endpoint = self._stream if path.streams else self._call
+        await self._edge.serve(scope, receive, send, endpoint)
 
     def _find(self, text: str) -> _Path | None:
         namespace, slash, name = text[1:].partition("/")
@@ -81,12 +86,6 @@ class OperationRoutes(BaseRoute):
         if known is None or known.spec is not spec:
             known = self._paths[text] = _Path(spec)
         return known
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one call."""
-        await self._edge.serve(
-            scope, receive, send, self._stream if scope[_FOUND].streams else self._call
-        )
 
     async def _call(self, visit: Visit) -> Reply:
         edge = self._edge

@@ -88,7 +88,7 @@ async def running(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> 
         # Without signal handlers: the loop belongs to somebody else.
         task = asyncio.create_task(server._serve([listener]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         try:
-            while not server.started and not task.done():
+            while not server.started and not task.done():  # noqa: ASYNC110 - nothing to await
                 await asyncio.sleep(0.005)
             if task.done():
                 task.result()

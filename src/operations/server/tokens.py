@@ -142,7 +142,8 @@ class _Published:
             self._take(dict(source))
 
     async def key(self, key_id: str | None) -> Any:
-        if self._address is not None and self._is_due(key_id):
+        # Whoever comes while the keys are on their way waits for them.
+        if self._address is not None and (self._lock.locked() or self._is_due(key_id)):
             async with self._lock:
                 if self._is_due(key_id):
                     await self._fetch(self._address)
