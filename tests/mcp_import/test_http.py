@@ -1,5 +1,6 @@
 """Servers behind a URL: both eras, the old SSE, hostile answers, and authentication."""
 
+import asyncio
 import gzip
 import json
 import resource
@@ -90,6 +91,23 @@ async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str
     assert again.data == {"result": 3}
 
 
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -> None:
+    registry, port = OperationRegistry(), free_port()
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            connecting = connect_mcp("demo", MCPClientConfig(url=url, version=version))
+            client = await connecting.__aenter__()
+            registry.register_all(client)
+        calling = asyncio.create_task(registry.execute("demo.add", {"a": 1, "b": 2}))
+        await anyio.sleep(0.3)
+        async with serving_demo(port):
+            envelope = await calling
+            await connecting.__aexit__(None, None, None)
+
+    assert envelope.data == {"result": 3}
+
+
 # ------------------------------------------------------------ hostile answers
 
 
@@ -127,7 +145,10 @@ async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationR
         return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
     app = Starlette(routes=[Route("/mcp", endpoint, methods=["GET", "POST", "DELETE"])])
-    async with serving(app) as base, connect_mcp("odd", MCPClientConfig(url=base + "/mcp", **options)) as client:
+    async with (
+        serving(app) as base,
+        connect_mcp("odd", MCPClientConfig(url=base + "/mcp", **options)) as client,
+    ):
         yield OperationRegistry(client)
 
 

@@ -86,8 +86,12 @@ async def test_allow_and_deny_choose_tools_by_name_and_pattern() -> None:
         assert {each.spec.name for each in client} == {"count", "change", "pid"}
 
 
-async def test_the_operator_says_who_may_call() -> None:
-    rule = AccessControl(["tea"])
+def only_tea(spec: OperationSpec) -> AccessControl:
+    return AccessControl(["tea"] if spec.name == "pid" else [])
+
+
+@pytest.mark.parametrize("rule", [AccessControl(["tea"]), only_tea], ids=["value", "function"])
+async def test_the_operator_says_who_may_call(rule: Any) -> None:
     async with connect_mcp("raw", raw(access=rule)) as client:
         registry = OperationRegistry(client)
         with pytest.raises(CallError) as caught:

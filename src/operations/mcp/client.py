@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
@@ -15,9 +15,9 @@ from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
 
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, RegistrationError
+from operations.errors import CallError, RegistrationError
 from operations.mcp.config import MCPClientConfig
-from operations.mcp.connection import Connection
+from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure, timed_out
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import Listing, list_everything, pages
@@ -34,6 +34,9 @@ logger = logging.getLogger("operations.mcp")
 
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
+_REFRESH_SECONDS = 0.1
+"""Between two listings, however often a server says that it changed."""
+
 _LONGEST_LOG = 2000
 
 
@@ -186,7 +189,7 @@ class MCPClient:
             # Calls need not wait for the list, but what arguments travel as headers must be known.
             session.learn(self._tools.values())
             self._stale.set()
-        if session.is_modern:
+        if session.is_modern and _tells_of_changes(capabilities):
             if self._listener is not None:
                 self._listener.cancel()
             self._listener = asyncio.create_task(
@@ -220,28 +223,39 @@ class MCPClient:
     async def _send(
         self, method: str, params: JSONObject, context: OperationContext, replayable: bool
     ) -> JSONObject:
+        """Send until there is an answer, or a failure that cannot be helped.
+
+        What surely was not carried out is sent again for as long as the connection has patience; what may have
+        been is sent once more if it only reads.
+        """
         connection = self._connection
-        for is_last in (False, True):
+        retries = Retries(connection, replayable)
+        while True:
             session = connection.session or await connection.acquire()
             try:
-                return await session.relay(method, dict(params), context.door.progress)
+                result = await session.relay(method, dict(params), context.door.progress)
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name)
                 if failure.broken:
                     connection.give_up(session)
-                if is_last or not await self._may_repeat(failure, session, replayable):
+                if not await retries.allow(failure) and not await self._was_stale(
+                    failure, session, retries
+                ):
                     raise failure.error from None
-        raise AssertionError("unreachable")
+            else:
+                connection.is_there()
+                return result
 
-    async def _may_repeat(
-        self, failure: ServerError, session: RelaySession, replayable: bool
+    async def _was_stale(
+        self, failure: ServerError, session: RelaySession, retries: Retries
     ) -> bool:
-        """Whether to send the same request once more."""
-        if failure.error.code == ErrorCode.UNAVAILABLE:
-            return failure.unsent or replayable
+        """Whether the server refused because our idea of the tool was out of date (2026-07-28), and now is not."""
         details: Any = failure.error.details
-        if isinstance(details, dict) and cast("JSONObject", details).get("code") == HEADER_MISMATCH:
-            # The server refused before it began: our idea of the tool is out of date.
+        code = cast("JSONObject", details).get("code") if isinstance(details, dict) else None
+        if code != HEADER_MISMATCH or retries.has_refreshed:
+            return False
+        retries.has_refreshed = True
+        with suppress(MCPError):
             self._take(await list_everything(session, self.config.max_tools))
             return True
         return False
@@ -284,6 +298,9 @@ class MCPClient:
                 await self.refresh()
             except CallError as error:
                 logger.warning("%s could not be listed again: %s", self.name, error.message)
+            except Exception:
+                logger.exception("%s: what it listed could not be taken over", self.name)
+            await asyncio.sleep(_REFRESH_SECONDS)
 
     async def _listen(self, session: RelaySession) -> None:
         """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""
@@ -298,9 +315,11 @@ class MCPClient:
                     self._is_listening = True
                     async for _ in changes:
                         self._stale.set()
-            except (MCPError, SubscriptionLost, TimeoutError) as error:
-                logger.debug("%s: not listening for changes: %s", self.name, error)
-                if isinstance(error, MCPError) and error.code == types.METHOD_NOT_FOUND:
+            except (SubscriptionLost, TimeoutError) as error:
+                logger.debug("%s: lost the changes: %s", self.name, error)
+            except MCPError as error:
+                if error.code != types.CONNECTION_CLOSED:
+                    logger.debug("%s does not tell of changes: %s", self.name, error)
                     return
             finally:
                 self._is_listening = False
@@ -447,6 +466,11 @@ class MCPClient:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
         except MCPError as error:
             logger.warning("%s does not take a log level: %s", self.name, error.message)
+
+
+def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
+    kinds = (offers.tools, offers.resources, offers.prompts) if offers is not None else ()
+    return any(kind is not None and kind.list_changed for kind in kinds)
 
 
 @asynccontextmanager

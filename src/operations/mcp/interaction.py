@@ -5,6 +5,7 @@ answer. From 2026-07-28 on a result says `input_required`: then the call's own d
 answer, the questions are the data, to be answered later by `<server>.tools.resume`.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -23,6 +24,8 @@ logger = logging.getLogger("operations.mcp")
 
 MAX_ROUNDS = 10
 """How often one call may ask back."""
+
+_PATIENCE_SECONDS = 0.1
 
 _SAMPLE_RESULT: TypeAdapter[Any] = TypeAdapter(
     types.CreateMessageResult | types.CreateMessageResultWithTools
@@ -93,6 +96,9 @@ async def settle(
             if handler is None:
                 return result
             answers[key] = await handler(cast("JSONObject", question).get("params") or {})
+        if not answers:
+            # It asks for nothing but patience.
+            await asyncio.sleep(_PATIENCE_SECONDS)
         added: JSONObject = {"inputResponses": answers} if answers else {}
         if result.get("requestState") is not None:
             added["requestState"] = result["requestState"]

@@ -93,7 +93,7 @@ class ResourceOperations:
             if entry.get(key):
                 meta[key] = entry[key]
         title = entry.get("title")
-        return OperationSpec(
+        spec = OperationSpec(
             name=name,
             namespace=cast("str", config.namespace),
             version=self._version,
@@ -101,9 +101,9 @@ class ResourceOperations:
             title=title if isinstance(title, str) else None,
             description=description,
             input_schema=from_schema(input_schema, lenient=True),
-            access_control=config.access(name) if callable(config.access) else config.access,
             meta=meta,
         )
+        return config.guarded(spec)
 
     def _lister(self, name: str, description: str, method: str, key: str) -> Operation:
         async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:

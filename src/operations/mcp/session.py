@@ -4,8 +4,8 @@ The SDK checks every result against its models and a tool's own output schema, w
 can be made to run for ever. Here results pass as they are: one odd tool does not hide a listing, one odd block does
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
-It leans on four protected members of `ClientSession`: `_stamp`, `_dispatcher`, `_x_mcp_header_maps`, and, of
-`JSONRPCDispatcher`, `_running`.
+It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
+`_build_capabilities`, of `JSONRPCDispatcher` on `_running`.
 """
 
 import asyncio
@@ -68,6 +68,15 @@ class RelaySession(ClientSession):
     def is_modern(self) -> bool:
         """Whether the revision spoken has no sessions: 2026-07-28 and later."""
         return self.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    def _build_capabilities(self, version: str) -> types.ClientCapabilities:
+        """From 2026-07-28 on a question comes as a result, which any caller can be shown and answer."""
+        built = super()._build_capabilities(version)
+        if built.elicitation is None and version in MODERN_PROTOCOL_VERSIONS:
+            built.elicitation = types.ElicitationCapability(
+                form=types.FormElicitationCapability(), url=types.UrlElicitationCapability()
+            )
+        return built
 
     async def negotiate(self, version: str) -> None:
         """Agree on a revision: the given one, or with `auto` the newest both speak.

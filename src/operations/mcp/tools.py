@@ -73,11 +73,10 @@ def build_spec(
         description=_text(tool.get("description")) or "",
         input_schema=from_schema(tool["inputSchema"], lenient=True),
         output_schema=_output_schema(tool.get("outputSchema")),
-        access_control=config.access(name) if callable(config.access) else config.access,
         idempotent=trusted and annotations.get("idempotentHint") is True,
         meta=meta,
     )
-    return restore_spec(spec, tool.get("_meta")) if trusted else spec
+    return config.guarded(restore_spec(spec, tool.get("_meta")) if trusted else spec)
 
 
 def _output_schema(document: Any) -> Schema:
@@ -153,7 +152,6 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
                 "additionalProperties": False,
             }
         ),
-        access_control=config.access("tools.resume") if callable(config.access) else config.access,
         meta={"source": "mcp", "server": server},
     )
 
@@ -165,7 +163,7 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
             question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
         )
 
-    return Operation(spec, resume)
+    return Operation(config.guarded(spec), resume)
 
 
 def quarantine(known: Operation, server: str) -> Operation:
