@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -16,6 +17,7 @@ from operations import (
     OperationSpec,
     OperationType,
     ResponseEnvelope,
+    Schema,
     mcp_envelope,
 )
 from operations.envelopes import (
@@ -25,7 +27,8 @@ from operations.envelopes import (
     ResourceContent,
     TextContent,
 )
-from operations.mcp import release_stream, to_mcp
+from operations.mcp import list_roots, release_stream, to_mcp
+from operations.specs import Function
 from operations.types import JSONObject
 
 PNG = b64decode(
@@ -37,18 +40,24 @@ IMAGE = ImageContent(data=b64encode(PNG).decode(), mime_type="image/png")
 registry = OperationRegistry()
 
 
-def tool(name: str, **meta: Any) -> Any:
-    return registry.operation(f"test.{name}", type="query", meta={"mcp": {"name": name, **meta}})
+def tool(name: str, **meta: Any) -> Callable[[Function], Function]:
+    return registry.operation(
+        f"test.{name}",
+        type="query",
+        description=f"The tool {name} of the conformance suite.",
+        meta={"mcp": {"name": name, **meta}},
+    )
 
 
-def resource(name: str, uri: str, mime_type: str) -> Any:
+def resource(name: str, uri: str, mime_type: str) -> Callable[[Function], Function]:
     meta = {"mcp": {"name": name, "resource": {"uri": uri, "mimeType": mime_type}}}
     return registry.operation(f"test.{name}", type="query", meta=meta)
 
 
-def prompt(name: str) -> Any:
+def prompt(name: str) -> Callable[[Function], Function]:
     meta = {"mcp": {"name": name, "prompt": True}}
-    return registry.operation(f"test.{name}", type="query", meta=meta)
+    description = f"The prompt {name} of the conformance suite."
+    return registry.operation(f"test.{name}", type="query", description=description, meta=meta)
 
 
 def blocks(*content: MCPContentBlock) -> ResponseEnvelope[Any]:
@@ -99,7 +108,9 @@ async def multiple_content_types() -> Any:
 @tool("test_tool_with_logging")
 async def tool_with_logging(context: OperationContext) -> str:
     for message in ("started", "processing data", "completed"):
-        await context.log("info", f"Tool {message}" if "data" in message else f"Tool execution {message}")
+        await context.log(
+            "info", f"Tool {message}" if "data" in message else f"Tool execution {message}"
+        )
         await asyncio.sleep(0.05)
     return "done"
 
@@ -120,6 +131,7 @@ async def tool_with_progress(context: OperationContext) -> str:
 
 @registry.operation(
     "test.test_error_handling",
+    description="Fails.",
     meta={"mcp": {"name": "test_error_handling"}},
     errors=[ErrorDefinition("INTENTIONAL")],
 )
@@ -152,7 +164,11 @@ async def elicitation_defaults(context: OperationContext) -> str:
             "name": {"type": "string", "description": "User name", "default": "John Doe"},
             "age": {"type": "integer", "description": "User age", "default": 30},
             "score": {"type": "number", "description": "User score", "default": 95.5},
-            "status": {"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
+            "status": {
+                "type": "string",
+                "enum": ["active", "inactive", "pending"],
+                "default": "active",
+            },
             "verified": {"type": "boolean", "description": "Verification status", "default": True},
         },
         "required": [],
@@ -164,7 +180,10 @@ async def elicitation_defaults(context: OperationContext) -> str:
 @tool("test_elicitation_sep1330_enums")
 async def elicitation_enums(context: OperationContext) -> str:
     plain = ["option1", "option2", "option3"]
-    titled = [{"const": f"value{n}", "title": f"{word} Option"} for n, word in ((1, "First"), (2, "Second"), (3, "Third"))]
+    titled = [
+        {"const": f"value{n}", "title": f"{word} Option"}
+        for n, word in ((1, "First"), (2, "Second"), (3, "Third"))
+    ]
     schema: JSONObject = {
         "type": "object",
         "properties": {
@@ -220,7 +239,7 @@ def _json_schema_tool() -> Operation:
         name="json_schema_2020_12_tool",
         type=OperationType.QUERY,
         description="Tool with JSON Schema 2020-12 features",
-        input_schema=schema,
+        input_schema=Schema(schema),
         meta={"mcp": {"name": "json_schema_2020_12_tool"}},
     )
 
@@ -253,10 +272,13 @@ def _custom_header_tool() -> Operation:
         namespace="test",
         name="x_mcp_header",
         type=OperationType.QUERY,
-        input_schema={
-            "type": "object",
-            "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
-        },
+        description="Takes an argument that is mirrored in a header.",
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
+            }
+        ),
         meta={"mcp": {"name": "test_x_mcp_header"}},
     )
 
@@ -289,7 +311,9 @@ def _toggle(operation_id: str, meta: JSONObject) -> None:
         async def appear() -> str:
             return "here"
 
-        registry.operation(operation_id, type="query", meta={"mcp": meta})(appear)
+        registry.operation(operation_id, type="query", description="New.", meta={"mcp": meta})(
+            appear
+        )
 
 
 NAME = question(name={"type": "string"})
@@ -302,7 +326,7 @@ GREETING: JSONObject = {
 
 @tool("test_input_required_result_elicitation")
 async def input_elicitation(context: OperationContext) -> str:
-    answer = await context.elicit("What is your name?", NAME)
+    answer = await context.elicit("What is your name?", {"$id": "user_name", **NAME})
     return f"Hello, {answer['content']['name']}!"
 
 
@@ -326,10 +350,15 @@ async def input_tampered_state(context: OperationContext) -> str:
 
 @tool("test_input_required_result_multiple_inputs")
 async def input_multiple(context: OperationContext) -> str:
-    name, greeting = await asyncio.gather(
-        context.elicit("What is your name?", NAME), context.sample(GREETING)
+    name, greeting, roots = await asyncio.gather(
+        context.elicit("What is your name?", NAME), context.sample(GREETING), list_roots()
     )
-    return f"{greeting['content']['text']} {name['content']['name']}"
+    return f"{greeting['content']['text']} {name['content']['name']} {roots}"
+
+
+@tool("test_input_required_result_list_roots")
+async def input_list_roots() -> str:
+    return f"Roots: {[root['uri'] for root in await list_roots()]}"
 
 
 @tool("test_input_required_result_multi_round")

@@ -36,7 +36,7 @@ class AppOptions(TypedDict, total=False):
     """How a server is reached over HTTP."""
 
     path: str | None
-    """Where it is served; None answers at every path, for an application that has routed already. `/mcp` unless given."""
+    """Where it is served, `/mcp` unless given; None answers at every path, for a host that has routed already."""
 
     hosts: Collection[str] | None
     """The names in `Host` and `Origin` that are ours, without ports; None takes any. Loopback unless given."""

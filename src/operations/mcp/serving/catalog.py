@@ -15,7 +15,7 @@ Rule: a catalog is a picture of one revision of the registry, and what it lists 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, cast
 
@@ -23,17 +23,15 @@ import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
-from operations.errors import SchemaError
+from operations.mcp.exported import META_KEY, export_spec
+from operations.mcp.restoring import INPUT, RESULT, moved
 from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
-from operations.mcp.serving.results import EXPORT
 from operations.mcp.serving.schemas import (
-    INPUT,
-    RESULT,
     as_object,
     boxed,
     is_binary,
+    is_never_null,
     is_object,
-    moved,
     pruned,
 )
 from operations.registry import OperationRegistry
@@ -49,14 +47,6 @@ _ERROR_BUDGET = 1024
 """Bytes of JSON for the definitions of one declared error's schema."""
 
 
-def is_unknown(schema: Schema) -> bool:
-    """Whether a schema says nothing, or is of no use."""
-    try:
-        return schema.is_unknown
-    except SchemaError:
-        return True
-
-
 class Tool:
     """An operation as a tool."""
 
@@ -69,11 +59,11 @@ class Tool:
 
     @cached_property
     def _input(self) -> JSONSchema:
-        return {} if is_unknown(self.spec.input_schema) else self.spec.input_schema.document
+        return _said(self.spec.input_schema)
 
     @cached_property
     def _output(self) -> JSONSchema:
-        return {} if is_unknown(self.spec.output_schema) else self.spec.output_schema.document
+        return _said(self.spec.output_schema)
 
     @cached_property
     def takes_box(self) -> bool:
@@ -95,7 +85,9 @@ class Tool:
     def requires(self) -> tuple[str, ...]:
         """What a client must be able to do to call it."""
         requires = mcp_meta(self.spec).get("requires")
-        return tuple(map(str, cast("list[Any]", requires))) if isinstance(requires, list) else ()
+        return (
+            tuple(map(str, cast("Sequence[Any]", requires))) if isinstance(requires, list) else ()
+        )
 
     @cached_property
     def mirrors_headers(self) -> bool:
@@ -110,7 +102,7 @@ class Tool:
     @cached_property
     def _gives_null(self) -> bool:
         """Whether a result may be null, which on the wire cannot be told from no structured content."""
-        return bool(self._output) and self.spec.output_schema.check(None)
+        return bool(self._output) and not is_never_null(self._output)
 
     def is_boxed(self, *, modern: bool) -> bool:
         """Whether results stand under `result`: what is no object, for clients that take objects alone."""
@@ -146,7 +138,7 @@ class Tool:
         if output is not None:
             wire["outputSchema"] = output
         wire["annotations"] = _annotations(spec)
-        wire["_meta"] = {EXPORT: self._export()}
+        wire["_meta"] = {META_KEY: self._export()}
         return wire
 
     @cached_property
@@ -168,13 +160,9 @@ class Tool:
     def _export(self) -> JSONObject:
         """What an import needs to give back the same operation."""
         spec = self.spec
-        export: JSONObject = {"id": spec.id, "type": spec.type.value, "version": spec.version}
-        if spec.tags:
-            export["tags"] = list(spec.tags)
-        if spec.idempotent:
-            export["idempotent"] = True
+        export = export_spec(spec)
         if spec.error_schemas:
-            export["errors"] = [
+            export["errorSchemas"] = [
                 {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
                 for error in spec.error_schemas
             ]
@@ -182,6 +170,8 @@ class Tool:
             export["input"] = "any"
         elif self.takes_box:
             export["input"] = "boxed"
+        elif "type" not in cast("JSONObject", self._input):
+            export["input"] = "object"
         if spec.type is OperationType.SUBSCRIPTION:
             export["output"] = "items"
         elif is_binary(self._output):
@@ -189,7 +179,13 @@ class Tool:
         elif not self.gives_object:
             # For every client, or for those before 2026-07-28 alone.
             export["output"] = "boxed" if self._gives_null else "boxed-2025"
+        elif "type" not in cast("JSONObject", self._output):
+            export["output"] = "object"
         return export
+
+
+def _said(schema: Schema) -> JSONSchema:
+    return {} if schema.is_empty else schema.document
 
 
 def items_schema(item: JSONSchema) -> JSONObject:
@@ -225,7 +221,7 @@ class Resource:
     def __init__(self, spec: OperationSpec, options: Mapping[str, Any]) -> None:
         self.spec = spec
         self.uri = str(options.get("uri", ""))
-        self.template = UriTemplate.parse(self.uri) if UriTemplate.is_template(self.uri) else None
+        self.template = UriTemplate.parse(self.uri) if "{" in self.uri else None
         self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
 
     def wire(self) -> JSONObject:
@@ -239,7 +235,7 @@ class Resource:
             wire["description"] = spec.description
         if self.mime_type is not None:
             wire["mimeType"] = self.mime_type
-        wire["_meta"] = {EXPORT: {"id": spec.id, "type": spec.type.value, "version": spec.version}}
+        wire["_meta"] = {META_KEY: export_spec(spec)}
         return wire
 
 
@@ -259,7 +255,7 @@ class Prompt:
         if spec.description:
             wire["description"] = spec.description
         wire["arguments"] = self._arguments()
-        wire["_meta"] = {EXPORT: {"id": spec.id, "type": spec.type.value, "version": spec.version}}
+        wire["_meta"] = {META_KEY: export_spec(spec)}
         return wire
 
     def _arguments(self) -> list[JSONObject]:
@@ -295,10 +291,7 @@ class Catalog:
         self.resources: dict[str, Resource] = {}
         self.templates: list[Resource] = []
         self.prompts: dict[str, Prompt] = {}
-        tools: list[OperationSpec] = []
-        for spec in registry.specs():
-            if self._place(spec, mcp_meta(spec)):
-                tools.append(spec)
+        tools = [spec for spec in registry.specs() if self._place(spec, mcp_meta(spec))]
         names = tool_names(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {name: Tool(name, spec, budget) for name, spec in names.items()}
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
@@ -323,25 +316,14 @@ class Catalog:
 
     def changes_from(self, other: "Catalog") -> set[str]:
         """Which listings differ from another's: `tools`, `resources`, `prompts`."""
+        mine, theirs = self.listed(), other.listed()
+        return {kind for kind, listed in mine.items() if listed != theirs[kind]}
+
+    def listed(self) -> dict[str, dict[str, int]]:
+        """Which specs are listed under which names. Specs are frozen, so that it is enough to know which one it is."""
+        resources = (*self.resources.values(), *self.templates)
         return {
-            kind
-            for kind, mine, theirs in (
-                ("tools", self._tools(), other._tools()),
-                ("resources", self._resources(), other._resources()),
-                ("prompts", self._prompts(), other._prompts()),
-            )
-            if mine != theirs
+            "tools": {name: id(tool.spec) for name, tool in self.tools.items()},
+            "resources": {resource.uri: id(resource.spec) for resource in resources},
+            "prompts": {name: id(prompt.spec) for name, prompt in self.prompts.items()},
         }
-
-    # Specs are frozen, so that it is enough to compare which ones there are.
-    def _tools(self) -> dict[str, int]:
-        return {name: id(tool.spec) for name, tool in self.tools.items()}
-
-    def _resources(self) -> dict[str, int]:
-        return {
-            resource.uri: id(resource.spec)
-            for resource in (*self.resources.values(), *self.templates)
-        }
-
-    def _prompts(self) -> dict[str, int]:
-        return {name: id(prompt.spec) for name, prompt in self.prompts.items()}

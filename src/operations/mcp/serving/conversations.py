@@ -1,7 +1,10 @@
 """Questions to the client since 2026-07-28, when a server may no longer send requests of its own.
 
-A call that has a question ends with `input_required`: its questions, and a token. The client asks again with the answers
-and the token, and the call goes on where it stopped: the handler has been waiting all along, so nothing runs twice.
+A call that has a question ends with `input_required`: its questions, and a token. The client asks again with the
+answers and the token, and the call goes on where it stopped: the handler has been waiting all along, so nothing runs
+twice.
+
+A question is named by the `$id` of its schema, or by a number.
 
 Rule 1: a token is 128 random bits, good for one answer, and only for whoever began the call, with the same request.
 Rule 2: a waiting call has its deadline like any other, and there is a limit to how many may wait.
@@ -13,10 +16,11 @@ from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
 
 from mcp import MCPError
-from mcp_types import INVALID_PARAMS
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
 from operations.context import Door
 from operations.errors import CallError, ErrorCode
+from operations.mcp.serving.client import Client, client
 from operations.types import JSONObject
 
 MAX_WAITING: Final = 1_000
@@ -32,7 +36,12 @@ class Conversations:
         self._waiting: dict[str, tuple[Key, _Conversation]] = {}
 
     async def begin(
-        self, run: Callable[[Door], Awaitable[JSONObject]], door: Door, capabilities: Mapping[str, Any], key: Key
+        self,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        door: Door,
+        capabilities: Mapping[str, Any],
+        answers: Mapping[str, Any],
+        key: Key,
     ) -> JSONObject:
         """Run a call to its result, or to its first questions.
 
@@ -40,9 +49,16 @@ class Conversations:
             run: The call.
             door: What it can carry back besides questions.
             capabilities: What the client declared; only what it can answer is asked.
+            answers: What the client knows will be asked, by the questions' names.
             key: Who asked for what; the answers must come for the same.
+
+        Raises:
+            MCPError: If too many calls wait already. Nothing has run then.
         """
-        conversation = _Conversation(run, door, capabilities)
+        if len(self._waiting) >= MAX_WAITING:
+            # Before it begins: what has run cannot be taken back.
+            raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
+        conversation = _Conversation(run, door, capabilities, answers)
         return await self._until_question(conversation, key)
 
     async def resume(
@@ -66,9 +82,6 @@ class Conversations:
         questions = await conversation.proceed()
         if questions is None:
             return conversation.task.result()
-        if len(self._waiting) >= MAX_WAITING:
-            conversation.task.cancel()
-            raise MCPError(INVALID_PARAMS, "too many calls wait for answers")
         token = token_urlsafe(16)
         self._waiting[token] = (key, conversation)
         conversation.task.add_done_callback(lambda _: self._waiting.pop(token, None))
@@ -79,8 +92,13 @@ class _Conversation:
     """One call that may have questions."""
 
     def __init__(
-        self, run: Callable[[Door], Awaitable[JSONObject]], door: Door, capabilities: Mapping[str, Any]
+        self,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        door: Door,
+        capabilities: Mapping[str, Any],
+        answers: Mapping[str, Any],
     ) -> None:
+        self._known = dict(answers)
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
         self._asked = asyncio.Event()
         self._count = 0
@@ -93,6 +111,8 @@ class _Conversation:
         )
 
         async def body() -> JSONObject:
+            if _has(capabilities, "roots"):
+                client.set(Client(roots=self._roots))
             return await run(own)
 
         self.task = asyncio.create_task(body())
@@ -135,15 +155,23 @@ class _Conversation:
             await self.door.log(level, data)
 
     async def _elicit(self, message: str, schema: JSONObject) -> JSONObject:
-        params = {"mode": "form", "message": message, "requestedSchema": schema}
-        return await self._ask("elicitation/create", params)
+        form = {key: value for key, value in schema.items() if key != "$id"}
+        params = {"mode": "form", "message": message, "requestedSchema": form}
+        return await self._ask("elicitation/create", params, schema.get("$id"))
 
     async def _sample(self, request: JSONObject) -> JSONObject:
         return await self._ask("sampling/createMessage", request)
 
-    async def _ask(self, method: str, params: JSONObject) -> JSONObject:
+    async def _roots(self) -> JSONObject:
+        return await self._ask("roots/list", {})
+
+    async def _ask(self, method: str, params: JSONObject, name: str | None = None) -> JSONObject:
         self._count += 1
-        name = f"{method.partition('/')[0]}-{self._count}"
+        if name is None or name in self._open:
+            name = f"{method.partition('/')[0]}-{self._count}"
+        known = self._known.pop(name, None)
+        if isinstance(known, Mapping):
+            return dict(cast("Mapping[str, Any]", known))
         future: asyncio.Future[JSONObject] = asyncio.get_running_loop().create_future()
         self._open[name] = ({"method": method, "params": params}, future)
         self._asked.set()
@@ -159,7 +187,7 @@ def _has(capabilities: Mapping[str, Any], name: str) -> bool:
 
 def can_answer(capabilities: Mapping[str, Any]) -> bool:
     """Whether a client can be asked anything."""
-    return _has(capabilities, "elicitation") or _has(capabilities, "sampling")
+    return any(_has(capabilities, name) for name in ("elicitation", "roots", "sampling"))
 
 
 def refused(error: MCPError, what: str) -> CallError:

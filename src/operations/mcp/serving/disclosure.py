@@ -14,7 +14,7 @@ from operations.errors import CallError, ErrorCode
 from operations.gateway import MAX_BATCH, BatchCall, Gateway
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
 from operations.mcp.serving.results import error_result, served_error, text_block, text_of
-from operations.schema import format_value_errors
+from operations.schema import Schema, format_value_errors
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -34,38 +34,45 @@ _SPECS: Final = (
             "Find operations by words in their names, titles, tags and descriptions, best first. "
             "Then read an operation's contract with schema and run it with call."
         ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "What to look for; empty lists everything."},
-                "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
-                "namespace": {"type": "string"},
-                "tags": {"type": "array", "items": {"type": "string"}},
-                "type": {"enum": [kind.value for kind in OperationType]},
-            },
-            "additionalProperties": False,
-        },
-        output_schema={
-            "type": "object",
-            "properties": {
-                "operations": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "id": {"type": "string"},
-                            "type": {"type": "string"},
-                            "title": {"type": ["string", "null"]},
-                            "description": {"type": "string"},
-                            "tags": {"type": "array", "items": {"type": "string"}},
-                            "score": {"type": "number"},
-                        },
-                        "required": ["id", "type", "description"],
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "query": {
+                        "type": "string",
+                        "description": "What to look for; empty lists everything.",
                     },
-                }
-            },
-            "required": ["operations"],
-        },
+                    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+                    "namespace": {"type": "string"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "type": {"enum": [kind.value for kind in OperationType]},
+                },
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "operations": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {
+                                "id": {"type": "string"},
+                                "type": {"type": "string"},
+                                "title": {"type": ["string", "null"]},
+                                "description": {"type": "string"},
+                                "tags": {"type": "array", "items": {"type": "string"}},
+                                "score": {"type": "number"},
+                            },
+                            "required": ["id", "type", "description"],
+                        },
+                    }
+                },
+                "required": ["operations"],
+            }
+        ),
     ),
     OperationSpec(
         namespace="gateway",
@@ -73,13 +80,15 @@ _SPECS: Final = (
         type=OperationType.QUERY,
         title="Read an operation's contract",
         description="The whole contract of one operation: what it takes, what it gives, which errors it declares.",
-        input_schema={
-            "type": "object",
-            "properties": {"operation": _OPERATION},
-            "required": ["operation"],
-            "additionalProperties": False,
-        },
-        output_schema={"type": "object"},
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"operation": _OPERATION},
+                "required": ["operation"],
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema({"type": "object"}),
     ),
     OperationSpec(
         namespace="gateway",
@@ -87,12 +96,14 @@ _SPECS: Final = (
         type=OperationType.MUTATION,
         title="Call an operation",
         description="Run one operation and give its result.",
-        input_schema={
-            "type": "object",
-            "properties": {"operation": _OPERATION, "input": _INPUT},
-            "required": ["operation"],
-            "additionalProperties": False,
-        },
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"operation": _OPERATION, "input": _INPUT},
+                "required": ["operation"],
+                "additionalProperties": False,
+            }
+        ),
     ),
     OperationSpec(
         namespace="gateway",
@@ -103,28 +114,32 @@ _SPECS: Final = (
             f"Run up to {MAX_BATCH} operations side by side. Each gives its envelope or its error, in order; "
             "one that fails does not stop the others."
         ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "calls": {
-                    "type": "array",
-                    "maxItems": MAX_BATCH,
-                    "items": {
-                        "type": "object",
-                        "properties": {"operation": _OPERATION, "input": _INPUT},
-                        "required": ["operation"],
-                        "additionalProperties": False,
-                    },
-                }
-            },
-            "required": ["calls"],
-            "additionalProperties": False,
-        },
-        output_schema={
-            "type": "object",
-            "properties": {"results": {"type": "array", "items": {"type": "object"}}},
-            "required": ["results"],
-        },
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "calls": {
+                        "type": "array",
+                        "maxItems": MAX_BATCH,
+                        "items": {
+                            "type": "object",
+                            "properties": {"operation": _OPERATION, "input": _INPUT},
+                            "required": ["operation"],
+                            "additionalProperties": False,
+                        },
+                    }
+                },
+                "required": ["calls"],
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"results": {"type": "array", "items": {"type": "object"}}},
+                "required": ["results"],
+            }
+        ),
     ),
 )
 

@@ -1,7 +1,6 @@
 """What a request can carry back to its client while it is served."""
 
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Any, cast
 
 from mcp import MCPError
@@ -9,6 +8,7 @@ from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
+    ClientCapabilities,
     CreateMessageRequest,
     CreateMessageRequestParams,
     CreateMessageResult,
@@ -16,6 +16,8 @@ from mcp_types import (
     ElicitRequest,
     ElicitRequestFormParams,
     ElicitResult,
+    ListRootsRequest,
+    ListRootsResult,
     LoggingMessageNotification,
     LoggingMessageNotificationParams,
 )
@@ -24,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from operations.context import Door
 from operations.errors import CallError, ErrorCode
+from operations.mcp.serving.client import Client, client
 from operations.mcp.serving.conversations import refused
 from operations.types import JSONObject
 
@@ -32,9 +35,6 @@ RequestContext = ServerRequestContext[Any, Any]
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 _LEVEL = "operations.level"
-_close_stream: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar(
-    "_close_stream", default=None
-)
 
 
 def connection_of(request: RequestContext) -> Connection:
@@ -51,28 +51,17 @@ def door_for(request: RequestContext) -> Door:
     """A door as wide as the client's capabilities."""
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
-    _close_stream.set(request.close_sse_stream)
-    capabilities = session.client_capabilities
-    asks = not modern and session.can_send_request and capabilities is not None
+    asks = not modern and session.can_send_request
+    # Those of newer clients are asked by a conversation.
+    can = (session.client_capabilities if asks else None) or ClientCapabilities()
+    roots = _roots(request) if can.roots is not None else None
+    client.set(Client(close_stream=request.close_sse_stream, roots=roots))
     return Door(
         progress=session.report_progress,
         log=_logger(request),
-        elicit=_elicit(request) if asks and capabilities.elicitation is not None else None,
-        sample=_sample(request) if asks and capabilities.sampling is not None else None,
+        elicit=_elicit(request) if can.elicitation is not None else None,
+        sample=_sample(request) if can.sampling is not None else None,
     )
-
-
-async def release_stream() -> bool:
-    """Close the HTTP stream of the call that runs here; its client comes back for the result by itself.
-
-    For calls that take long behind proxies that do not like it. The call goes on. Gives whether there was a stream
-    whose client can come back: over HTTP, for clients of 2025-11-25.
-    """
-    close = _close_stream.get()
-    if close is None:
-        return False
-    await close()
-    return True
 
 
 def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
@@ -93,7 +82,8 @@ def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
 
 def _elicit(request: RequestContext) -> Callable[[str, JSONObject], Awaitable[JSONObject]]:
     async def elicit(message: str, schema: JSONObject) -> JSONObject:
-        params = ElicitRequestFormParams(message=message, requested_schema=schema)
+        form = {key: value for key, value in schema.items() if key != "$id"}
+        params = ElicitRequestFormParams(message=message, requested_schema=form)
         return await _asked(request, ElicitRequest(params=params), ElicitResult, "answer")
 
     return elicit
@@ -113,6 +103,13 @@ def _sample(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObj
         return await _asked(request, CreateMessageRequest(params=params), kind, "give a completion")
 
     return sample
+
+
+def _roots(request: RequestContext) -> Callable[[], Awaitable[JSONObject]]:
+    async def roots() -> JSONObject:
+        return await _asked(request, ListRootsRequest(), ListRootsResult, "list its roots")
+
+    return roots
 
 
 async def _asked(

@@ -33,16 +33,16 @@ class _Implementation(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    version: str | None = msgspec.field(default=None, name="io.modelcontextprotocol/protocolVersion")
+    version: str | None = msgspec.field(
+        default=None, name="io.modelcontextprotocol/protocolVersion"
+    )
     capabilities: dict[str, dict[str, Any]] | None = msgspec.field(
         default=None, name="io.modelcontextprotocol/clientCapabilities"
     )
     client: _Implementation | None = msgspec.field(
         default=None, name="io.modelcontextprotocol/clientInfo"
     )
-    level: msgspec.Raw | None = msgspec.field(
-        default=None, name="io.modelcontextprotocol/logLevel"
-    )
+    level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
     progress: msgspec.Raw | None = msgspec.field(default=None, name="progressToken")
 
 
@@ -127,7 +127,7 @@ class FastPath:
         try:
             answer = await self._answer(request, asker, receive)
         except MCPError:
-            # The SDK words the protocol's own errors. Nothing has run: a tool's failure is no such error.
+            # The SDK words the protocol's own errors. They come before anything runs: a tool's failure is none.
             return False
         if answer is None:
             # The client left.
@@ -167,9 +167,7 @@ class FastPath:
             and routing.get(b"mcp-name") == tool.name.encode()
         )
 
-    async def _answer(
-        self, request: _Request, asker: Asker, receive: Receive
-    ) -> JSONObject | None:
+    async def _answer(self, request: _Request, asker: Asker, receive: Receive) -> JSONObject | None:
         params = request.params
         service = self._service
         if request.method == "tools/list":

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from operations.specs import OperationSpec
 
 NameStyle: TypeAlias = Literal["full", "short"]
-"""`full`: `[A-Za-z0-9_.-]{1,128}`, as the protocol allows. `short`: `[A-Za-z0-9_-]{1,64}`, as every model's API does."""
+"""`full`: `[A-Za-z0-9_.-]{1,128}`, as the protocol allows. `short`: `[A-Za-z0-9_-]{1,64}`, as every model takes."""
 
 _LIMIT: Final = {"full": 128, "short": 64}
 _OTHER: Final = {"full": re.compile(r"[^A-Za-z0-9_.-]"), "short": re.compile(r"[^A-Za-z0-9_-]")}

@@ -1,12 +1,13 @@
 """What an operation gives as a prompt.
 
-    "text"                                                  one message of the user's
-    {"role": "assistant", "content": "text" or a block}     one message
-    [message or text, ...]                                  several
-    {"description": "...", "messages": [...]}               with a description
-    an MCP envelope                                         a message of the user's for each of its blocks
+"text"                                                  one message of the user's
+{"role": "assistant", "content": "text" or a block}     one message
+[message or text, ...]                                  several
+{"description": "...", "messages": [...]}               with a description
+an MCP envelope                                         a message of the user's for each of its blocks
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +28,7 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
         data = document["messages"]
     elif isinstance(meta, MCPResponseMeta):
         data = [{"role": "user", "content": block} for block in msgspec.to_builtins(meta.content)]
-    messages = cast("list[Any]", data) if isinstance(data, list) else [data]
+    messages = cast("Sequence[Any]", data if isinstance(data, list) else [data])
     result: JSONObject = {"messages": [_message(message) for message in messages]}
     if description:
         result["description"] = description

@@ -6,16 +6,19 @@ from typing import Any
 
 import msgspec
 
-from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResourceContent, ResponseEnvelope
+from operations.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResourceContent,
+    ResponseEnvelope,
+)
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.results import sniffed, text_of
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 
-def resource_result(
-    envelope: ResponseEnvelope[Any], uri: str, mime_type: str | None
-) -> JSONObject:
+def resource_result(envelope: ResponseEnvelope[Any], uri: str, mime_type: str | None) -> JSONObject:
     """The `resources/read` result of an envelope: text, a blob, or the resources an MCP server gave."""
     data, meta = envelope.data, envelope.meta
     if isinstance(meta, MCPResponseMeta):

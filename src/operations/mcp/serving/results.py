@@ -7,20 +7,17 @@ Rule 2: an error is a result too, so that the model can read it; one nobody decl
 
 import logging
 from base64 import b64encode
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
 from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError
-from operations.mcp.serving.schemas import RESULT
+from operations.mcp.restoring import DATA_KEY, RESULT
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
-
-EXPORT: Final = "x-operations"
-"""The key in `_meta` under which what the protocol has no word for travels."""
 
 _MAX_DETAILS = 64 * 1024
 """Bytes of JSON an error's details may have."""
@@ -65,11 +62,15 @@ def tool_result(
     if isinstance(data, bytes):
         return {
             "content": [binary_block(data, mime_type or _content_type(envelope))],
-            "_meta": {EXPORT: {"data": "bytes"}},
+            "_meta": {DATA_KEY: "bytes"},
         }
     if not isinstance(meta, MCPResponseMeta):
-        return {"content": [text_block(text_of(data))], "structuredContent": _box(data, boxed)}
-    result: JSONObject = {"content": msgspec.to_builtins(meta.content)}
+        result: JSONObject = {"content": [text_block(text_of(data))]}
+        if data is None and not boxed:
+            # The SDK takes a structured null for none at all, so a note has to tell them apart.
+            return {**result, "_meta": {DATA_KEY: "null"}}
+        return {**result, "structuredContent": _box(data, boxed)}
+    result = {"content": msgspec.to_builtins(meta.content)}
     if meta.is_error:
         result["isError"] = True
         if meta.structured_content is not None:
@@ -103,20 +104,34 @@ def served_error(
     """What an outsider is told of an error; what was not meant for it is logged instead."""
     if error.unexpected and not expose:
         logger.error(
-            "%s failed (request %s)", operation_id, context.request_id, exc_info=error.__cause__ or error
+            "%s failed (request %s)",
+            operation_id,
+            context.request_id,
+            exc_info=error.__cause__ or error,
         )
         details = {"requestId": context.request_id}
         return {"code": error.code, "message": "The operation failed.", "details": details}
     wire = error.to_wire()
-    details: Any = wire.get("details")
-    if isinstance(details, dict):
-        headers: Any = details.get("headers")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if isinstance(headers, dict):
-            shown = {key: value for key, value in headers.items() if str(key).lower() not in _SECRET_HEADERS}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            details = wire["details"] = {**details, "headers": shown}
-    if details is not None and len(msgspec.json.encode(details)) > _MAX_DETAILS:
-        wire["details"] = {"omitted": f"details were longer than {_MAX_DETAILS} bytes"}
+    if "details" in wire:
+        wire["details"] = _shown(wire["details"])
     return wire
+
+
+def _shown(details: Any) -> Any:
+    """Details without the credentials an upstream's headers may hold, and of bounded length."""
+    if isinstance(details, dict):
+        fields = cast("JSONObject", details)
+        headers = fields.get("headers")
+        if isinstance(headers, dict):
+            shown = {
+                name: value
+                for name, value in cast("JSONObject", headers).items()
+                if name.lower() not in _SECRET_HEADERS
+            }
+            details = {**fields, "headers": shown}
+    if len(msgspec.json.encode(details)) > _MAX_DETAILS:
+        return {"omitted": f"details were longer than {_MAX_DETAILS} bytes"}
+    return cast("Any", details)
 
 
 def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
@@ -136,7 +151,9 @@ def sniffed(data: bytes) -> str:
         if data.startswith(beginning):
             return mime_type
     if data[:4] == b"RIFF":
-        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(data[8:12], "application/octet-stream")
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(
+            data[8:12], "application/octet-stream"
+        )
     return "application/octet-stream"
 
 

@@ -5,18 +5,13 @@ Rule 2: definitions nobody refers to are left out, and beyond a budget those far
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
+from operations.mcp.restoring import moved
 from operations.types import JSONObject, JSONSchema
-
-RESULT: Final = "result"
-"""Where a result that is no object stands for clients that take objects alone."""
-
-INPUT: Final = "input"
-"""Where an input that is no object stands in the arguments, which always are one."""
 
 _Place: TypeAlias = tuple[str, str]
 """A definition: the keyword it stands under, and its name."""
@@ -26,30 +21,48 @@ _DEFINITIONS: Final = ("$defs", "definitions")
 
 def is_object(document: JSONSchema) -> bool:
     """Whether a schema surely admits objects alone."""
-    return _is_object(document, document, depth=8)
+    return _surely(document, document, lambda schema: schema.get("type") == "object")
 
 
-def _is_object(schema: Any, root: Any, depth: int) -> bool:
+def is_never_null(document: JSONSchema) -> bool:
+    """Whether a schema surely does not admit null."""
+
+    def says_so(schema: JSONObject) -> bool:
+        for keyword, null in (("type", "null"), ("enum", None)):
+            values = schema.get(keyword)
+            if values is not None:
+                values = cast("Sequence[Any]", values if isinstance(values, list) else [values])
+                if null not in values:
+                    return True
+        return schema.get("const") is not None
+
+    return _surely(document, document, says_so)
+
+
+def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth: int = 8) -> bool:
+    """Whether a schema, or what it is made of, says so. Looks at words alone: compiling takes long."""
     if not isinstance(schema, dict) or not depth:
         return False
     schema = cast("JSONObject", schema)
-    if schema.get("type") == "object":
-        return True
 
-    def all_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
+    def made_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
         members = schema.get(keyword)
         return (
             isinstance(members, list)
-            and bool(members)
-            and judge(_is_object(member, root, depth - 1) for member in cast("list[Any]", members))
+            and members != []
+            and judge(
+                _surely(member, root, says_so, depth - 1)
+                for member in cast("Sequence[Any]", members)
+            )
         )
 
     place = _place(schema.get("$ref"))
     return (
-        (place is not None and _is_object(_definition(root, place), root, depth - 1))
-        or all_of("allOf", any)
-        or all_of("anyOf", all)
-        or all_of("oneOf", all)
+        says_so(schema)
+        or (place is not None and _surely(_definition(root, place), root, says_so, depth - 1))
+        or made_of("allOf", any)
+        or made_of("anyOf", all)
+        or made_of("oneOf", all)
     )
 
 
@@ -69,20 +82,6 @@ def boxed(document: JSONSchema, key: str) -> JSONObject:
     """The schema of an object that holds a value of `document` under `key`."""
     inside = moved(document, f"#/properties/{key}")
     return {"type": "object", "properties": {key: inside}, "required": [key]}
-
-
-def moved(node: Any, to: str) -> Any:
-    """A schema whose references into itself point to `to`, the place where it will stand."""
-    if isinstance(node, list):
-        return [moved(item, to) for item in cast("list[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: to + value[1:]
-        if key in ("$ref", "$dynamicRef") and isinstance(value, str) and value[:2] in ("#", "#/")
-        else moved(value, to)
-        for key, value in cast("JSONObject", node).items()
-    }
 
 
 def pruned(document: JSONSchema, budget: int) -> JSONSchema:
@@ -121,7 +120,7 @@ def _references(node: Any) -> Iterator[_Place]:
                 yield place
             stack.extend(reversed(mapping.values()))
         elif isinstance(current, list):
-            stack.extend(reversed(cast("list[Any]", current)))
+            stack.extend(reversed(cast("Sequence[Any]", current)))
 
 
 def _place(reference: Any) -> _Place | None:

@@ -19,6 +19,7 @@ from mcp.server.subscriptions import (
     PromptsListChanged,
     ResourcesListChanged,
     ResourceUpdated,
+    ServerEvent,
     ToolsListChanged,
 )
 from mcp_types import (
@@ -56,7 +57,7 @@ _WATCHED = "operations.watched"
 _MAX_WATCHED = 1_000
 _MAX_COMPLETIONS = 100
 
-_EVENTS = {
+_EVENTS: dict[str, ServerEvent] = {
     "tools": ToolsListChanged(),
     "resources": ResourcesListChanged(),
     "prompts": PromptsListChanged(),
@@ -135,7 +136,9 @@ class RegistryServer(Server[None]):
 
     async def _asker(self, request: RequestContext) -> Asker:
         declared = request.session.client_capabilities
-        capabilities = {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
+        capabilities = (
+            {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
+        )
         identity = await self.identify(request.request)
         return Asker(identity, request.protocol_version, capabilities)
 
@@ -224,12 +227,12 @@ class RegistryServer(Server[None]):
         who = None if asker.identity is None else asker.identity.id
         key = (who, method, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
+        answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:
-            answers = params.get("inputResponses")
-            return await self.conversations.resume(token, answers or {}, door, key)
+            return await self.conversations.resume(token, answers, door, key)
         if not can_answer(asker.capabilities):
             return await run(door)
-        return await self.conversations.begin(run, door, asker.capabilities, key)
+        return await self.conversations.begin(run, door, asker.capabilities, answers, key)
 
     async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
         """The values an argument may have, where its schema lists them."""
@@ -252,7 +255,7 @@ class RegistryServer(Server[None]):
                 "values": matches[:_MAX_COMPLETIONS],
                 "total": len(matches),
                 "hasMore": len(matches) > _MAX_COMPLETIONS,
-            }
+            },
         }
 
     async def _set_level(
@@ -356,7 +359,7 @@ class RegistryServer(Server[None]):
 
 
 def to_mcp(registry: OperationRegistry, **settings: Any) -> RegistryServer:
-    """Serve a registry over MCP: `await to_mcp(registry).run_stdio()`, or `to_mcp(registry).asgi_app()`.
+    """An MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
 
     Args:
         registry: What to serve. Operations that come and go later are announced to clients.
@@ -367,5 +370,3 @@ def to_mcp(registry: OperationRegistry, **settings: Any) -> RegistryServer:
         ValueError: For a setting that is wrong.
     """
     return RegistryServer(registry, MCPServerSettings(**settings))
-
-

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-import msgspec
 from mcp import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -20,12 +19,12 @@ from operations.access import Identity
 from operations.context import CLOSED, Door, OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.gateway import Gateway, may_call
+from operations.mcp.restoring import INPUT
 from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.prompts import prompt_result
 from operations.mcp.serving.resources import arguments_from_text, resource_result
 from operations.mcp.serving.results import error_result, served_error, text_of, tool_result
-from operations.mcp.serving.schemas import INPUT
 from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import now
 from operations.registry import OperationRegistry
@@ -81,9 +80,7 @@ class Service:
     def list_tools(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """One page of the tools, or the gateway's."""
         tools, following = self._tool_page(asker, cursor)
-        return _page(
-            "tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker
-        )
+        return _page("tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker)
 
     def list_tools_encoded(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """The same, its tools being encoded already."""
@@ -341,5 +338,3 @@ def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JS
             # Who asks decides what there is to see, so nothing is for everybody.
             result |= {"ttlMs": 0, "cacheScope": "private"}
     return result
-
-

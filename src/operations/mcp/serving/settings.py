@@ -12,7 +12,7 @@ from operations.mcp.serving.names import NameStyle
 Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
 """All operations as tools, the gateway's four tools, or the one or the other by how much there is to list."""
 
-Identify: TypeAlias = Callable[[Request], Identity | None | Awaitable[Identity | None]]
+Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity | None] | None]
 """Who sends a request; None for nobody in particular. An exception refuses the request."""
 
 
