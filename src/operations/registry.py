@@ -264,7 +264,7 @@ class OperationRegistry:
             context = OperationContext(registry=self)
         elif context.registry is not self:
             context = self._adopt(context)
-        if self._plain and context.deadline is None:
+        if self._plain and (context.deadline is None or not context.must_be_timed):
             return invoke(plan, input, context)
         return run(plan, input, context)
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-
-from operations.registry import OperationRegistry
 from tests.calls.operations_under_test import build_registry
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
 from tests.servers import Broker, NatsServer, RedisServer, running
+
+from operations.registry import OperationRegistry
 
 WORLDS = ("memory", "redis", "nats", "websocket")
 

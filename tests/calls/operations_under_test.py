@@ -11,6 +11,7 @@ from operations.context import OperationContext
 from operations.envelopes import TextContent, http_envelope, mcp_envelope
 from operations.errors import CallError
 from operations.registry import OperationRegistry
+from operations.schema import from_schema
 from operations.specs import ErrorDefinition
 
 
@@ -62,7 +63,8 @@ def build_registry() -> OperationRegistry:
         return "42"
 
     @registry.operation(
-        "fail.domain", errors=[ErrorDefinition("NO_FUNDS", "Not enough money", {"type": "object"})]
+        "fail.domain",
+        errors=[ErrorDefinition("NO_FUNDS", "Not enough money", from_schema({"type": "object"}))],
     )
     async def fail_domain() -> None:
         raise CallError("NO_FUNDS", "the account is empty", {"missing": 3})

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import World, calling
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap
@@ -12,8 +14,6 @@ from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, LocalResponseMeta, MCPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
-from tests.calls.waiting import until
-from tests.calls.worlds import World, calling
 
 
 async def test_a_call_returns_the_same_envelope_as_in_process(
@@ -141,11 +141,11 @@ async def test_a_stream_of_large_items_stays_within_its_bounds(
 async def test_an_error_in_a_stream_comes_after_its_items(
     world: World, registry: OperationRegistry
 ) -> None:
-    items = []
     async with calling(world, registry) as calls:
+        stream = calls.subscribe("count.broken", {"n": 3})
+        items = [(await anext(stream)).data for _ in range(3)]
         with pytest.raises(CallError) as caught:
-            async for envelope in calls.subscribe("count.broken", {"n": 3}):
-                items.append(envelope.data)
+            await anext(stream)
 
     assert items == [0, 1, 2]
     assert caught.value.code == "BROKEN"

@@ -6,20 +6,21 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.calls.processes import PROJECT, worker_process
+from tests.calls.waiting import caller, lines, until
+from tests.calls.worlds import World, calling
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.ids import new_request_id
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
-from tests.calls.processes import PROJECT, worker_process
-from tests.calls.waiting import caller, lines, until
-from tests.calls.worlds import World, calling
 
 
 @pytest.mark.requirement("R30", "F13")
@@ -50,13 +51,13 @@ async def test_f22_a_reader_that_leaves_stops_the_handler_and_nobody_else(
     async with calling(world, registry) as calls:
         stream = calls.subscribe("count.forever", {"path": str(path), "pause": 0.01})
 
-        async def read() -> None:
-            async for envelope in stream:
+        async def read(items: AsyncIterator[Any]) -> None:
+            async for envelope in items:
                 if envelope.data == 3 and how == "break":
                     break
 
         if how in ("break", "cancel", "close from elsewhere"):
-            reader = asyncio.create_task(read())
+            reader = asyncio.create_task(read(stream))
             if how != "break":
                 await until(lambda: len(calls) == 1)
                 await asyncio.sleep(0.1)
@@ -71,7 +72,7 @@ async def test_f22_a_reader_that_leaves_stops_the_handler_and_nobody_else(
             await anext(stream)
             if how == "close":
                 await stream.aclose()
-        del stream, read
+        del stream
         gc.collect()
         await until(lambda: lines(path), seconds=1)
         assert len(calls) == 0

@@ -11,6 +11,11 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.calls.conftest import make_world
+from tests.calls.operations_under_test import build_registry
+from tests.calls.shim import Shim, as_they_are
+from tests.calls.waiting import caller, started, until
+from tests.calls.worlds import MemoryWorld, World, calling
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import encode_error, encode_response
@@ -18,11 +23,6 @@ from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
-from tests.calls.conftest import make_world
-from tests.calls.operations_under_test import build_registry
-from tests.calls.shim import Shim, as_they_are
-from tests.calls.waiting import caller, started, until
-from tests.calls.worlds import MemoryWorld, World, calling
 
 Change = Callable[[bytes], Iterable[bytes]]
 
@@ -122,7 +122,7 @@ async def test_f12_a_missing_item_is_an_error_and_never_a_gap(lost: int) -> None
         calls = await through(stack, MemoryWorld(), on_send=drop)
         with anyio.fail_after(6), pytest.raises(CallError) as caught:
             async for envelope in calls.subscribe("count.up", {"n": 10}):
-                items.append(envelope.data)
+                items += [envelope.data]
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert items == list(range(lost))

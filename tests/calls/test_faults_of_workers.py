@@ -7,15 +7,15 @@ from typing import Any
 
 import anyio
 import pytest
-
-from operations.calls import PendingRequestMap
-from operations.errors import CallError, ErrorCode
-from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 from tests.calls.conftest import make_world
 from tests.calls.operations_under_test import build_registry
 from tests.calls.processes import start_worker, worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
+
+from operations.calls import PendingRequestMap
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import World
 
 from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -14,8 +16,6 @@ from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
-from tests.calls.waiting import until
-from tests.calls.worlds import World
 
 
 async def test_imported_operations_are_called_like_local_ones(

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+from tests.calls.worlds import World
 
 from operations.calls import PendingRequestMap
-from tests.calls.worlds import World
 
 
 async def until(condition: Callable[[], object], seconds: float = 5) -> None:

@@ -8,11 +8,12 @@ import json
 import sys
 from typing import Any
 
+from tests.calls.operations_under_test import build_registry
+
 from operations.calls import serve_calls
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
-from tests.calls.operations_under_test import build_registry
 
 
 async def main(settings: dict[str, Any]) -> None:

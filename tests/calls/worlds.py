@@ -6,6 +6,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from secrets import token_hex
 from typing import Any, Protocol
 
+from tests.servers import free_port
+
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
@@ -13,7 +15,6 @@ from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
-from tests.servers import free_port
 
 Workers = list[CallServer]
 

@@ -1,10 +1,10 @@
 """Operations that run somewhere else: callers, workers, and the protocol between them."""
 
-from operations.calls.events import CALL_EVENT_SCHEMAS
 from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tree
 from operations.calls.handler import build_call_handler
 from operations.calls.pending import PendingRequestMap
 from operations.calls.remote import RemoteService, from_calls
+from operations.calls.schemas import CALL_EVENT_SCHEMAS
 from operations.calls.server import CallServer, serve_calls
 
 __all__ = [

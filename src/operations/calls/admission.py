@@ -49,9 +49,14 @@ class Limits:
 
 
 class Admission(Generic[WorkT]):
-    """The places of one worker, and the line in front of them."""
+    """The places of one worker, and the line in front of them.
 
-    def __init__(self, limits: Limits, start: Callable[[WorkT], None]) -> None:
+    Args:
+        limits: The bounds.
+        start: Starts a job; False if it is not worth starting any more.
+    """
+
+    def __init__(self, limits: Limits, start: Callable[[WorkT], bool]) -> None:
         self._limits = limits
         self._start = start
         self._line: deque[WorkT] = deque()
@@ -77,8 +82,8 @@ class Admission(Generic[WorkT]):
                 return f"this caller has {limits.per_principal} calls here already"
             self._principals[work.principal] += 1
         if self.running < limits.concurrency:
-            self.running += 1
-            self._start(work)
+            if self._start(work):
+                self.running += 1
             return None
         if len(self._line) >= limits.queue or self._line_bytes + work.size > limits.queue_bytes:
             self._forget(work)
@@ -89,23 +94,16 @@ class Admission(Generic[WorkT]):
 
     def done(self, work: WorkT) -> None:
         """`work` has ended: its place goes to the next in line."""
-        self._forget(work)
+        if self._limits.per_principal is not None:
+            self._forget(work)
         self.running -= 1
         while self._line and self.running < self._limits.concurrency:
             following = self._line.popleft()
             self._line_bytes -= following.size
-            self.running += 1
-            self._start(following)
-
-    def withdraw(self, work: WorkT) -> bool:
-        """Take `work` out of the line; False if it is not in it."""
-        try:
-            self._line.remove(work)
-        except ValueError:
-            return False
-        self._line_bytes -= work.size
-        self._forget(work)
-        return True
+            if self._start(following):
+                self.running += 1
+            else:
+                self._forget(following)
 
     def empty(self) -> list[WorkT]:
         """Everything that stands in line, which is then empty."""

@@ -7,15 +7,16 @@ Rule 2: whatever happens, a request is answered exactly once, unless its caller 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from time import time
 from typing import Any, Protocol, TypeAlias
 
 from operations.access import Identity
 from operations.calls.events import PROTOCOL_VERSION, CallRequested, RequestPayload
-from operations.context import OperationContext
+from operations.context import CLOSED, NOTHING, Door, OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
 
@@ -28,7 +29,7 @@ MAX_UNREAD_BYTES = 4 * 1024 * 1024
 class Replies(Protocol):
     """Where the answers to one request go."""
 
-    async def respond(self, envelope: ResponseEnvelope[Any]) -> None:
+    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
         """The one answer."""
         ...
 
@@ -36,11 +37,11 @@ class Replies(Protocol):
         """One of many answers; gives its size in bytes."""
         ...
 
-    async def complete(self, sequence: int) -> None:
+    def complete(self, sequence: int) -> Awaitable[None]:
         """There were `sequence` answers, and no more will come."""
         ...
 
-    async def error(self, error: CallError, sequence: int | None) -> None:
+    def error(self, error: CallError, sequence: int | None) -> Awaitable[None]:
         """The call failed, after `sequence` items if it was a subscription."""
         ...
 
@@ -83,15 +84,23 @@ class Pace:
 
 
 def context_for(
-    request: RequestPayload, identity: Identity | None, remaining: float | None
+    request: RequestPayload,
+    identity: Identity | None,
+    remaining: float | None,
+    registry: OperationRegistry,
+    *,
+    kept_by_door: bool = False,
 ) -> OperationContext:
     """The context in which a request runs; `remaining` seconds from now it is over."""
+    deadline = None if remaining is None else (time() + remaining) * 1000
     return OperationContext(
         request_id=request.request_id,
         parent_request_id=request.parent_request_id,
         identity=identity,
-        metadata=request.metadata or {},
-        deadline=None if remaining is None else (time() + remaining) * 1000,
+        metadata=request.metadata or NOTHING,
+        deadline=deadline,
+        door=Door(deadline=deadline) if kept_by_door else CLOSED,
+        registry=registry,
     )
 
 
@@ -114,7 +123,7 @@ async def answer(
     """Run one request and publish what comes of it."""
     sequence: int | None = None
     try:
-        if (request.required_version or 0) > PROTOCOL_VERSION:
+        if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
                 f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
@@ -138,7 +147,11 @@ async def answer(
             await stream.aclose()
         await replies.complete(sequence)
     except CallError as error:
-        await replies.error(error, sequence)
+        with suppress(TransportError):
+            await replies.error(error, sequence)
+    except TransportError as error:
+        # The caller will ask.
+        logger.debug("%s: the answer could not be sent: %s", request.request_id, error)
 
 
 class CallMap(Protocol):
@@ -204,7 +217,7 @@ def build_call_handler(
         request = event.payload
         call_map.serve(request, request.reply_to or "")
         identity = request.identity if trusted else None
-        context = context_for(request, identity, remaining_seconds(request))
+        context = context_for(request, identity, remaining_seconds(request), registry)
         await answer(registry, request, context, _MapReplies(call_map, request.request_id))
 
     return handle

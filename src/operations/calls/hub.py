@@ -44,14 +44,12 @@ class Hub:
         self._namespace = namespace
         self._access = access
         self._send_identity = send_identity
-        self._options = options
+        self._options: dict[str, Any] = {"grace": 0, **options}
 
     async def attach(self, target: AcceptedTarget) -> None:
         """Serve one connection until it closes. What its peer registered goes with it."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(
-                serve_calls(self.registry, target, **{"grace": 0, **self._options})
-            )
+            await stack.enter_async_context(serve_calls(self.registry, target, **self._options))
             service = from_calls(
                 target,
                 namespace=self._namespace(target),

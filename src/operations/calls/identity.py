@@ -20,27 +20,30 @@ from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
 
-CredentialResolver: TypeAlias = Callable[[str], Identity | None | Awaitable[Identity | None]]
+CredentialResolver: TypeAlias = Callable[[str], Identity | Awaitable[Identity | None] | None]
 """Who a token belongs to; None if to nobody."""
 
 
-async def identify(
-    request: RequestPayload, target: EventTarget, resolve: CredentialResolver | None
-) -> Identity | None:
-    """The identity a request runs with.
+async def identify(credential: str, resolve: CredentialResolver | None) -> Identity:
+    """Who a credential belongs to.
 
     Raises:
-        CallError: `ACCESS_DENIED` if its credential does not hold.
+        CallError: `ACCESS_DENIED` if it does not hold.
     """
-    if request.credential is None:
-        return request.identity if target.trusted and request.identity else target.identity
     identity = None
     if resolve is not None:
         try:
-            found = resolve(request.credential)
+            found = resolve(credential)
             identity = await found if inspect.isawaitable(found) else found
         except Exception:
             logger.exception("a credential could not be judged")
     if identity is None:
         raise CallError(ErrorCode.ACCESS_DENIED, "the credential is not valid here")
     return identity
+
+
+def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:
+    """Who is behind a request that brings no credential."""
+    if target.trusted and request.identity is not None:
+        return request.identity
+    return target.identity

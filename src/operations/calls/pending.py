@@ -14,8 +14,9 @@ from typing import Any, Self
 import msgspec
 
 from operations.access import Identity
+from operations.calls.deadlines import Deadlines
+from operations.calls.entries import PendingCall
 from operations.calls.events import (
-    AbortPayload,
     CallAborted,
     CallAlive,
     CallCompleted,
@@ -33,8 +34,8 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
-from operations.calls.entries import PendingCall
 from operations.calls.ids import new_request_id
+from operations.calls.outgoing import RETRY, Outgoing
 from operations.calls.states import Expects, Verdict, judge
 from operations.calls.streams import CallStream, StreamEntry
 from operations.calls.watch import Watch
@@ -43,9 +44,6 @@ from operations.envelopes import ResponseEnvelope, lift_envelope
 from operations.errors import (
     CallError,
     ErrorCode,
-    NobodyThereError,
-    NotSentError,
-    TooLargeError,
     TransportError,
 )
 from operations.pubsub.base import EventTarget, Subscription
@@ -58,14 +56,6 @@ DEFAULT_GROUP = "operations"
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_WINDOW = 256
 """Items of a subscription that may be under way before its consumer has read any."""
-
-_PATIENCE = 10.0
-"""Seconds a new call waits for a broker that cannot be reached."""
-
-_MAX_WAITING = 1000
-"""Calls that may wait for a broker at a time; beyond that they fail at once."""
-
-_RETRY = 0.1
 
 _FAREWELL = 1.0
 """Seconds for the last messages when the map is closed."""
@@ -116,13 +106,14 @@ class PendingRequestMap:
         self._credential = credential
         self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._served: dict[str, str] = {}
+        self._deadlines: Deadlines[str] = Deadlines(self._expire)
         self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
+        self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[Any] | None = None
-        self._waiting = 0
         self._closed = False
 
     # ---------------------------------------------------------------------------------------- lifetime
@@ -155,13 +146,14 @@ class PendingRequestMap:
     async def aclose(self) -> None:
         """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
         self._closed = True
-        aborts = [self._tell_to_stop(call) for call in self.pending.values()]
-        for request_id in tuple(self.pending):
-            self._end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
+        for request_id, call in tuple(self.pending.items()):
+            self._stop(call)
+            self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
         if self._watching is not None:
             self._watching.cancel()
         # What was to be said is said, but nobody waits for it for ever.
-        farewells = [*map(asyncio.ensure_future, aborts), *self._tasks]
+        self._deadlines.clear()
+        farewells = tuple(self._tasks)
         if farewells:
             await asyncio.wait(farewells, timeout=_FAREWELL)
         for task in farewells:
@@ -208,25 +200,25 @@ class PendingRequestMap:
         Raises:
             CallError: As the operation gave it, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`.
         """
-        await self._ready()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._closed:
+            await self._ready()
         limit = _remaining(context, self.timeout if timeout is None else timeout)
-        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         if limit <= 0:
             raise _timeout(operation_id)
-        call = PendingCall(payload, replayable)
-        loop = asyncio.get_running_loop()
-        call.future = loop.create_future()
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         request_id = payload.request_id
-        self.pending[request_id] = call
-        timer = loop.call_later(limit, self._expire, request_id)
+        call = self.pending[request_id] = PendingCall(payload, replayable)
+        call.future = loop.create_future()
+        slot = self._deadlines.add(loop.time() + limit, request_id)
         try:
-            await self._dispatch(call, limit)
+            await self._outgoing.send(self.group, call, limit)
             return await call.future
         except asyncio.CancelledError:
-            self.spawn(self._tell_to_stop(call))
+            self._stop(call)
             raise
         finally:
-            timer.cancel()
+            self._deadlines.discard(slot, request_id)
             self.pending.pop(request_id, None)
 
     def subscribe(
@@ -270,7 +262,11 @@ class PendingRequestMap:
                 call.stream.timer = asyncio.get_running_loop().call_later(
                     max(limit, 0), self._expire, payload.request_id
                 )
-            await self._dispatch(call, min(limit, _PATIENCE))
+            try:
+                await self._outgoing.send(self.group, call, limit)
+            except BaseException:
+                self.pending.pop(payload.request_id, None)
+                raise
             return call.stream
 
         return CallStream(self, operation_id, start, idle)
@@ -279,8 +275,8 @@ class PendingRequestMap:
         """End a pending call with `ABORTED` and tell its worker to stop; nothing if it is not pending."""
         call = self.pending.get(request_id)
         if call is not None:
-            self.spawn(self._tell_to_stop(call))
-            self._end(request_id, CallError(ErrorCode.ABORTED, "the call was aborted"))
+            self._stop(call)
+            self.end(request_id, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
     # ---------------------------------------------------------------------------------------- answering
 
@@ -368,82 +364,19 @@ class PendingRequestMap:
             identity=identity if self._send_identity else None,
             credential=credential or self._credential,
             metadata=metadata,
-            reply_to=self.mailbox,
+            reply_to=self.mailbox or None,
         )
-
-    async def _dispatch(self, call: PendingCall, limit: float) -> None:
-        """Send the request; whatever goes wrong becomes the call's end."""
-        loop = asyncio.get_running_loop()
-        request = call.payload
-        try:
-            body = encode_event(CallRequested(payload=request))
-        except (TypeError, ValueError) as error:
-            reason = f"the input of {request.operation_id} is not JSON: {error}"
-            self._end(request.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
-            return
-        if len(body) > self.target.max_bytes:
-            self._end(
-                request.request_id,
-                CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED,
-                    f"the request is {len(body)} bytes, more than the {self.target.max_bytes} allowed",
-                ),
-            )
-            return
-        if not self.target.is_connected and self._waiting >= _MAX_WAITING:
-            error = CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
-            self._end(request.request_id, error)
-            return
-        key = request.request_id if call.attempt == 1 else f"{request.request_id}-{call.attempt}"
-        self._waiting += 1
-        try:
-            await self._put(call, key, body, min(limit, _PATIENCE))
-        finally:
-            self._waiting -= 1
-        call.sent_at = call.seen_at = loop.time()
-
-    async def _put(self, call: PendingCall, key: str, body: bytes, wait: float) -> None:
-        request_id = call.payload.request_id
-        while request_id in self.pending:
-            try:
-                await self.target.put(self.group, body, key=key, reply_to=self.mailbox, wait=wait)
-            except NobodyThereError as error:
-                if not self._watch.is_settling:
-                    self._end(request_id, CallError(ErrorCode.UNAVAILABLE, str(error)))
-                    return
-                await asyncio.sleep(_RETRY)
-                continue
-            except TooLargeError as error:
-                self._end(request_id, CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)))
-            except NotSentError as error:
-                self._end(request_id, CallError(ErrorCode.UNAVAILABLE, str(error)))
-            except TransportError as error:
-                # It may have arrived. The watch finds out, and decides.
-                logger.debug("%s may not have been sent: %s", request_id, error)
-            return
 
     async def resend(self, call: PendingCall) -> None:
         """Send a lost call again, to whichever worker takes it."""
-        call.attempt += 1
-        call.misses = 0
-        call.worker = None
-        limit = _PATIENCE
-        if call.payload.deadline is not None:
-            limit = max(0.0, call.payload.deadline / 1000 - time())
-        call.payload = msgspec.structs.replace(
-            call.payload, attempt=call.attempt, timeout_ms=limit * 1000
-        )
-        await self._dispatch(call, limit)
-
-    async def _tell_to_stop(self, call: PendingCall) -> None:
-        """Ask the worker to stop: the one that is known to have the call, or all of them."""
-        request_id = call.payload.request_id
-        worker = call.worker or self.target.topic(f"{self.group}.workers")
-        body = encode_event(CallAborted(payload=AbortPayload(request_id=request_id)))
         try:
-            await self.target.send(worker, body)
-        except TransportError as error:
-            logger.debug("%s could not be aborted: %s", request_id, error)
+            await self._outgoing.send_again(self.group, call)
+        except CallError as error:
+            self.end(call.payload.request_id, error)
+
+    def _stop(self, call: PendingCall) -> None:
+        """Tell the worker to stop, in the background."""
+        self.spawn(self._outgoing.tell_to_stop(self.group, call))
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run something in the background until this map is closed."""
@@ -457,23 +390,20 @@ class PendingRequestMap:
     def _expire(self, request_id: str) -> None:
         call = self.pending.get(request_id)
         if call is not None:
-            self.spawn(self._tell_to_stop(call))
-            self._end(request_id, _timeout(call.payload.operation_id))
-
-    def _end(self, request_id: str, error: CallError) -> None:
-        call = self.pending.pop(request_id, None)
-        if call is not None:
-            call.fail(error)
+            self._stop(call)
+            self.end(request_id, _timeout(call.payload.operation_id))
 
     def end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; nothing if it has ended."""
-        self._end(request_id, error)
+        call = self.pending.pop(request_id, None)
+        if call is not None:
+            call.fail(error)
 
     def drop(self, request_id: str) -> None:
         """Forget a subscription whose reader left, and tell its worker to stop."""
         call = self.pending.pop(request_id, None)
         if call is not None and not self._closed:
-            self.spawn(self._tell_to_stop(call))
+            self._stop(call)
 
     # ---------------------------------------------------------------------------------------- receiving
 
@@ -502,13 +432,13 @@ class PendingRequestMap:
             reason = (
                 f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
             )
-            self.spawn(self._tell_to_stop(call))
-            self._end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
+            self._stop(call)
+            self.end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
             return
         try:
             envelope = read_output(event.payload.output)
         except ValueError as error:
-            self._end(
+            self.end(
                 event.payload.request_id,
                 CallError(ErrorCode.UNKNOWN_ERROR, f"the answer was no envelope: {error}"),
             )
@@ -517,15 +447,15 @@ class PendingRequestMap:
         if call.future is not None and not call.future.done():
             call.future.set_result(envelope)
 
-    def _apply(self, event: CallEvent) -> None:
-        request_id: str = event.payload.request_id  # type: ignore[union-attr]  # the four that have one
+    def _apply(self, event: CallResponded | CallCompleted | CallFailed | CallAborted) -> None:
+        request_id = event.payload.request_id
         call = self.pending.get(request_id)
         verdict = judge(call.expects if call is not None else None, event)
         if call is None or verdict is Verdict.IGNORE:
             self.ignored += 1
             return
         if call.stream is None:
-            self._end(request_id, _ending(event))
+            self.end(request_id, _ending(event))
             return
         call.seen_at = asyncio.get_running_loop().time()
         if isinstance(event, CallResponded) and event.payload.reply_to is not None:
@@ -533,7 +463,7 @@ class PendingRequestMap:
         if call.stream.push(event, call.worker):
             self.pending.pop(request_id, None)
             if call.stream.must_stop:
-                self.spawn(self._tell_to_stop(call))
+                self._stop(call)
 
     def _refuse(self, request: RequestPayload, reply_to: str) -> None:
         """Answer a request that reached this end of a connection, where nobody serves."""
@@ -549,16 +479,22 @@ class PendingRequestMap:
             return
         if self._watch.is_settling:
             loop = asyncio.get_running_loop()
-            loop.call_later(_RETRY, lambda: self.spawn(self._dispatch(call, _RETRY)))
+            loop.call_later(RETRY, lambda: self.spawn(self._put_again(call)))
         else:
             error = CallError(ErrorCode.UNAVAILABLE, f"nobody serves the group {self.group!r}")
-            self._end(request_id, error)
+            self.end(request_id, error)
+
+    async def _put_again(self, call: PendingCall) -> None:
+        try:
+            await self._outgoing.send(self.group, call, RETRY)
+        except CallError as error:
+            self.end(call.payload.request_id, error)
 
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the peer itself, so is everything asked of it."""
         if self.target.direct:
             for request_id in tuple(self.pending):
-                self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason))
+                self.end(request_id, CallError(ErrorCode.UNAVAILABLE, reason))
 
     def restored(self) -> None:
         """The connection is back; workers may take a moment longer."""

@@ -1,10 +1,10 @@
 """What a worker remembers of the requests it has seen, so that none of them runs twice.
 
-Rule 1: an id is remembered at least until its call's time is over, unless there are too many of them.
+Rule 1: an id is remembered until `MAX_IDS` others have come after it.
 Rule 2: the last word on a call is kept as long as there is room, to be said again when somebody asks.
 """
 
-from collections import OrderedDict
+from collections import deque
 
 MAX_IDS = 50_000
 MAX_BYTES = 8 * 1024 * 1024
@@ -14,8 +14,9 @@ class Recent:
     """Request ids, and the last event of those that ended."""
 
     def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
-        self._ids: OrderedDict[str, bytes | None] = OrderedDict()
-        self._words: OrderedDict[str, int] = OrderedDict()
+        # A dict keeps the order in which ids came.
+        self._ids: dict[str, bytes | None] = {}
+        self._spoken: deque[str] = deque()
         self._bytes = 0
         self._max_ids = max_ids
         self._max_bytes = max_bytes
@@ -30,9 +31,9 @@ class Recent:
         """Remember that this request has come."""
         self._ids[request_id] = None
         if len(self._ids) > self._max_ids:
-            oldest, word = self._ids.popitem(last=False)
+            word = self._ids.pop(next(iter(self._ids)))
             if word is not None:
-                self._bytes -= self._words.pop(oldest)
+                self._bytes -= len(word)
 
     def forget(self, request_id: str) -> None:
         """Let the request come again: it was refused, not run."""
@@ -40,15 +41,18 @@ class Recent:
 
     def finish(self, request_id: str, word: bytes) -> None:
         """Keep the last event of a call."""
-        if request_id not in self._ids or len(word) > self._max_bytes // 8:
+        size = len(word)
+        if request_id not in self._ids or size > self._max_bytes // 8:
             return
         self._ids[request_id] = word
-        self._words[request_id] = len(word)
-        self._bytes += len(word)
-        while self._bytes > self._max_bytes:
-            oldest, size = self._words.popitem(last=False)
-            self._bytes -= size
-            self._ids[oldest] = None
+        self._spoken.append(request_id)
+        self._bytes += size
+        while self._bytes > self._max_bytes or len(self._spoken) > self._max_ids:
+            oldest = self._spoken.popleft()
+            word_of_oldest = self._ids.get(oldest)
+            if word_of_oldest is not None:
+                self._bytes -= len(word_of_oldest)
+                self._ids[oldest] = None
 
     def last_word(self, request_id: str) -> bytes | None:
         """The last event of a call that ended and is still remembered."""

@@ -66,9 +66,9 @@ class RemoteService:
             CallError: `UNAVAILABLE` if nobody serves there.
         """
         await self.calls.open()
-        listed = await self.calls.call(LIST, timeout=10)
+        listed: Any = (await self.calls.call(LIST, timeout=10)).data
         self.operations = []
-        for wire in listed.data if isinstance(listed.data, list) else []:
+        for wire in listed:
             try:
                 spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)

@@ -3,137 +3,61 @@
 Rule 1: reachable when started, silent when stopped: `serve_calls` returns once requests arrive, and closing it
         takes no new ones before it finishes those it has.
 Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's answer.
-Rule 3: a caller that aborts, or is gone, does not keep a handler running.
+Rule 3: a caller that aborts, or is gone, or has no time left, does not keep a handler running; and a handler that
+        will not stop does not keep its caller waiting.
 Rule 4: nothing that arrives can stop the worker: what cannot be read is counted, and answered where it says to whom.
 """
 
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
+from operations.calls.deadlines import Deadlines
 from operations.calls.events import (
     AlivePayload,
     CallAborted,
     CallAlive,
-    CallCompleted,
     CallCredited,
     CallProbed,
     CallRequested,
-    CompletePayload,
     MalformedEvent,
     ProbePayload,
     RequestPayload,
     UnknownEvent,
     encode_error,
     encode_event,
-    encode_item,
-    encode_response,
     read_event,
 )
-from operations.calls.handler import Pace, answer, context_for, remaining_seconds
-from operations.calls.identity import CredentialResolver, identify
+from operations.calls.handler import answer, context_for
+from operations.calls.identity import CredentialResolver, claimed_identity, identify
+from operations.calls.jobs import Job, too_large
+from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
-from operations.calls.services import service_operations
-from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TooLargeError, TransportError
-from operations.pubsub.base import EventTarget, Subscription
+from operations.calls.services import SERVICES, service_operations
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
 
-DEFAULT_TIMEOUT = 30.0
 GRACE = 10.0
 """Seconds that running calls have to finish when a worker stops."""
 
-_CALLER_CHECK = 0.4
-"""Seconds between looks whether callers are still there; two looks decide."""
-
-_SETTLING = 2.0
-"""Seconds after a reconnect in which callers may still be on their way back."""
-
 _FAREWELL = 1.0
 """Seconds for cancelled handlers and last answers when a worker stops."""
-
-_BLOCKED = 1.0
-"""Seconds of standstill of the event loop that are worth a warning."""
-
-
-class _Job:
-    """One request on its way through a worker."""
-
-    __slots__ = (
-        "absent",
-        "arrived_at",
-        "expires_at",
-        "pace",
-        "principal",
-        "reply_to",
-        "request",
-        "size",
-        "stopped",
-        "task",
-        "worker",
-    )
-
-    def __init__(
-        self, worker: "CallServer", request: RequestPayload, reply_to: str, size: int, now: float
-    ) -> None:
-        self.worker = worker
-        self.request = request
-        self.reply_to = reply_to
-        self.size = size
-        self.principal = request.credential or reply_to
-        self.arrived_at = now
-        limit = remaining_seconds(request)
-        if limit is None and request.credit is None:
-            limit = DEFAULT_TIMEOUT
-        self.expires_at = None if limit is None else now + limit
-        self.pace = Pace(request.credit)
-        self.task: asyncio.Task[None] | None = None
-        self.stopped: CallError | None = None
-        self.absent = 0
-
-    # What `answer` publishes through.
-
-    async def respond(self, envelope: ResponseEnvelope[Any]) -> None:
-        try:
-            body = encode_response(self.request.request_id, envelope)
-        except (TypeError, ValueError) as error:
-            raise CallError(
-                ErrorCode.EXECUTION_ERROR, f"the result cannot be written as JSON: {error}"
-            ) from error
-        await self.worker.finish(self, body)
-
-    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
-        worker = self.worker
-        body = encode_item(self.request.request_id, envelope, sequence, worker.mailbox)
-        if len(body) > worker.target.max_bytes:
-            raise _too_large(len(body), worker.target.max_bytes)
-        try:
-            await worker.target.send(self.reply_to, body)
-        except TransportError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, f"an item could not be sent: {error}") from error
-        return len(body)
-
-    async def complete(self, sequence: int) -> None:
-        payload = CompletePayload(request_id=self.request.request_id, sequence=sequence)
-        await self.worker.finish(self, encode_event(CallCompleted(payload=payload)))
-
-    async def error(self, error: CallError, sequence: int | None) -> None:
-        error = self.worker.presentable(error, self.request)
-        await self.worker.finish(self, encode_error(self.request.request_id, error, sequence))
 
 
 class CallServer:
     """A running worker. `serve_calls` makes one.
 
     Attributes:
+        jobs: What is here and was not answered yet, by request id.
         malformed: Messages that were no events.
         ignored: Events of unknown types.
         refused: Requests beyond the bounds.
@@ -155,6 +79,8 @@ class CallServer:
         self.target = target
         self.group = group
         self.mailbox = target.mailbox()
+        self.jobs: dict[str, Job] = {}
+        self.restored_at = 0.0
         self.malformed = 0
         self.ignored = 0
         self.refused = 0
@@ -163,16 +89,16 @@ class CallServer:
         self._resolve = resolve
         self._grace = grace
         self._expose_errors = expose_errors
-        self._admission: Admission[_Job] = Admission(limits, self._start)
-        self._jobs: dict[str, _Job] = {}
+        self._admission: Admission[Job] = Admission(limits, self._start)
+        self._deadlines: Deadlines[Job] = Deadlines(self._expire)
         self._recent = Recent()
+        self._running: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
         self._listening: Subscription | None = None
-        self._settled_at = 0.0
         self._idle = asyncio.Event()
-        self._idle.set()
+        self._loop = asyncio.get_running_loop()
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -187,19 +113,22 @@ class CallServer:
         return self._admission.waiting
 
     async def start(self) -> None:
-        """Listen, take requests, and tell the callers."""
+        """Listen, take requests, and tell the callers.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
         workers = self.target.topic(f"{self.group}.workers")
         self._listening = await self.target.listen((self.mailbox, workers), self)
         # Callers must know a worker before it can have their calls: what is not known is not missed.
         await self._announce(leaving=False)
         self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
-        self._minding = [self._spawn(self._mind_the_loop())]
+        self._minding = [self._spawn(mind_the_loop(self))]
         if not self.target.direct:
-            self._minding.append(self._spawn(self._mind_the_callers()))
+            self._minding.append(self._spawn(mind_the_callers(self)))
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
-        loop = asyncio.get_running_loop()
         stop = asyncio.Event()
 
         def on_signal() -> None:
@@ -208,13 +137,13 @@ class CallServer:
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
+            self._loop.add_signal_handler(number, on_signal)
         try:
             await stop.wait()
             await self.aclose()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+                self._loop.remove_signal_handler(number)
 
     async def aclose(self) -> None:
         """Take nothing new, give what runs `grace` seconds, end the rest with a retryable `UNAVAILABLE`."""
@@ -222,35 +151,32 @@ class CallServer:
         if taking is not None:
             with suppress(TransportError):
                 await taking.aclose()
-            with suppress(TransportError):
-                await self._announce(leaving=True)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), self._grace)
-        leaving = CallError(ErrorCode.UNAVAILABLE, "the worker stops", {"reason": "shutdown"})
-        for job in self._admission.empty():
-            await self.finish(job, encode_error(job.request.request_id, leaving))
-        for job in tuple(self._jobs.values()):
-            self._stop(job, leaving)
-        running = [job.task for job in self._jobs.values() if job.task is not None]
-        if running:
-            await asyncio.wait(running, timeout=_FAREWELL)
-        listening, self._listening = self._listening, None
+            await self._announce(leaving=True)
+        if self.jobs:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self._idle.wait()
+        self._admission.empty()
+        for job in tuple(self.jobs.values()):
+            self.stop(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
         for task in self._minding:
             task.cancel()
-        # One turn of the loop, in which the last answers are handed over.
-        await asyncio.sleep(0)
-        if self._background:
-            await asyncio.wait(tuple(self._background), timeout=_FAREWELL)
+        last = (*self._running, *self._background)
+        if last:
+            await asyncio.wait(last, timeout=_FAREWELL)
         for task in tuple(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._deadlines.clear()
+        listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
                 await listening.aclose()
         await self._services.aclose()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
@@ -260,19 +186,19 @@ class CallServer:
     def receive(self, body: bytes, reply_to: str) -> None:
         """Take an event from the target."""
         event = read_event(body)
-        if isinstance(event, CallRequested):
+        if type(event) is CallRequested:
             self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
-        elif isinstance(event, CallAborted):
+        elif type(event) is CallAborted:
             self._abort(event.payload.request_id)
-        elif isinstance(event, CallCredited):
-            job = self._jobs.get(event.payload.request_id)
-            if job is not None:
+        elif type(event) is CallCredited:
+            job = self.jobs.get(event.payload.request_id)
+            if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
-        elif isinstance(event, CallProbed):
+        elif type(event) is CallProbed:
             self._spawn(self._account(event.payload))
-        elif isinstance(event, MalformedEvent):
+        elif type(event) is MalformedEvent:
             self._reject(event, reply_to)
-        elif isinstance(event, UnknownEvent):
+        elif type(event) is UnknownEvent:
             self.ignored += 1
 
     def _admit(self, request: RequestPayload, reply_to: str, size: int) -> None:
@@ -283,22 +209,23 @@ class CallServer:
             if word is not None:
                 self._spawn(self._send(reply_to, word))
             return
-        job = _Job(self, request, reply_to, size, asyncio.get_running_loop().time())
+        job = Job(self, request, reply_to, size, self._loop.time())
         self._recent.add(request_id)
-        self._jobs[request_id] = job
-        self._idle.clear()
+        self.jobs[request_id] = job
+        if job.expires_at is not None:
+            job.slot = self._deadlines.add(job.expires_at, job)
         reason = self._admission.offer(job)
         if reason is not None:
             self.refused += 1
-            self._forget(job)
+            self._settle(job)
             self._recent.forget(request_id)
             error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
             self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
     def _abort(self, request_id: str) -> None:
-        job = self._jobs.get(request_id)
+        job = self.jobs.get(request_id)
         if job is not None:
-            self._stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+            self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         elif request_id not in self._recent:
             # It may have overtaken the request, which then counts as seen.
             self._recent.add(request_id)
@@ -306,7 +233,7 @@ class CallServer:
     def _reject(self, event: MalformedEvent, reply_to: str) -> None:
         self.malformed += 1
         address = reply_to or event.reply_to
-        if event.type == CallRequested.__struct_config__.tag and event.request_id and address:
+        if event.type == PUT_TYPE and event.request_id and address:
             error = CallError(
                 ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}"
             )
@@ -318,90 +245,94 @@ class CallServer:
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
         if self.target.direct:
-            for job in tuple(self._jobs.values()):
-                self._stop(job, CallError(ErrorCode.ABORTED, reason))
+            for job in tuple(self.jobs.values()):
+                self.stop(job, CallError(ErrorCode.ABORTED, reason))
 
     def restored(self) -> None:
         """The connection is back: tell the callers that this worker is."""
-        self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self.restored_at = self._loop.time()
         self._spawn(self._announce(leaving=False))
 
     # ---------------------------------------------------------------------------------------- running
 
-    def _start(self, job: _Job) -> None:
-        job.task = asyncio.get_running_loop().create_task(self._serve(job))
-        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
-        job.task.add_done_callback(partial(self._ended, job))
-
-    def _ended(self, job: _Job, task: "asyncio.Task[None]") -> None:
-        """Make room for the next job, and answer this one if it could not do so itself."""
-        self._forget(job)
-        self._admission.done(job)
-        if task.cancelled():
-            error = job.stopped or CallError(ErrorCode.ABORTED, "the call was cancelled")
-        elif (failure := task.exception()) is not None:
-            request = job.request
-            logger.error("%s could not be answered", request.operation_id, exc_info=failure)
-            error = CallError(ErrorCode.EXECUTION_ERROR, f"{request.operation_id} failed")
-        else:
-            return
-        self._spawn(self.finish(job, encode_error(job.request.request_id, error)))
-
-    async def _serve(self, job: _Job) -> None:
+    def _start(self, job: Job) -> bool:
+        if job.answered:
+            # Its time ran out, or its caller left, while it stood in line.
+            return False
         request = job.request
-        remaining = None
-        if job.expires_at is not None:
-            remaining = job.expires_at - asyncio.get_running_loop().time()
-            if remaining <= 0:
-                error = CallError(
-                    ErrorCode.TIMEOUT, "the call was not started: its time had run out"
-                )
-                await job.error(error, None)
-                return
-        identity: Identity | None
+        if request.credential is None:
+            work = self._answer(job, claimed_identity(request, self.target))
+        else:
+            work = self._identify(job, request.credential)
+        task = job.task = self._loop.create_task(work)
+        self._running.add(task)
+        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        task.add_done_callback(partial(self._ended, job))
+        return True
+
+    async def _identify(self, job: Job, credential: str) -> None:
         try:
-            identity = await identify(request, self.target, self._resolve)
+            identity = await identify(credential, self._resolve)
         except CallError as error:
             await job.error(error, None)
-            return
-        if identity is not None:
-            job.principal = job.principal or identity.id
-        context = context_for(request, identity, remaining)
-        registry = self.registry
-        if request.operation_id in self._services and request.operation_id not in registry:
+        else:
+            await self._answer(job, identity)
+
+    def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
+        request, registry = job.request, self.registry
+        if request.operation_id in SERVICES and request.operation_id not in registry:
             registry = self._services
-        await answer(registry, request, context, job, job.pace)
+        remaining = None if job.expires_at is None else job.expires_at - self._loop.time()
+        context = context_for(request, identity, remaining, registry, kept_by_door=True)
+        return answer(registry, request, context, job, job.pace)
 
-    def _stop(self, job: _Job, error: CallError) -> None:
-        """Cancel a job, or take it out of the line. It is answered with `error`."""
+    def _ended(self, job: Job, task: "asyncio.Task[None]") -> None:
+        """Make room for the next job, and answer this one if it could not do so itself."""
+        self._running.discard(task)
+        self._admission.done(job)
+        if task.cancelled():
+            self.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
+        elif (failure := task.exception()) is not None:
+            operation_id = job.request.operation_id
+            logger.error("%s could not be answered", operation_id, exc_info=failure)
+            self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
+
+    def _expire(self, job: Job) -> None:
+        reason = f"{job.request.operation_id} did not finish in time"
+        self.stop(job, CallError(ErrorCode.TIMEOUT, reason))
+
+    def stop(self, job: Job, error: CallError) -> None:
+        """Answer a job with `error`, unless it was answered, and cancel it. Its place is free when it has ended."""
+        if not job.answered:
+            last = self.conclude(job, encode_error(job.request.request_id, error))
+            self._spawn(_undisturbed(last))
         if job.task is not None:
-            job.stopped = error
             job.task.cancel()
-        elif self._admission.withdraw(job):
-            self._forget(job)
-            self._spawn(self.finish(job, encode_error(job.request.request_id, error)))
 
-    def _forget(self, job: _Job) -> None:
-        self._jobs.pop(job.request.request_id, None)
-        if not self._jobs:
+    def _settle(self, job: Job) -> None:
+        """The call has had its end."""
+        job.answered = True
+        self.jobs.pop(job.request.request_id, None)
+        if job.slot:
+            self._deadlines.discard(job.slot, job)
+        if not self.jobs:
             self._idle.set()
 
     # ---------------------------------------------------------------------------------------- answering
 
-    async def finish(self, job: _Job, body: bytes) -> None:
+    def conclude(self, job: Job, body: bytes) -> Awaitable[None]:
         """Send the event that ends a call, and keep it in case it does not arrive."""
-        limit = self.target.max_bytes
-        if len(body) > limit:
-            body = encode_error(job.request.request_id, _too_large(len(body), limit))
+        if job.answered:
+            return _nothing()
+        self._settle(job)
+        if len(body) > self.target.max_bytes:
+            error = too_large(len(body), self.target.max_bytes)
+            body = encode_error(job.request.request_id, error)
         self._recent.finish(job.request.request_id, body)
-        await self._send(job.reply_to, body)
+        return self.target.send(job.reply_to, body)
 
     async def _send(self, address: str, body: bytes) -> None:
-        try:
-            await self.target.send(address, body)
-        except TransportError as error:
-            # The caller will ask.
-            logger.debug("an answer could not be sent: %s", error)
+        await _undisturbed(self.target.send(address, body))
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
@@ -420,59 +351,26 @@ class CallServer:
 
     async def _account(self, probe: ProbePayload) -> None:
         """Say which calls are here, and repeat the last word on those that have ended."""
-        held = [request_id for request_id in probe.request_ids if request_id in self._jobs]
+        held = [request_id for request_id in probe.request_ids if request_id in self.jobs]
         for request_id in probe.request_ids:
             word = self._recent.last_word(request_id)
             if word is not None:
                 await self._send(probe.reply_to, word)
-        payload = AlivePayload(
-            worker=self.mailbox, request_ids=held, leaving=self._taking is None and not held
-        )
+        leaving = self._taking is None and not held
+        payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
-    # ---------------------------------------------------------------------------------------- minding
 
-    async def _mind_the_callers(self) -> None:
-        """Stop what runs for callers that are gone."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(_CALLER_CHECK)
-            now = loop.time()
-            old = [job for job in self._jobs.values() if now - job.arrived_at > _CALLER_CHECK]
-            if not old or now < self._settled_at or not self.target.is_connected:
-                continue
-            callers = list({job.reply_to for job in old})
-            try:
-                present = await asyncio.gather(*map(self.target.is_present, callers))
-            except TransportError:
-                continue
-            gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-            for job in old:
-                job.absent = job.absent + 1 if job.reply_to in gone else 0
-                if job.absent > 1 and not job.stopped:
-                    self._stop(job, CallError(ErrorCode.ABORTED, "the caller is gone"))
-
-    async def _mind_the_loop(self) -> None:
-        """Warn when a handler kept everything else waiting."""
-        loop = asyncio.get_running_loop()
-        tick = _BLOCKED / 4
-        while True:
-            before = loop.time()
-            await asyncio.sleep(tick)
-            late = loop.time() - before - tick
-            if late > _BLOCKED:
-                suspects = sorted({job.request.operation_id for job in self._jobs.values()})
-                logger.warning(
-                    "the event loop stood still for %.1f s; running then: %s",
-                    late,
-                    ", ".join(suspects[:10]) or "nothing that is still here",
-                )
+async def _nothing() -> None:
+    """For a call that was answered already."""
 
 
-def _too_large(size: int, limit: int) -> CallError:
-    return CallError(
-        ErrorCode.RESOURCE_EXHAUSTED, f"the result is {size} bytes, more than the {limit} allowed"
-    )
+async def _undisturbed(sending: Awaitable[None]) -> None:
+    """Send what its receiver will ask for if it does not arrive."""
+    try:
+        await sending
+    except TransportError as error:
+        logger.debug("an answer could not be sent: %s", error)
 
 
 @asynccontextmanager

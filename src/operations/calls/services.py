@@ -9,10 +9,13 @@ from operations.access import check_access
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
+from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
 
 LIST = "services.list"
 SCHEMA = "services.schema"
+SERVICES = frozenset({LIST, SCHEMA})
+"""What every worker serves, whatever its registry holds."""
 
 _LIST_SPEC = OperationSpec(
     name="list",
@@ -20,8 +23,10 @@ _LIST_SPEC = OperationSpec(
     version="1.0.0",
     type=OperationType.QUERY,
     description="Every operation the caller may call, as specs.",
-    input_schema={"type": ["object", "null"], "properties": {"namespace": {"type": "string"}}},
-    output_schema={"type": "array", "items": {"type": "object"}},
+    input_schema=from_schema(
+        {"type": ["object", "null"], "properties": {"namespace": {"type": "string"}}}
+    ),
+    output_schema=from_schema({"type": "array", "items": {"type": "object"}}),
 )
 
 _SCHEMA_SPEC = OperationSpec(
@@ -30,12 +35,14 @@ _SCHEMA_SPEC = OperationSpec(
     version="1.0.0",
     type=OperationType.QUERY,
     description="The spec of one operation.",
-    input_schema={
-        "type": "object",
-        "properties": {"operationId": {"type": "string"}},
-        "required": ["operationId"],
-    },
-    output_schema={"type": "object"},
+    input_schema=from_schema(
+        {
+            "type": "object",
+            "properties": {"operationId": {"type": "string"}},
+            "required": ["operationId"],
+        }
+    ),
+    output_schema=from_schema({"type": "object"}),
 )
 
 
@@ -50,7 +57,7 @@ def service_operations(registry: OperationRegistry) -> list[Operation]:
         ]
 
     async def list_operations(input: Any, context: OperationContext) -> list[Any]:
-        namespace = (input or {}).get("namespace")
+        namespace: str | None = input.get("namespace") if input else None
         return [
             spec.to_wire()
             for spec in visible(context)

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from operations.calls.entries import PendingCall
 from operations.calls.events import (
@@ -31,6 +31,7 @@ from operations.calls.events import (
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -38,7 +39,7 @@ MAX_ATTEMPTS = 3
 """How often a call is given to workers that are lost while they have it."""
 
 _ANSWER = 0.4
-"""Seconds the workers of a group have to answer."""
+"""Part of a heartbeat that the workers of a group have to answer."""
 
 _LOOKS = 2
 """How often nobody must have a call before it counts as lost."""
@@ -145,7 +146,7 @@ class Watch:
             await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
         if not quiet:
             return
-        await asyncio.sleep(_ANSWER)
+        await asyncio.sleep(_ANSWER * self._heartbeat)
         if not self._answers or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
@@ -228,10 +229,8 @@ class Watch:
             )
         except CallError:
             return False
-        spec: Any = envelope.data
-        answer = isinstance(spec, dict) and (
-            spec.get("type") == "query" or spec.get("idempotent") is True
-        )
+        spec = cast("JSONObject", envelope.data)
+        answer = spec.get("type") == "query" or spec.get("idempotent") is True
         self._replayable[operation_id] = answer
         return answer
 

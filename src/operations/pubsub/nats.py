@@ -250,7 +250,7 @@ class NatsTarget:
         self, subject: str, deliver: Callable[[Any], Awaitable[None]], queue: str = ""
     ) -> Any:
         try:
-            return await self._nats.subscribe(
+            return await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
                 subject, queue=queue, cb=deliver, pending_bytes_limit=_MAX_UNREAD
             )
         except _NATS_ERRORS as error:
@@ -263,7 +263,7 @@ class NatsTarget:
         """
         subject = f"{self._boxes}.{token_hex(16)}"
         try:
-            echo = await self._nats.subscribe(subject)
+            echo = await self._nats.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
             await self._nats.publish(subject, b"1")
             await echo.next_msg(timeout=5)
             await echo.unsubscribe()

@@ -1,5 +1,6 @@
 """Events over Redis: requests through a stream and its consumer group, answers through a stream per caller."""
 
+from operations.pubsub.redis.interop import RedisInteropTarget, connect_redis_interop
 from operations.pubsub.redis.target import RedisTarget, connect_redis
 
-__all__ = ["RedisTarget", "connect_redis"]
+__all__ = ["RedisInteropTarget", "RedisTarget", "connect_redis", "connect_redis_interop"]

@@ -21,15 +21,9 @@ from redis.exceptions import NoScriptError, ResponseError
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import (
-    KEEPALIVE,
-    SILENCE,
-    Link,
-    Supervised,
-    ask,
-    open_connection,
-    open_pool,
-)
+from operations.pubsub.redis.channels import Channels
+from operations.pubsub.redis.link import Link, ask, open_pool
+from operations.pubsub.redis.readers import MailboxReader, QueueReader
 
 logger = logging.getLogger("operations")
 
@@ -47,22 +41,12 @@ return 1
 
 _NOBODY, _FULL = -1, -2
 
-_BATCH = 64
-"""Entries taken in one go."""
-
-_BLOCK = 5000
-"""Milliseconds a read waits at the server, which is also how often it is heard of."""
-
-_MAILBOX_SECONDS = 120
 _MAILBOX_LENGTH = 20_000
 _MARK_SECONDS = 30
 """How long a key is remembered across the group: the default time of a call."""
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
-
-_TRIM_EVERY = 256
-"""Messages read between clean-ups of a mailbox."""
 
 
 class RedisTarget:
@@ -88,10 +72,10 @@ class RedisTarget:
         self._pool = open_pool(url)
         self._script = ""
         self._link = Link(self._pool, self._prepare, self._lost, self._restored)
-        self._channels = _Channels(self._pool, self._lost, self._restored)
+        self._channels = Channels(self._pool, self._lost, self._restored)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
-        self._readers: set[_MailboxReader | _QueueReader] = set()
+        self._readers: set[MailboxReader | QueueReader] = set()
 
     async def open(self) -> None:
         """Connect.
@@ -146,7 +130,7 @@ class RedisTarget:
         boxes = [address for address in addresses if self._is_mailbox(address)]
         reader = None
         if boxes:
-            reader = _MailboxReader(
+            reader = MailboxReader(
                 self._pool, self._link, boxes, receiver, self._lost, self._restored
             )
             await reader.open()
@@ -157,7 +141,7 @@ class RedisTarget:
         return _Listening(self, addresses, receiver, reader)
 
     async def stop_listening(
-        self, addresses: Sequence[str], receiver: Receiver, reader: "_MailboxReader | None"
+        self, addresses: Sequence[str], receiver: Receiver, reader: MailboxReader | None
     ) -> None:
         """Undo `listen`."""
         if receiver in self._receivers:
@@ -200,7 +184,7 @@ class RedisTarget:
     async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Taking":
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
-        reader = _QueueReader(
+        reader = QueueReader(
             self._pool, self._link, name, receiver, capacity, self._lost, self._restored
         )
         await reader.open()
@@ -208,7 +192,7 @@ class RedisTarget:
         await self._channels.subscribe(name, None)
         return _Taking(self, name, receiver, reader)
 
-    async def stop_taking(self, name: str, receiver: Receiver, reader: "_QueueReader") -> None:
+    async def stop_taking(self, name: str, receiver: Receiver, reader: QueueReader) -> None:
         """Undo `take`; what was taken is delivered first."""
         await self._channels.unsubscribe(name, receiver)
         self._readers.discard(reader)
@@ -288,7 +272,7 @@ class _Listening:
         target: RedisTarget,
         addresses: Sequence[str],
         receiver: Receiver,
-        reader: "_MailboxReader | None",
+        reader: MailboxReader | None,
     ) -> None:
         self._target = target
         self._undo = (addresses, receiver, reader)
@@ -301,279 +285,13 @@ class _Taking:
     """A receiver at a queue, until closed."""
 
     def __init__(
-        self, target: RedisTarget, name: str, receiver: Receiver, reader: "_QueueReader"
+        self, target: RedisTarget, name: str, receiver: Receiver, reader: QueueReader
     ) -> None:
         self._target = target
         self._undo = (name, receiver, reader)
 
     async def aclose(self) -> None:
         await self._target.stop_taking(*self._undo)
-
-
-class _MailboxReader:
-    """Reads mailboxes on a connection of its own, where it can wait for as long as it takes."""
-
-    def __init__(
-        self,
-        pool: Any,
-        link: Link,
-        boxes: list[str],
-        receiver: Receiver,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-    ) -> None:
-        self._pool = pool
-        self._link = link
-        self._receiver = receiver
-        self._restored = restored
-        self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
-        self._supervised = Supervised(self._live, lost)
-        self._ready = asyncio.Event()
-        self._since_trim = 0
-
-    async def open(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-        finally:
-            await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
-
-    async def aclose(self) -> None:
-        await self._supervised.stop()
-        if self._link.is_up:
-            for box in self._positions:
-                await self._link.tell("DEL", box)
-
-    async def _create(self, connection: Any) -> None:
-        """Make the streams, or keep them alive; the empty entry is nobody's message."""
-        for box, position in self._positions.items():
-            added = await ask(connection, "XADD", box, "*", "e", b"")
-            await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
-            if not position:
-                self._positions[box] = added
-
-    async def _live(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.attempt = 0
-            renewed_at = asyncio.get_running_loop().time()
-            while True:
-                command = (
-                    *("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS"),
-                    *self._positions,
-                )
-                answer = await ask(connection, *command, *self._positions.values())
-                for box, entries in answer or ():
-                    self._deliver(box.decode(), entries)
-                now = asyncio.get_running_loop().time()
-                if now - renewed_at > _MAILBOX_SECONDS / 4:
-                    renewed_at = now
-                    await self._create(connection)
-                elif self._since_trim >= _TRIM_EVERY:
-                    await self._trim()
-        finally:
-            await connection.disconnect(nowait=True)
-
-    def _deliver(self, box: str, entries: list[Any]) -> None:
-        for entry_id, fields in entries:
-            self._positions[box] = entry_id
-            if fields and fields[1]:
-                self._receiver.receive(fields[1], "")
-                # Large messages must not pile up.
-                self._since_trim += 1 + len(fields[1]) // 4096
-
-    async def _trim(self) -> None:
-        self._since_trim = 0
-        if self._link.is_up:
-            for box, position in self._positions.items():
-                await self._link.tell("XTRIM", box, "MINID", position)
-
-
-class _QueueReader:
-    """Takes from a queue on a connection of its own."""
-
-    def __init__(
-        self,
-        pool: Any,
-        link: Link,
-        name: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-    ) -> None:
-        self._pool = pool
-        self._link = link
-        self._name = name
-        self._receiver = receiver
-        self._capacity = capacity
-        self._restored = restored
-        self._consumer = token_hex(8)
-        self._client_id: Any = None
-        self._closing = False
-        self._supervised = Supervised(self._live, lost)
-        self._ready = asyncio.Event()
-
-    async def open(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-        finally:
-            await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
-
-    async def aclose(self) -> None:
-        """Stop between two reads, so that no entry is taken and then dropped."""
-        self._closing = True
-        if self._link.is_up and self._client_id is not None:
-            await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
-            async with asyncio.timeout(_BLOCK / 1000 + 1):
-                await self._supervised.ended()
-        await self._supervised.stop()
-        if self._link.is_up:
-            await self._link.tell("XGROUP", "DELCONSUMER", self._name, "workers", self._consumer)
-
-    async def _create(self, connection: Any) -> None:
-        try:
-            await ask(connection, "XGROUP", "CREATE", self._name, "workers", "0", "MKSTREAM")
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise TransportError(f"Redis: {error}") from error
-
-    async def _live(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-            self._client_id = await ask(connection, "CLIENT", "ID")
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.attempt = 0
-            while not self._closing:
-                # At most once: what is taken is not offered again. A caller that needs more asks again.
-                count = max(1, min(_BATCH, self._capacity()))
-                try:
-                    answer = await ask(
-                        connection,
-                        *("XREADGROUP", "GROUP", "workers", self._consumer),
-                        *("COUNT", count, "BLOCK", _BLOCK, "NOACK", "STREAMS", self._name, ">"),
-                    )
-                except ResponseError as error:
-                    if "NOGROUP" not in str(error):
-                        raise TransportError(f"Redis: {error}") from error
-                    await self._create(connection)
-                    continue
-                for _, entries in answer or ():
-                    await self._deliver(entries)
-        finally:
-            await connection.disconnect(nowait=True)
-
-    async def _deliver(self, entries: list[Any]) -> None:
-        if self._link.is_up:
-            await self._link.tell("XDEL", self._name, *(entry_id for entry_id, _ in entries))
-        for _, fields in entries:
-            if fields:
-                self._receiver.receive(fields[1], "")
-
-
-class _Channels:
-    """The Pub/Sub connection: topics, and the presence of everything that listens here."""
-
-    def __init__(
-        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
-    ) -> None:
-        self._pool = pool
-        self._restored = restored
-        self._receivers: dict[str, list[Receiver | None]] = {}
-        self._confirmed: dict[str, asyncio.Event] = {}
-        self._connection: Any = None
-        self._heard_at = 0.0
-        self._supervised = Supervised(self._live, lost)
-        self._ready = asyncio.Event()
-
-    @property
-    def is_up(self) -> bool:
-        return self._connection is not None
-
-    async def open(self) -> None:
-        self._supervised.start()
-        await self._ready.wait()
-
-    async def aclose(self) -> None:
-        await self._supervised.stop()
-
-    async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Subscribe; returns when the server has confirmed it."""
-        first = channel not in self._receivers
-        self._receivers.setdefault(channel, []).append(receiver)
-        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        if first and self._connection is not None:
-            await self._connection.send_command("SUBSCRIBE", channel)
-        await confirmed.wait()
-
-    async def unsubscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Undo one `subscribe`."""
-        receivers = self._receivers.get(channel, [])
-        if receiver in receivers:
-            receivers.remove(receiver)
-        elif None in receivers:
-            receivers.remove(None)
-        if not receivers and self._receivers.pop(channel, None) is not None:
-            self._confirmed.pop(channel, None)
-            if self._connection is not None:
-                await self._connection.send_command("UNSUBSCRIBE", channel)
-
-    async def _live(self) -> None:
-        connection = await open_connection(self._pool)
-        loop = asyncio.get_running_loop()
-        keep_alive: asyncio.Task[None] | None = None
-        try:
-            if self._receivers:
-                await connection.send_command("SUBSCRIBE", *self._receivers)
-            self._connection = connection
-            self._heard_at = loop.time()
-            keep_alive = loop.create_task(self._keep_alive(connection))
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.attempt = 0
-            while True:
-                message = await connection.read_response()
-                self._heard_at = loop.time()
-                self._deliver(message)
-        finally:
-            self._connection = None
-            if keep_alive is not None:
-                keep_alive.cancel()
-            await connection.disconnect(nowait=True)
-
-    def _deliver(self, message: Any) -> None:
-        kind, channel = message[0], message[1].decode() if message[1] else ""
-        if kind == b"message":
-            for receiver in tuple(self._receivers.get(channel, ())):
-                if receiver is not None:
-                    receiver.receive(message[2], "")
-        elif kind == b"subscribe":
-            confirmed = self._confirmed.get(channel)
-            if confirmed is not None:
-                confirmed.set()
-
-    async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
-                # Wakes the reader with an error.
-                await connection.disconnect(nowait=True)
-                return
-            await connection.send_command("PING")
 
 
 @asynccontextmanager
