@@ -14,6 +14,8 @@ from urllib.parse import unquote
 
 from tests.openapi.echo import Seen
 
+from operations.openapi.names import argument_names
+
 STYLES = Path(__file__).parents[3] / "shared" / "param-styles.json"
 NOTHING: Any = object()
 
@@ -65,6 +67,14 @@ class Case:
             "paths": paths,
             **self.document,
         }
+
+
+def arguments(case: Case) -> dict[str, object]:
+    """The case's values under the names this project gives them."""
+    reserved = [] if case.body is NOTHING else ["body"]
+    names = argument_names([(name, place) for place, name in case.values], reserved)
+    given = dict(zip(names, case.values.values(), strict=True))
+    return given if case.body is NOTHING else {**given, "body": case.body}
 
 
 def parameter(place: str, name: str, schema: Any, **more: Any) -> dict[str, Any]:
@@ -230,6 +240,10 @@ def _query(name: str, schema: Any, value: Any, expected: str, **more: Any) -> Ca
 
 
 def _body(id_: str, content: dict[str, Any], value: Any, check: Any, **more: Any) -> Case:
+    for media in content.values():
+        if media.get("schema") is OBJECT and isinstance(value, dict):
+            # Some libraries offer only the properties a schema names.
+            media["schema"] = {**OBJECT, "properties": {name: {} for name in value}}
     return Case(
         id=id_,
         group="bodies",
@@ -255,7 +269,7 @@ def _secured(id_: str, scheme: dict[str, Any], credential: Any, check: Any) -> C
     )
 
 
-OBJECT = {"type": "object"}
+OBJECT: dict[str, Any] = {"type": "object"}
 STRING = {"type": "string"}
 FILE = {"type": "string", "format": "binary"}
 PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
@@ -388,7 +402,7 @@ CASES: list[Case] = [
             operation={},
             check=lambda seen, _, method=method: _assert_method(seen, method.upper()),  # type: ignore[misc]
         )
-        for method in ("get", "put", "post", "patch", "delete", "options", "trace")
+        for method in ("get", "put", "post", "patch", "delete", "head", "options", "trace", "query")
     ),
     # Swagger 2.0
     Case(

@@ -1,20 +1,11 @@
 """Every request that leaves is what its document says: the conformance table, over real HTTP."""
 
 import pytest
-from tests.openapi.conformance import CASES, NOTHING, STYLES, Case
+from tests.openapi.conformance import CASES, STYLES, Case, arguments
 from tests.openapi.echo import Echo
 
 from operations import OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.names import argument_names
-
-
-def arguments(case: Case) -> dict[str, object]:
-    """The case's values under the names this library gives them."""
-    reserved = [] if case.body is NOTHING else ["body"]
-    names = argument_names([(name, place) for place, name in case.values], reserved)
-    given = dict(zip(names, case.values.values(), strict=True))
-    return given if case.body is NOTHING else {**given, "body": case.body}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.id))

@@ -87,10 +87,10 @@ def judge(service: OpenAPIService, expected: int) -> None:
 @pytest.mark.parametrize("batch", range(BATCHES))
 async def test_every_document_imports_whole(batch: int) -> None:
     for name in sorted(INDEX)[batch::BATCHES]:
-        started = time.perf_counter()
+        started = time.process_time()
         service = await from_openapi_file(SHARED / "openapi" / name, CONFIG)
         OperationRegistry().register_all(service)
-        assert time.perf_counter() - started < 10, name
+        assert time.process_time() - started < 10, name
         judge(service, INDEX[name])
 
 

@@ -11,7 +11,13 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext
-from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth
+from operations.openapi import (
+    BasicCredential,
+    ClientCredentials,
+    HTTPAuth,
+    HTTPServiceConfig,
+    from_openapi,
+)
 
 
 def secured(scheme: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -38,6 +44,7 @@ BEARER = {"type": "http", "scheme": "bearer"}
         (HTTPAuth(type="basic", token="u:p"), "authorization", "Basic dTpw"),
         (HTTPAuth(type="basic", token="dTpw"), "authorization", "Basic dTpw"),
         ({"type": "apiKey", "token": "t", "headerName": "X-Key"}, "x-key", "t"),
+        ({"type": "basic", "username": "u", "password": "p"}, "authorization", "Basic dTpw"),
     ],
 )
 async def test_one_credential_signs_every_request(
@@ -295,6 +302,11 @@ async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
 
     assert caught.value.code == ErrorCode.ACCESS_DENIED
     assert "CANARY" not in str(caught.value.to_wire())
+
+
+def test_a_credential_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="credential"):
+        from_openapi(document(), HTTPServiceConfig(namespace="api", credentials={"key": {}}))
 
 
 def test_reprs_hold_no_secret() -> None:

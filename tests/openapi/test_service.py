@@ -1,5 +1,6 @@
 """Documents become operations: specs, rules, problems, and calls through a registry."""
 
+import datetime
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -412,3 +413,17 @@ async def test_paths_with_a_query_or_a_fragment_are_sent_as_they_mean(echo: Echo
         await registry.execute("api.q", {})
         await registry.execute("api.f", {})
     assert [seen.target for seen in echo.seen] == ["/a?fixed=1", "/a"]
+
+
+def test_a_document_that_another_reader_made_imports_too() -> None:
+    day = datetime.date(2020, 1, 1)
+    body = {
+        "content": {
+            "application/json": {"schema": {"properties": {1: {"default": day, "enum": [day]}}}}
+        }
+    }
+    responses: dict[Any, Any] = {200: {"description": "", **body}, 404: {"description": "gone"}}
+    spec = spec_of({"openapi": "3.0.0", "paths": {"/x": {"get": {"responses": responses}}}})
+    expected = {"properties": {"1": {"default": "2020-01-01", "enum": ["2020-01-01"]}}}
+    assert spec.output_schema.document == expected
+    assert [error.http_status for error in spec.error_schemas] == [404]

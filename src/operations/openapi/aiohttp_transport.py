@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from operations.errors import CallError, ErrorCode, MissingExtraError
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
@@ -36,30 +36,9 @@ class AiohttpTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timeouts: dict[tuple[float | None, bool], aiohttp.ClientTimeout] = {}
 
-    @asynccontextmanager
-    async def send(self, request: HTTPRequest) -> AsyncGenerator[HTTPResponse]:
+    def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`, as `HTTPTransport.send` promises."""
-        url = URL(request.url, encoded=True)
-        if request.public_only:
-            # A numeric host is never resolved, so the resolver's check would not see it.
-            enforce_public(url.raw_host or "")
-        session = self._session(request.public_only)
-        try:
-            response = await session.request(
-                request.method,
-                url,
-                headers=request.headers,
-                data=request.body,
-                timeout=self._timeout(request),
-                allow_redirects=False,
-            )
-        except Exception as error:
-            raise _call_error(error, request) from error
-        try:
-            yield _Response(response, request)
-        finally:
-            # Closing what was read to its end gives the connection back; anything else ends it.
-            response.close()
+        return _Exchange(self, request)
 
     async def aclose(self) -> None:
         """Close the pools."""
@@ -67,7 +46,8 @@ class AiohttpTransport:
         for session in sessions.values():
             await session.close()
 
-    def _session(self, public_only: bool) -> aiohttp.ClientSession:
+    def session(self, public_only: bool) -> aiohttp.ClientSession:
+        """The pool for these requests, in the loop that is running."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The old loop's connections cannot be closed from here; they died with it.
@@ -89,7 +69,8 @@ class AiohttpTransport:
             )
         return session
 
-    def _timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
+    def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
+        """The time a request has, as aiohttp wants it."""
         key = (request.timeout, request.is_stream)
         timeout = self._timeouts.get(key)
         if timeout is None:
@@ -102,6 +83,48 @@ class AiohttpTransport:
                 timeout = aiohttp.ClientTimeout(total=request.timeout)
             self._timeouts[key] = timeout
         return timeout
+
+
+@lru_cache(maxsize=512)
+def _parsed(url: str) -> URL:
+    """`url` as aiohttp wants it, with all that it works out about it."""
+    return URL(url, encoded=True)
+
+
+class _Exchange:
+    """One request for the length of a block; a class, as a generator would cost every call more."""
+
+    __slots__ = ("_request", "_response", "_transport")
+
+    def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
+        self._transport = transport
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> HTTPResponse:
+        request = self._request
+        url = _parsed(request.url)
+        if request.public_only:
+            # A numeric host is never resolved, so the resolver's check would not see it.
+            enforce_public(url.raw_host or "")
+        try:
+            response = await self._transport.session(request.public_only).request(
+                request.method,
+                url,
+                headers=request.headers,
+                data=request.body,
+                timeout=self._transport.timeout(request),
+                allow_redirects=False,
+            )
+        except Exception as error:
+            raise _call_error(error, request) from error
+        self._response = response
+        return _Response(response, request)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._response is not None:
+            # Closing what was read to its end gives the connection back; anything else ends it.
+            self._response.close()
 
 
 class _Response:
@@ -136,7 +159,10 @@ def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in raw:
         key = name.decode("latin-1").lower()
-        text = value.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
 

@@ -18,4 +18,8 @@ def collector_at_rest() -> Generator[None]:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():
+                # All of it is here to stay: count it as old at once, instead of visiting it as new.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

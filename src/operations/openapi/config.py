@@ -19,11 +19,13 @@ class HTTPAuth:
     """One way to sign every request in, whatever the document says about security.
 
     `bearer` sends `Authorization: Bearer TOKEN`, `apiKey` sends the token in `header_name`, `basic` sends
-    `Authorization: Basic`, the token being `user:password` or already encoded.
+    `Authorization: Basic` with user name and password, or with a token that is `user:password` or already encoded.
     """
 
     type: Literal["bearer", "apiKey", "basic"]
-    token: Secret = field(repr=False)
+    token: Secret = field(default="", repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
 
     header_name: str | None = None
     """`Authorization` unless said otherwise, and `X-API-Key` for `apiKey`."""
@@ -61,9 +63,17 @@ class ClientCredentials:
 
 
 Credential: TypeAlias = (
-    str | tuple[str, str] | BasicCredential | ClientCredentials | Callable[[OperationContext], Any]
+    str
+    | tuple[str, str]
+    | BasicCredential
+    | ClientCredentials
+    | Mapping[str, Any]
+    | Callable[[OperationContext], Any]
 )
-"""What a security scheme needs: a key or token, a user name and password, a client, or what finds the caller's."""
+"""What a security scheme needs: a key or token, a user name and password, a client, or what finds the caller's.
+
+A mapping, as configuration files have it, names the fields of one of these, or has the key or token as `token`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +112,7 @@ PagingRule: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HTTPServiceConfig:
     """How to reach one HTTP API, and what of it to import.
 
@@ -185,3 +195,22 @@ def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
         return auth
     names = {"headerName": "header_name"}
     return HTTPAuth(**{names.get(key, key): value for key, value in auth.items()})
+
+
+def credential_of(given: Any) -> Any:
+    """A credential, also where it was given as a mapping.
+
+    Raises:
+        ValueError: If a mapping describes none.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    fields: dict[str, Any] = {str(key): value for key, value in given.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if "client_id" in fields:
+        fields["scopes"] = tuple(fields.get("scopes", ()))
+        return ClientCredentials(**fields)
+    if "username" in fields:
+        return BasicCredential(**fields)
+    if "token" in fields:
+        return fields["token"]
+    raise ValueError("a credential has a token, a username or a client_id")

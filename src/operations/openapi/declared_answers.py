@@ -44,11 +44,18 @@ class DeclaredAnswers:
         is_stream = False
         shared = self._errors
         for status, node in object_of(entry.operation.get("responses")).items():
-            if not is_object(node) or status[:2] == "x-":
+            if not is_object(node):
                 continue
+            if type(status) is not str:
+                # YAML reads a bare 200 as a number, and some readers keep it.
+                status = str(status)  # noqa: PLW2901 - the same status, spelled
             ref = node.get("$ref")
             if status[:1] != "2":
-                errors.append(shared.get((status, ref)) or self._error(entry, status, node))
+                known = shared.get((status, ref))
+                if known is not None:
+                    errors.append(known)
+                elif status[:2] != "x-":
+                    errors.append(self._error(entry, status, node))
                 continue
             if ref is not None:
                 node = self._followed(node)  # noqa: PLW2901 - the same answer, found

@@ -88,24 +88,25 @@ class Description:
         paths = self.document.get("paths", {})
         if type(paths) is not dict:
             self.problems.append(Problem("paths", "it is not an object", is_skipped=False))
-        for path, node in object_of(paths).items():
+        for key, node in object_of(paths).items():
+            path = str(key)
             if path.startswith("x-"):
                 continue
             try:
                 item = self._item(node)
             except DocumentError as error:
-                self.problems.append(Problem(str(path), f"the path cannot be read: {error}"))
+                self.problems.append(Problem(path, f"the path cannot be read: {error}"))
                 continue
             shared = self._parameters_problem(item)
-            for key, operation in item.items():
-                if key in _METHODS:
-                    entry = self._entry(path, key.upper(), item, operation, shared)
+            for method, operation in item.items():
+                if method in _METHODS:
+                    entry = self._entry(path, method.upper(), item, operation, shared)
                     if entry is not None:
                         yield entry
             # 3.2: methods that have no field of their own.
-            for key, operation in object_of(item.get("additionalOperations")).items():
-                if key.isascii() and key.isalpha():
-                    entry = self._entry(path, key.upper(), item, operation, shared)
+            for method, operation in object_of(item.get("additionalOperations")).items():
+                if method.isascii() and method.isalpha():
+                    entry = self._entry(path, method.upper(), item, operation, shared)
                     if entry is not None:
                         yield entry
 

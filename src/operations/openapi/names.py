@@ -24,8 +24,11 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
     is added.
     """
     entries = list(operations)
+    is_safe = _SAFE.fullmatch
     wanted = [
-        (safe_name(name) if name else "") or path_name(method, path)
+        name
+        if is_safe(name) is not None and len(name) <= MAX_NAME
+        else safe_name(name) or path_name(method, path)
         for name, method, path in entries
     ]
     if len(set(wanted)) == len(entries):

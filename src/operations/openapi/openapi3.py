@@ -105,7 +105,8 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
 def read_responses(references: References, operation: JSONObject) -> tuple[Response, ...]:
     """The declared answers; those that cannot be read are left out."""
     result: list[Response] = []
-    for status, entry in object_of(operation.get("responses")).items():
+    for key, entry in object_of(operation.get("responses")).items():
+        status = str(key)
         if status.startswith("x-"):
             continue
         try:

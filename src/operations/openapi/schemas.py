@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
+from operations._json import JSONValueError, to_json
 from operations.errors import DocumentError
 from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.openapi.references import References
@@ -119,6 +120,7 @@ class SchemaConverter:
         self._references = references
         self._ref_siblings = ref_siblings
         self._definitions: dict[tuple[Direction, str], _Definition] = {}
+        self._broken: set[str] = set()
 
     def build(self, schema: Any, direction: Direction) -> JSONSchema:
         """`schema` as a document of its own."""
@@ -166,7 +168,9 @@ class SchemaConverter:
         try:
             pointer, target = self._references.locate(ref)
         except DocumentError as error:
-            _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
+            if ref not in self._broken:
+                self._broken.add(ref)
+                _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
             return None
         known = self._definitions.get((direction, pointer))
         if known is None:
@@ -321,7 +325,7 @@ class _Conversion:
             elif key == "properties":
                 if is_object(value):
                     out[key] = {
-                        name: self.convert(item, below)
+                        str(name): self.convert(item, below)
                         for name, item in value.items()
                         if name not in hidden
                     }
@@ -341,7 +345,7 @@ class _Conversion:
                     out[key] = {name: self.convert(item, below) for name, item in value.items()}
             elif key == "enum":
                 if is_list(value) and value:
-                    out[key] = value
+                    _set(out, key, _data(value))
             elif key == "required":
                 _set(out, key, _names(value, hidden))
             elif key in _NUMBERS:
@@ -349,15 +353,17 @@ class _Conversion:
             elif key in _COUNTS:
                 _set(out, key, _count(value))
             elif key in _ANY:
-                out[key] = value
+                if value is None or (value := _data(value)) is not None:
+                    out[key] = value
             elif key in _FLAGS:
                 if type(value) is bool:
                     out[key] = value
             elif key == "example":
-                out.setdefault("examples", [value])
+                if "examples" not in schema:
+                    _set(out, "examples", _data([value]))
             elif key == "examples":
                 if is_list(value):
-                    out[key] = value
+                    _set(out, key, _data(value))
             elif key == "$dynamicRef":
                 if type(value) is str:
                     out.update(as_object(self._reference({"$ref": value}, value, depth, hidden)))
@@ -463,6 +469,14 @@ def _dependent_names(value: Any) -> JSONObject | None:
     if not is_object(value):
         return None
     return {key: names for key, item in value.items() if (names := _names(item, ())) is not None}
+
+
+def _data(value: Any) -> Any:
+    """What a schema says about data, as JSON; None where it is none: some readers of YAML make dates of texts."""
+    try:
+        return to_json(value, MAX_DEPTH)
+    except JSONValueError:
+        return None
 
 
 def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:

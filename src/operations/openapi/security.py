@@ -19,6 +19,7 @@ from operations.openapi.config import (
     HTTPAuth,
     HTTPServiceConfig,
     auth_of,
+    credential_of,
 )
 from operations.openapi.headers import enforce_header
 from operations.openapi.nodes import list_of, object_of, text_of
@@ -57,7 +58,9 @@ class Security:
         self._schemes = schemes
         self._default = default
         self._auth = auth_of(config)
-        self._credentials = config.credentials
+        self._credentials = {
+            name: credential_of(given) for name, given in config.credentials.items()
+        }
         self._headers = dict(config.headers)
         self._sources = sources
         for name, value in self._headers.items():
@@ -91,7 +94,7 @@ class Security:
                 signature, name, scheme, [text_of(s) for s in list_of(scopes)], context
             )
         if self._auth is not None:
-            token = await _secret(self._auth.token, context)
+            token = await _secret(_auth_secret(self._auth), context)
             if token is not None:
                 _apply_auth(signature, self._auth, token)
         for name, value in signature.headers.items():
@@ -117,7 +120,7 @@ class Security:
     ) -> None:
         credential: Any = self._credentials[name]
         if callable(credential):
-            credential = await _secret(credential, context)
+            credential = credential_of(await _secret(credential, context))
             if credential is None:
                 return
         kind = text_of(scheme.get("type"))
@@ -166,6 +169,12 @@ def _apply_auth(signature: Signature, auth: HTTPAuth, token: str) -> None:
         prefix = "Bearer" if prefix is None else prefix
     signature.headers[_auth_header(auth)] = f"{prefix} {token}" if prefix else token
     signature.secrets.append(token)
+
+
+def _auth_secret(auth: HTTPAuth) -> Any:
+    if auth.username is not None:
+        return f"{auth.username}:{auth.password or ''}"
+    return auth.token
 
 
 def _auth_header(auth: HTTPAuth) -> str:

@@ -149,7 +149,8 @@ def read_responses(
     """The declared answers; those that cannot be read are left out."""
     produces = _media_types(document, operation, "produces")
     result: list[Response] = []
-    for status, entry in object_of(operation.get("responses")).items():
+    for key, entry in object_of(operation.get("responses")).items():
+        status = str(key)
         if status.startswith("x-"):
             continue
         try:
