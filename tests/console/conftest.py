@@ -26,7 +26,9 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 DESK = (1440, 900)
 PHONE = (390, 844)
 
@@ -108,7 +110,7 @@ class Eyes:
         page = context.new_page()
         self.witness.follow(page)
         page.goto(f"{self.witness.address}/{path}")
-        page.locator("#main > *").first.wait_for()
+        page.locator("#main > *").first.wait_for(state="attached")
         return page
 
 

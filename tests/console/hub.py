@@ -27,9 +27,7 @@ from operations.server.console import console_app
 from operations.server.running import running
 
 KEY = "a-key-for-tests-only"
-PICTURE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-)
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"> reads \u202eesrever\u202c and hides \u200b nothing"
 
 STATE = {"open": 0}
@@ -96,7 +94,10 @@ DELIVERY: dict[str, Any] = {
         "notes": {"type": "object", "additionalProperties": {"type": "string"}},
         "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}},
         "insured": {"type": ["boolean", "null"]},
-        "colour": {"enum": ["red", "orange", "yellow", "green", "blue", "violet"], "default": "blue"},
+        "colour": {
+            "enum": ["red", "orange", "yellow", "green", "blue", "violet"],
+            "default": "blue",
+        },
         "exact": {"type": "integer"},
     },
     "$defs": {
@@ -201,7 +202,9 @@ def _add_tasks(registry: OperationRegistry) -> None:
 
 def _add_clock(registry: OperationRegistry) -> None:
     @registry.operation("clock.ticks")
-    async def ticks(every: float = 0.05, fail_after: int | None = None) -> AsyncIterator[dict[str, Any]]:
+    async def ticks(
+        every: float = 0.05, fail_after: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """A tick now and then, for ever.
 
         Args:

@@ -22,7 +22,7 @@ def test_operations_stand_under_their_namespaces_with_type_and_source(eyes: Eyes
 
 def test_a_namespace_can_be_folded(eyes: Eyes) -> None:
     page = eyes.open()
-    group = page.get_by_role("button", name="shop 3")
+    group = page.get_by_role("button", name="shop 3", exact=True)
 
     group.click()
     expect(group).to_have_attribute("aria-expanded", "false")

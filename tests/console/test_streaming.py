@@ -50,7 +50,7 @@ def test_leaving_the_page_of_a_stream_ends_it(eyes: Eyes) -> None:
 def test_a_stream_that_fails_keeps_its_items_and_says_why(eyes: Eyes) -> None:
     page = eyes.open("#/clock.ticks")
 
-    page.get_by_label("fail_after").fill("3")
+    page.get_by_label("fail_after", exact=True).fill("3")
     page.get_by_label("every").fill("0.01")
     subscribe(page)
     expect(page.get_by_role("alert")).to_contain_text("CLOCK_BROKEN")
@@ -69,7 +69,7 @@ def test_input_that_a_stream_refuses_is_shown_at_its_field(eyes: Eyes) -> None:
 def test_a_flood_does_not_drown_the_page(eyes: Eyes) -> None:
     page = eyes.open("#/clock.count")
 
-    page.get_by_label("to").fill("20000")
+    page.get_by_label("to", exact=True).fill("20000")
     subscribe(page)
     expect(page.locator(".chip")).to_have_text("complete", timeout=20_000)
     assert count(page) == 20_000

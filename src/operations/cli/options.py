@@ -79,12 +79,18 @@ def command(
         except ConfigError as error:
             screen.config_failed(error)
             return ExitCode.CONFIG
-        except (OperationsError, OSError, ValueError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
+        except BrokenPipeError:
+            raise
+        except (OperationsError, OSError) as error:
             if common.verbose:
                 screen.traceback()
             screen.failed(str(error) or type(error).__name__)
+            return ExitCode.FAILED
+        except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
+            if common.verbose:
+                screen.traceback()
+            hint = "" if common.verbose else "; --verbose shows where"
+            screen.failed(f"this is a defect: {type(error).__name__}: {error}{hint}")
             return ExitCode.FAILED
 
     return run

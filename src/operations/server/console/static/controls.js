@@ -192,8 +192,8 @@ export function fileControl(schema, { changed }) {
     changed();
   }
   function describe(name) {
-    const size = content === undefined ? 0 : Math.floor((content.length * 3) / 4);
-    words.textContent = content === undefined ? (schema.contentMediaType ?? "sent as base64") : `${name ?? "content"}, about ${size} bytes`;
+    const size = content === undefined ? 0 : Math.floor((content.replace(/=+$/, "").length * 3) / 4);
+    words.textContent = content === undefined ? (schema.contentMediaType ?? "sent as base64") : `${name ?? "content"}, ${size} bytes`;
     clear.hidden = content === undefined;
     if (content === undefined) picker.value = "";
   }

@@ -35,14 +35,9 @@ export class Session {
     this.draw();
   }
 
-  /** Ask the server who is signed in. A session that has ended is nobody's. */
+  /** Ask the server who is signed in. Whose session has ended is nobody, and the refusal took the cookie away. */
   async look() {
-    try {
-      this.identity = await api.whoami();
-    } catch (error) {
-      this.identity = null;
-      if (error.status === 401) await api.signOut().catch(() => {});
-    }
+    this.identity = await api.whoami().catch(() => null);
     this.draw();
   }
 
