@@ -2,7 +2,6 @@
 
 import pytest
 from playwright.sync_api import Page, expect
-
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import KEY
 
