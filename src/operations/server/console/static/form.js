@@ -177,6 +177,8 @@ class Field {
     if (this.toolsShown !== wanted) fill(this.tools, tools);
     this.toolsShown = wanted;
     this.element.classList.toggle("absent", this.isHeld && !isThere);
+    // What can be nothing else need not be looked at.
+    this.element.classList.toggle("given", "const" in this.flat && this.isRequired && !this.isItem && this.name !== undefined);
   }
 
   read() {
