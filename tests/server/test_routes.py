@@ -373,7 +373,7 @@ async def test_access_goes_by_the_credential(headers: dict[str, str], status: in
     ran: list[str | None] = []
 
     async def run(input: Any, context: OperationContext) -> None:
-        ran.append(context.identity and context.identity.id)
+        ran.append(context.identity.id if context.identity else None)
 
     client = serving(run, access_control=AccessControl(["write"]), app={"identity": KEYS})
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from operations._json import pointer
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -105,10 +105,13 @@ class QueryArguments:
         return values.get(WHOLE)
 
     def _whole(self, schema: Schema) -> tuple[QueryParameter, ...]:
-        required = not schema.check(None) and not schema.check({})
         return (
             QueryParameter(
-                name=WHOLE, shape=Shape.JSON, required=required, schema=self._root, convert=_json
+                name=WHOLE,
+                shape=Shape.JSON,
+                required=not may_be_empty(schema),
+                schema=self._root,
+                convert=_json,
             ),
         )
 
@@ -153,6 +156,15 @@ class QueryArguments:
             return value if value is not text and judge.check(value) else text
 
         return choose
+
+
+def may_be_empty(schema: Schema) -> bool:
+    """Whether a call without input can work."""
+    try:
+        return schema.check(None) or schema.check({})
+    except SchemaError:
+        # Then no call works; what to say of it does not matter.
+        return False
 
 
 def _literal(text: str) -> Any:
