@@ -2,11 +2,13 @@
 
 import shutil
 import subprocess
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-
 from tests.console.conftest import PHONE, PROJECT, Eyes
 from tests.console.hub import KEY
 
@@ -21,11 +23,15 @@ def axe() -> str:
         npm = shutil.which("npm")
         if npm is None:
             pytest.skip("axe-core needs npm: scripts/browser installs it")
-        AXE.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--prefix", str(AXE), "--no-save", f"axe-core@{VERSION}"]
+        AXE.parent.mkdir(exist_ok=True)
+        made = Path(mkdtemp(dir=AXE.parent))
+        command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{VERSION}"]
         got = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         if got.returncode != 0:
             pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")
+        # Another worker may have been quicker; then its folder stays.
+        with suppress(OSError):
+            made.rename(AXE)
     return script.read_text(encoding="utf-8")
 
 

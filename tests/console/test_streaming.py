@@ -1,7 +1,6 @@
 """Following a subscription."""
 
 from playwright.sync_api import Page, expect
-
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import STATE
 from tests.console.test_calling import until
