@@ -1,11 +1,11 @@
 """Events over NATS: queue groups for requests, a subject of its own for every mailbox."""
 
+from importlib.util import find_spec
+
 from operations.errors import MissingExtraError
 
-try:
-    import nats as _nats  # noqa: F401 - everything below needs it
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.pubsub.nats", extra="nats") from error
+if find_spec("nats") is None:
+    raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
 from operations.pubsub.nats.target import NatsTarget, connect_nats
 

@@ -38,7 +38,7 @@ class DurableQueues:
     """The queues of one prefix, in one JetStream stream."""
 
     def __init__(self, client: Client, prefix: str) -> None:
-        self._js: Any = client.jetstream()
+        self._js: Any = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         self._subjects = f"{prefix}.queue.>"
         self._stream = f"{prefix}_queue".replace(".", "_")
 
