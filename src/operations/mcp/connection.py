@@ -119,7 +119,7 @@ class Connection:
         if self._closed or self._owner is None:
             raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
         if self._failure is not None and self._is_beyond_patience():
-            raise self._failure
+            raise _fresh(self._failure)
         self._wanted.set()
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -256,7 +256,7 @@ class Connection:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_exception(failure)
+                waiter.set_exception(_fresh(failure))
 
     # ------------------------------------------------------------ ways
 
@@ -286,6 +286,11 @@ class Connection:
             # Its last words go to the operator's log, not to whoever calls.
             logger.warning("%s %s; it said:\n%s", self.name, what, "\n".join(child.stderr))
         return CallError(ErrorCode.UNAVAILABLE, f"{self.name} {what}", details)
+
+
+def _fresh(error: CallError) -> CallError:
+    """The same error for another caller: a raised one collects the traceback of who raised it."""
+    return CallError(error.code, error.message, error.details, retryable=error.retryable)
 
 
 @asynccontextmanager
