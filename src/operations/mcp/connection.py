@@ -269,6 +269,8 @@ class Connection:
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
         logger.debug("%s failed", self.name, exc_info=error)
+        if self._session is not None:
+            return self._unavailable("went away", child)
         if child.has_ended:
             return self._unavailable("ended before it was ready", child)
         if isinstance(error, OSError):
