@@ -310,3 +310,15 @@ async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
             await registry.execute("task.get", None, soon())
 
     assert cleaned.is_set()
+
+
+def test_a_service_that_changes_is_told_who_holds_its_operations() -> None:
+    class Service(list[Operation]):
+        def attach(self, registry: OperationRegistry) -> None:
+            self.registry = registry
+
+    service = Service()
+    registry = OperationRegistry()
+    registry.register_all(service)
+
+    assert service.registry is registry

@@ -12,9 +12,9 @@ Rule 3: no cancel scope or exception group leaves the owner. What went wrong is 
 import asyncio
 import logging
 import math
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from secrets import SystemRandom
 from typing import Any
 
 import anyio
@@ -31,6 +31,8 @@ from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
 
+_random = SystemRandom()
+
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 15.0
 """Seconds between attempts: random between zero and a bound that doubles from the first to the longest."""
@@ -42,7 +44,7 @@ _STABLE_SECONDS = 5.0
 def jitter(attempts: int) -> float:
     """Seconds to wait after so many attempts that failed; none before the first repetition."""
     bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
-    return random.uniform(0, bound)  # noqa: S311 - jitter keeps no secret
+    return _random.uniform(0, bound)
 
 
 class Connection:
