@@ -38,7 +38,7 @@ _LONGEST_PAUSE = 15.0
 """Seconds between attempts: random between zero and a bound that doubles from the first to the longest."""
 
 _STABLE_SECONDS = 5.0
-"""A connection that held this long is opened again at once when it is lost; a shorter one is given pauses."""
+"""A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
 
 
 def jitter(attempts: int) -> float:
@@ -82,6 +82,7 @@ class Connection:
         self._waiters: set[asyncio.Future[RelaySession]] = set()
         self._wanted = asyncio.Event()
         self._closed = False
+        self._has_served = False
         self._lost_at: float | None = None
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
@@ -131,8 +132,9 @@ class Connection:
             self._waiters.discard(waiter)
 
     def is_there(self) -> None:
-        """Say that the server answered."""
+        """Say that the server answered a call."""
         self.away_since = None
+        self._has_served = True
 
     def give_up(self, session: RelaySession) -> None:
         """Say that `session` is of no more use: the server does not know it any more."""
@@ -181,7 +183,7 @@ class Connection:
             else:
                 if was_open:
                     logger.warning("%s; connecting again", failure.message)
-                if was_open and loop.time() - began > _STABLE_SECONDS:
+                if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
                     attempts = 0
                 if self._lost_at is None:
                     self._lost_at = loop.time()
@@ -248,6 +250,7 @@ class Connection:
 
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
+        self._has_served = False
         self._lost_at, self._failure = None, None
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
