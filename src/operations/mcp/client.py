@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
@@ -368,16 +368,21 @@ def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
 
 
 @asynccontextmanager
-async def connect_mcp(name: str, config: MCPClientConfig) -> AsyncGenerator[MCPClient]:
+async def connect_mcp(
+    name: str, config: MCPClientConfig | Mapping[str, Any]
+) -> AsyncGenerator[MCPClient]:
     """Connect to an MCP server for the length of an `async with` block.
 
     Args:
         name: What to call it; its operations' namespace unless `config` says otherwise.
-        config: How to reach it.
+        config: How to reach it; an entry of an `mcp.json` will do.
 
     Raises:
         CallError: `UNAVAILABLE`, saying why it cannot be used.
+        ValueError: If the entry makes no sense.
     """
+    if not isinstance(config, MCPClientConfig):
+        config = MCPClientConfig.from_entry(config)
     client = MCPClient(name, config)
     await client.open()
     try:
