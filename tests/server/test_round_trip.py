@@ -73,7 +73,7 @@ def operations(draw: st.DrawFn) -> Operation:
         error_schemas=(ErrorDefinition("DECLARED", "It can.", http_status=draw(st.integers(400, 499))),),
         idempotent=draw(st.booleans()),
     )  # fmt: skip
-    return Operation(spec, handler, "off")
+    return Operation(spec, handler)
 
 
 async def outcome(registry: OperationRegistry, spec: OperationSpec, value: Any) -> Any:
