@@ -16,7 +16,7 @@ ANY = {"type": "object"}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
     for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
-                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "exit_after")
+                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch", "exit_after")
 ]  # fmt: skip
 STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}}
 
@@ -63,6 +63,16 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         return send(
             {"id": request_id, "result": {"content": [], "structuredContent": {"x": value}}}
         )
+    if name == "batch":
+        log = {
+            "jsonrpc": "2.0",
+            "method": "notifications/message",
+            "params": {"level": "info", "data": "x"},
+        }
+        answer = {"jsonrpc": "2.0", "id": request_id, "result": text("together")}
+        sys.stdout.write(json.dumps([log, answer, 7]) + "\n")
+        sys.stdout.flush()
+        return None
     if name == "never":
         STATE["never"].append(request_id)
         return None

@@ -87,7 +87,7 @@ async def test_twenty_servers_start_side_by_side() -> None:
             clients = await loader.load({f"s{n}": raw("slow", "0.5") for n in range(20)})
 
             assert len(clients) == 20
-            assert time.monotonic() - began < 6
+            assert time.monotonic() - began < 9  # one after another they would need ten
 
 
 async def test_servers_close_in_any_order_and_from_any_task() -> None:

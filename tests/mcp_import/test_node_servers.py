@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +134,13 @@ async def test_every_tool_of_the_everything_server_gives_a_true_envelope(kind: s
             registry = OperationRegistry(client)
             tools = {each.spec.name for each in registry if "tool" in each.spec.meta}
             context = OperationContext(door=Door(progress=follow))
-            for tool, input in EVERYTHING.items():
+            for tool, given in EVERYTHING.items():
                 assert tool in tools
-                results[tool] = await registry.execute(f"everything.{tool}", input, context)
+                results[tool] = await registry.execute(f"everything.{tool}", given, context)
             for tool in tools - EVERYTHING.keys():
                 # A tool of a newer release: it is called all the same, and must not break anything.
-                with anyio.move_on_after(2):
-                    try:
-                        await registry.execute(f"everything.{tool}", {"topic": "tea"}, context)
-                    except CallError as error:
-                        assert error.message
+                with anyio.move_on_after(2), suppress(CallError):
+                    await registry.execute(f"everything.{tool}", {"topic": "tea"}, context)
 
     for tool, envelope in results.items():
         assert isinstance(envelope.meta, MCPResponseMeta)

@@ -16,7 +16,8 @@ import httpx2
 import msgspec
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
-from operations.access import OPEN, AccessControl
+from operations.access import AccessControl
+from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "memory"]
@@ -104,8 +105,8 @@ class MCPClientConfig:
     trust_annotations: bool = False
     """Believe what the server says of its tools: read-only, idempotent, exported contracts."""
 
-    access: AccessControl | Callable[[str], AccessControl] = OPEN
-    """Who may call what is imported: one rule, or a function of the tool's name."""
+    access: AccessControl | Callable[[OperationSpec], AccessControl] | None = None
+    """Who may call what is imported: one rule, or a function that gives one for each spec; None is open."""
 
     namespace: str | None = None
     """None: the name of the server."""
@@ -165,6 +166,13 @@ class MCPClientConfig:
             host = parts.netloc.rpartition("@")[2]
             return urlunsplit((parts.scheme, host, parts.path, "", ""))
         return type(self.server).__name__
+
+    def guarded(self, spec: OperationSpec) -> OperationSpec:
+        """`spec` with the access rule the operator gave."""
+        if self.access is None:
+            return spec
+        rule = self.access(spec) if callable(self.access) else self.access
+        return msgspec.structs.replace(spec, access_control=rule)
 
     def __repr__(self) -> str:
         return f"<MCPClientConfig {self.kind} {self.target}>"

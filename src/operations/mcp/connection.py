@@ -24,7 +24,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 
 from operations.errors import CallError, ErrorCode
 from operations.mcp.config import MCPClientConfig
-from operations.mcp.failures import read_failure, root_cause
+from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.session import Dispatcher, RelaySession
 from operations.mcp.stdio import Child, open_stdio
@@ -37,6 +37,12 @@ _LONGEST_PAUSE = 15.0
 
 _STABLE_SECONDS = 5.0
 """A connection that held this long is opened again at once when it is lost; a shorter one is given pauses."""
+
+
+def jitter(attempts: int) -> float:
+    """Seconds to wait after so many attempts that failed; none before the first repetition."""
+    bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
+    return random.uniform(0, bound)  # noqa: S311 - jitter keeps no secret
 
 
 class Connection:
@@ -63,6 +69,9 @@ class Connection:
 
         self.used = 0.0
         """When the last request ended, by the loop's clock."""
+
+        self.away_since: float | None = None
+        """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
 
         self._callbacks = callbacks
         self._on_open = on_open
@@ -110,7 +119,7 @@ class Connection:
         if self._closed or self._owner is None:
             raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
         if self._failure is not None and self._is_beyond_patience():
-            raise self._failure
+            raise _fresh(self._failure)
         self._wanted.set()
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
@@ -118,6 +127,10 @@ class Connection:
             return await waiter
         finally:
             self._waiters.discard(waiter)
+
+    def is_there(self) -> None:
+        """Say that the server answered."""
+        self.away_since = None
 
     def give_up(self, session: RelaySession) -> None:
         """Say that `session` is of no more use: the server does not know it any more."""
@@ -165,7 +178,7 @@ class Connection:
                 return
             else:
                 if was_open:
-                    logger.warning("%s: %s; connecting again", self.name, failure.message)
+                    logger.warning("%s; connecting again", failure.message)
                 if was_open and loop.time() - began > _STABLE_SECONDS:
                     attempts = 0
                 if self._lost_at is None:
@@ -175,8 +188,7 @@ class Connection:
 
     async def _pause(self, attempts: int) -> None:
         """Wait before the next attempt: not at all before the first, and never past the closing."""
-        bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
-        pause = random.uniform(0, bound)  # noqa: S311 - jitter keeps no secret
+        pause = jitter(attempts)
         self._resumes_at = asyncio.get_running_loop().time() + pause
         if self._failure is not None and self._is_beyond_patience():
             self._fail_waiters(self._failure)
@@ -244,7 +256,7 @@ class Connection:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_exception(failure)
+                waiter.set_exception(_fresh(failure))
 
     # ------------------------------------------------------------ ways
 
@@ -276,6 +288,11 @@ class Connection:
         return CallError(ErrorCode.UNAVAILABLE, f"{self.name} {what}", details)
 
 
+def _fresh(error: CallError) -> CallError:
+    """The same error for another caller: a raised one collects the traceback of who raised it."""
+    return CallError(error.code, error.message, error.details, retryable=error.retryable)
+
+
 @asynccontextmanager
 async def _open_memory(server: Any) -> AsyncGenerator[Any]:
     """A server of this process, run beside us for as long as we talk to it."""
@@ -291,3 +308,35 @@ async def _open_memory(server: Any) -> AsyncGenerator[Any]:
                 await asyncio.wait({running})
             if not running.cancelled() and running.exception() is not None:
                 logger.debug("the server in this process failed", exc_info=running.exception())
+
+
+class Retries:
+    """Decides, for one request, whether it is sent again."""
+
+    def __init__(self, connection: Connection, replayable: bool) -> None:
+        self._connection = connection
+        self._replayable = replayable
+        self._attempts = 0
+        self.has_refreshed = False
+
+    async def allow(self, failure: ServerError) -> bool:
+        """Whether to send once more, after waiting for as long as is wise."""
+        if failure.unsent:
+            return await self._wait()
+        if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
+            self._replayable = False
+            return True
+        return False
+
+    async def _wait(self) -> bool:
+        connection, loop = self._connection, asyncio.get_running_loop()
+        if connection.away_since is None:
+            connection.away_since = loop.time()
+        pause = jitter(self._attempts)
+        self._attempts += 1
+        patience = connection.away_since + connection.config.reconnect_timeout
+        # The first repetition costs nothing and is always worth it.
+        if self._attempts > 1 and loop.time() + pause > patience:
+            return False
+        await asyncio.sleep(pause)
+        return True

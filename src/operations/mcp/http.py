@@ -6,12 +6,14 @@ Rule 2: what a response may hold is bounded while it arrives. Compressed bodies 
 """
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import httpx2
 import msgspec
+from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
@@ -19,6 +21,8 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from operations.mcp.config import ClientCredentials, MCPClientConfig
 from operations.mcp.failures import Kind, seal
+
+logger = logging.getLogger("operations.mcp")
 
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 300.0
@@ -92,6 +96,12 @@ class _Client(httpx2.AsyncClient):
             return _answer(request, "too_large", str(error))
         except httpx2.TransportError as error:
             return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
+        except OAuthFlowError as error:
+            return _answer(request, "status", f"does not let us sign in: {error}")
+        except Exception as error:
+            # Whoever was asked for a token may say anything, secrets included.
+            logger.exception("signing in failed")
+            return _answer(request, "status", f"was not asked: {type(error).__name__}")
         if response.status_code < 400:
             return response
         return await _refusal(request, response)
@@ -126,9 +136,7 @@ async def _refusal(request: httpx2.Request, response: httpx2.Response) -> httpx2
     text = body[:_BODY_BYTES].decode("utf-8", "replace")
     message = f"answered with HTTP status {status}"
     if status in (502, 503, 504):
-        return _answer(
-            request, "unreachable" if status == 503 else "lost", message, statusCode=status
-        )
+        return _answer(request, "lost", message, statusCode=status)
     return _answer(request, "status", message, statusCode=status, body=text)
 
 

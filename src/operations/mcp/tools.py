@@ -73,11 +73,10 @@ def build_spec(
         description=_text(tool.get("description")) or "",
         input_schema=from_schema(tool["inputSchema"], lenient=True),
         output_schema=_output_schema(tool.get("outputSchema")),
-        access_control=config.access(name) if callable(config.access) else config.access,
         idempotent=trusted and annotations.get("idempotentHint") is True,
         meta=meta,
     )
-    return restore_spec(spec, tool.get("_meta")) if trusted else spec
+    return config.guarded(restore_spec(spec, tool.get("_meta")) if trusted else spec)
 
 
 def _output_schema(document: Any) -> Schema:
@@ -153,7 +152,6 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
                 "additionalProperties": False,
             }
         ),
-        access_control=config.access("tools.resume") if callable(config.access) else config.access,
         meta={"source": "mcp", "server": server},
     )
 
@@ -165,12 +163,19 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
             question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
         )
 
-    return Operation(spec, resume)
+    return Operation(config.guarded(spec), resume)
 
 
-def quarantine(known: Operation, server: str) -> Operation:
-    """`known` as it was, but not to be called: what it does now is not what was accepted."""
-    spec = known.spec
+def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
+    """An operation that is not to be called: what it does now (`spec`) is not what was accepted.
+
+    It shows the contract that was `known`; without one nothing but its name, because nobody has read the rest.
+    """
+    shown = replace(
+        spec, title=None, description="", input_schema=Schema({}), output_schema=Schema({})
+    )
+    if known is not None:
+        shown = known.spec
 
     async def refuse(input: Any, context: OperationContext) -> Any:
         raise CallError(
@@ -180,7 +185,7 @@ def quarantine(known: Operation, server: str) -> Operation:
             retryable=False,
         )
 
-    return Operation(replace(spec, meta={**spec.meta, "quarantined": True}), refuse)
+    return Operation(replace(shown, meta={**shown.meta, "quarantined": True}), refuse)
 
 
 def _arguments(input: Any) -> JSONObject:
