@@ -197,8 +197,8 @@ def main() -> None:
             for _ in range(min(options.repeats, 3)):
                 for title, name in SERVERS.items():
                     with served(name) as (port, process):
-                        while not wrk(port, str(lua), 1, 4):
-                            """Not awake yet."""
+                        while wrk(port, str(lua), 1, 4) == 0:
+                            continue
                         before = cpu_seconds(process)
                         rate = wrk(port, str(lua), options.seconds, options.connections)
                         rates[title].append(rate)

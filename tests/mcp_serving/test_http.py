@@ -199,6 +199,8 @@ async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: 
         ({"host": "localhost.evil.example"}, 421),
         ({"host": "[::1"}, 421),
         ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"host": "evil.example@127.0.0.1"}, 421),
+        ({"host": "localhost/evil.example"}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://localhost.evil.example"}, 403),
@@ -300,6 +302,17 @@ async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
         pieced = await client.post("/mcp", content=pieces(), headers=request["headers"])
 
     assert (whole.status_code, pieced.status_code) == (413, 413)
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with serving(to_mcp(example()).asgi_app(body_timeout=0.1)) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        with anyio.fail_after(5):
+            answer = await reader.readline()
+        writer.close()
+
+    assert b" 408 " in answer
 
 
 @pytest.mark.requirement("R31")
