@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import aiohttp
 import anyio
 import msgspec
 import pytest
+from tests.cli.conftest import Ran
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
@@ -119,6 +120,27 @@ def test_a_port_that_is_taken_is_told(folder: Path, environment: dict[str, str])
 
     assert ran.returncode == 1
     assert "cannot listen on 203.0.113.7:1" in ran.stderr
+
+
+@pytest.mark.requirement("R22")
+def test_other_machines_are_not_let_in_where_nobody_has_to_sign_in(
+    folder: Path, run: Callable[..., Ran]
+) -> None:
+    (folder / "operations.toml").write_text("modules = ['ops.py']")
+
+    ran = run("serve", "--host", "0.0.0.0", "--port", "0")
+
+    assert ran.code == 1
+    assert "public = true" in ran.err
+
+
+def test_what_modules_print_is_no_result(folder: Path, run: Callable[..., Ran]) -> None:
+    with (folder / "ops.py").open("a") as module:
+        module.write("print('hello from the module')")
+
+    ran = run("call", "work.add", "a=1")
+
+    assert (ran.out, ran.code) == ("2\n", 0)
 
 
 async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
