@@ -91,6 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except ImportError as error:
+        # A command whose extra is not installed; the message names it.
+        sys.stderr.write(f"error: {error}\n")
+        return 1
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

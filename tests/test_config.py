@@ -1,10 +1,12 @@
 """`operations.toml`: what it says is what one gets, and what is wrong with it is told so that one can repair it."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.conftest import PROJECT
 
 from operations import Schema
 from operations.cli.init import STARTER
@@ -449,3 +451,14 @@ def test_keys_have_their_lines_in_every_way_of_writing_them() -> None:
     assert places.line(("list", 1, "k", "inner")) == 15
     assert places.line(("list", 1, "sub", "m")) == 17
     assert places.line(("no",)) is None
+
+
+def test_every_key_is_documented() -> None:
+    page = (PROJECT / "docs" / "config.md").read_text(encoding="utf-8")
+    document = dict(config_schema().document)  # type: ignore[arg-type]
+
+    names = {
+        name for entry in (document, *document["$defs"].values()) for name in entry["properties"]
+    }
+
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []

@@ -126,7 +126,7 @@ def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
     environment |= {"ALICE_KEY": "a" * 32, "BOB_KEY": "b" * 32}
     child = start("serve")
     child.expect(r"serving 11 operations at (http://127\.0\.0\.1:\d+)")
-    assert child.match is not None
+    assert isinstance(child.match, re.Match)
     url = str(child.match[1])
     see(child, "Ctrl-C ends it")
 

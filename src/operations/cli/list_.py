@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
@@ -85,12 +84,13 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
             (
                 (
                     spec.id,
-                    Text(spec.type.value, style=STYLES[spec.type]),
+                    spec.type.value,
                     _label(hub, spec),
                     first_line(spec.title or spec.description),
                 )
                 for spec in specs
             ),
+            {(1, kind): style for kind, style in STYLES.items()},
         )
         if screen.is_terminal and specs:
             screen.note(f"{len(specs)} operation{'s' * (len(specs) != 1)}")

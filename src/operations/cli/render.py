@@ -6,13 +6,15 @@ Rule 3: what others wrote (descriptions, results, messages) is text: no markup, 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
+from rich.cells import cell_len, set_cell_size
+from rich.color import ColorSystem
 from rich.console import Console, RenderableType
 from rich.highlighter import JSONHighlighter
-from rich.table import Table
+from rich.style import Style
 from rich.text import Text
 
 from operations._json import to_json
@@ -27,6 +29,12 @@ _BIDI = frozenset(
 """Characters that change the order of what is read, or cannot be seen."""
 
 STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
+"""The colour of each type of operation."""
+
+Styles: TypeAlias = Mapping[tuple[int, str], str]
+"""Colours of cells, by column and content."""
+
+NO_STYLES: Styles = {}
 
 
 def plain(text: str) -> str:
@@ -104,21 +112,37 @@ class Screen:
         else:
             self.out.print(part, soft_wrap=not self.is_terminal)
 
-    def rows(self, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-        """A table on a terminal; lines with tabs between the columns in a pipe."""
+    def rows(
+        self, headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Styles = NO_STYLES
+    ) -> None:
+        """A table on a terminal; lines with tabs between the columns in a pipe.
+
+        Args:
+            headings: Of the columns; the last one gives way where the terminal is too narrow.
+            rows: The cells.
+            styles: By column and content.
+        """
+        clean = [[plain(cell).replace("\t", " ") for cell in row] for row in rows]
         if not self.is_terminal:
-            for row in rows:
-                cells = (cell.plain if isinstance(cell, Text) else plain(cell) for cell in row)
-                self.write("\t".join(cell.replace("\t", " ") for cell in cells))
+            for row in clean:
+                self.write("\t".join(row))
             return
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for number, heading in enumerate(headings):
-            last = number == len(headings) - 1
-            # The last column gives way; what the others say is what one copies.
-            table.add_column(heading, no_wrap=True, overflow="ellipsis" if last else "fold")
-        for row in rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
-        self.out.print(table)
+        # By hand: a table of rich takes seconds for thousands of rows.
+        widths = [max(map(cell_len, column)) for column in zip(headings, *clean, strict=True)]
+        widths[-1] = min(
+            widths[-1], max(10, self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2)
+        )
+        colours = None if self.out.no_color else ColorSystem.STANDARD
+        self.out.print(Text("  ".join(map(set_cell_size, headings, widths)).rstrip(), style="dim"))
+        for row in clean:
+            cells = [
+                Style.parse(styles.get((column, cell), "")).render(
+                    set_cell_size(cell, width), color_system=colours
+                )
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.write("  ".join(cells).rstrip())
+        sys.stdout.flush()
 
     # ------------------------------------------------------------ complaints
 

@@ -13,7 +13,7 @@ from operations.cli.serving import build_app
 from operations.cli.session import open_session
 from operations.errors import OperationsError
 from operations.mcp import to_mcp
-from operations.server.running import running
+from operations.server.running import InsecureBindError, running
 
 Door = Literal["http", "mcp", "websocket", "console"]
 
@@ -48,15 +48,21 @@ async def serve(
         entry = hub.file.config.serve
         doors = door or entry.doors
         address = host or entry.host
+        number = entry.port if port is None else port
         app = build_app(hub, doors=doors, host=address)
         try:
-            async with running(app, host=address, port=entry.port if port is None else port) as url:
+            async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
                 announce(url, doors, hub, screen)
                 await until_stopped()
                 screen.note("closing ...")
+        except InsecureBindError:
+            raise OperationsError(
+                f"{address} lets other machines in, and nobody has to sign in: "
+                "add [access.keys.NAME] to the config, or public = true to [serve]"
+            ) from None
         except OSError as error:
             raise OperationsError(
-                f"cannot listen on {address}:{entry.port if port is None else port}: {error.strerror}"
+                f"cannot listen on {address}:{number}: {error.strerror}"
             ) from error
 
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from operations.access import Identity
-from operations.calls import serve_calls
+from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
 from operations.cli.callers import callers_by_hash, credential_resolver
 from operations.cli.hub import Hub
@@ -20,11 +20,16 @@ from operations.mcp import to_mcp
 from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, IdentityResolver, Limits, create_app
+from operations.server.console import console_app
 from operations.server.hosts import LOOPBACK
 from operations.types import JSONObject
 
 _TOKENS = "operations.server.tokens"
 """Imported when the config has `[access.jwt]`: it has an extra of its own."""
+
+
+_REMEMBERED = 2_000
+"""Calls that the console can show."""
 
 
 def build_app(
@@ -66,7 +71,8 @@ def build_app(
         expose_errors=config.serve.expose_errors,
         mcp=mcp,
         websocket=websocket,
-        console=_console() if "console" in doors else None,
+        console=console_app() if "console" in doors else None,
+        graph=CallGraph(limit=_REMEMBERED) if "console" in doors else None,
         resources=resources,
     )
 
@@ -106,10 +112,6 @@ def _tokens(entry: JWTEntry, file: ConfigFile) -> IdentityResolver:
         leeway=entry.leeway,
     )
     return resolver
-
-
-def _console() -> ASGIApp | None:
-    return None
 
 
 class SocketDoor:

@@ -1,6 +1,7 @@
 """Operations in Python modules of the operator's own."""
 
 import sys
+from contextlib import redirect_stdout
 
 from operations.cli.sources import Opened
 from operations.config import ConfigFile
@@ -18,5 +19,7 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
         # As `python -m` does: what lies beside the config can be imported by its name.
         sys.path.insert(0, folder)
     path = file.resolve(module)
-    found = scan_operations(path if path.exists() else module)
+    # What a module prints while it is imported is no result of ours, and would break MCP on standard output.
+    with redirect_stdout(sys.stderr):
+        found = scan_operations(path if path.exists() else module)
     return Opened(operations=found, origin=module, skipped=list(found.skipped))
