@@ -4,6 +4,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import json
 import uuid
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -286,6 +287,8 @@ def test_a_valid_scalar_stays_as_it_is(document: Any, value: Any) -> None:
         ({"enum": []}, 1),
         ({"enum": ["a"], "type": "integer"}, "b"),
         ({"type": "string", "minLength": 10_000}, 1),
+        ({"type": "array", "minItems": 10_000}, 1),
+        ({"const": json.loads("[" * 80 + "]" * 80)}, 1),
         ({"minimum": 3}, 2),
         ({"type": "array", "items": {"type": "string", "pattern": "^a"}, "minItems": 1}, 5),
         (
@@ -316,6 +319,27 @@ def test_where_nothing_valid_can_be_made_the_value_stays(document: Any, value: A
         ({**POINT, "default": {"x": 9}}, "s", {"x": 9, "y": 0}, [("", "replaced")]),
         (POINT, {"x": None, "y": "3"}, {"x": 0, "y": 3}, [("/x", "replaced"), ("/y", "converted")]),
         ({"type": "object", "required": ["a"]}, {}, {"a": None}, [("/a", "created")]),
+        (
+            {
+                "type": "object",
+                "required": ["a", "b"],
+                "properties": {"a": {"required": ["c"]}, "b": {"minItems": 1}},
+            },
+            {},
+            {"a": {"c": None}, "b": [None]},
+            [("/a", "created"), ("/b", "created")],
+        ),
+        (
+            {
+                "type": "array",
+                "items": {"$ref": "#/$defs/b"},
+                "maxItems": 1,
+                "$defs": {"b": {"type": "integer"}},
+            },
+            ["x", "y"],
+            [0],
+            [("", "replaced"), ("/0", "replaced")],
+        ),
         (
             {
                 "type": "object",

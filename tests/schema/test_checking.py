@@ -106,7 +106,7 @@ NOT_JSON: list[Any] = [
 @pytest.mark.parametrize(
     "document", [CLOSED, {}, {"type": ["object", "array", "number", "string"]}, True]
 )
-@pytest.mark.parametrize("value", NOT_JSON, ids=repr)
+@pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: type(value).__name__)
 def test_what_is_not_json_is_invalid_with_its_path(document: Any, value: Any) -> None:
     schema = Schema(document)
 

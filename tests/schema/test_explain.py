@@ -202,6 +202,29 @@ def test_draft_4_says_exclusive_beside_the_limit(document: Any, value: Any, mess
             [("/2", "is one item too many", "unevaluatedItems")],
         ),
         (
+            {
+                "allOf": [{"unevaluatedItems": True}],
+                "items": {"type": "null"},
+                "unevaluatedItems": False,
+            },
+            [1],
+            [("/0", "must be null, not an integer", "type")],
+        ),
+        (
+            {"allOf": [{"unevaluatedItems": True}], "minItems": 2, "unevaluatedItems": False},
+            [1],
+            [("", "must have at least 2 items, not 1", "minItems")],
+        ),
+        (
+            {
+                "allOf": [{"unevaluatedProperties": True}],
+                "minProperties": 2,
+                "unevaluatedProperties": False,
+            },
+            {"a": 1},
+            [("", "must have at least 2 properties, not 1", "minProperties")],
+        ),
+        (
             {"contains": {"const": 1}, "unevaluatedItems": {"type": "null"}},
             [1, 2],
             [("/1", "must be null, not an integer", "type")],
@@ -274,6 +297,41 @@ def test_values_are_not_repeated_at_all() -> None:
     document = {"type": "object", "properties": {"password": {"maxLength": 3, "pattern": "^x"}}}
 
     assert secret not in json.dumps(_faults(document, {"password": secret}))
+
+
+def test_large_objects_are_searched_for_them_too() -> None:
+    many = {f"p{i}": i for i in range(20_000)}
+
+    assert [
+        f[0] for f in _faults({"additionalProperties": {"type": "integer"}}, {**many, "z": "x"})
+    ] == ["/z"]
+    assert [
+        f[0] for f in _faults({"patternProperties": {"^": {"type": "integer"}}}, {**many, "z": "x"})
+    ] == ["/z"]
+    assert [
+        f[0] for f in _faults({"unevaluatedProperties": {"type": "integer"}}, {**many, "z": "x"})
+    ] == ["/z"]
+
+
+def test_a_search_that_takes_too_long_ends() -> None:
+    """Every list is short enough to be walked through, but there are many of them."""
+    level: Any = {"type": "integer"}
+    value: Any = 1
+    for _ in range(4):
+        level, value = {"type": "array", "items": level}, [value] * 19
+    value = [*value[:18], [*value[0][:18], [*value[0][0][:18], [*value[0][0][0][:18], "x"]]]]
+
+    assert _faults(level, value) == [("", "does not match the schema", "schema")]
+
+
+def test_the_same_schema_met_twice_at_a_place_is_explained_once() -> None:
+    text = {"$ref": "#/$defs/text"}
+    document = {"allOf": [text, text, {"anyOf": [text]}], "$defs": {"text": {"type": "string"}}}
+
+    assert _faults(document, 1) == [
+        ("", "must be a string, not an integer", "type"),
+        ("", "must be of type string, not integer", "anyOf"),
+    ]
 
 
 def test_what_only_the_validator_understands_is_still_refused_with_a_word() -> None:

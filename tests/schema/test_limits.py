@@ -254,6 +254,7 @@ def test_nothing_outside_the_document_is_read(
         ({"properties": {"a": {"default": b"x"}}}, "/properties/a/default"),
         ({"properties": {"\ud800": {}}}, "surrogate"),
         ({"properties": {1: {}}}, "/properties"),
+        ({"const": 10**5_000}, "large integer"),
         ("string", "object"),
         ([], "object"),
         (None, "object"),

@@ -230,6 +230,20 @@ def test_what_was_repaired_and_is_gone_in_the_end_is_not_reported() -> None:
     assert _kinds(result) == [("/a", "converted")]
 
 
+def test_items_that_were_repaired_and_are_gone_in_the_end_are_not_reported() -> None:
+    document = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "if": {"properties": {"a": {"type": "string"}}, "required": ["a"]},
+        "then": {"properties": {"b": {"type": "array", "items": {"type": "integer"}}}},
+        "else": {"properties": {"b": {"type": "array", "maxItems": 1}}},
+    }
+    result = _cast(document, {"a": "5", "b": ["6", "7"]})
+
+    assert result.value == {"a": 5, "b": [6]}
+    assert _kinds(result) == [("/a", "converted"), ("/b/0", "converted"), ("/b", "replaced")]
+
+
 @pytest.mark.requirement("R20")
 def test_trials_end_even_where_alternatives_multiply() -> None:
     """Every level offers many members that each look possible until the very last leaf."""

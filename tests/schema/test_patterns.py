@@ -147,6 +147,12 @@ def test_both_engines_find_matches_anywhere_in_a_text() -> None:
     assert not matcher("(")("(")
 
 
+def test_an_object_whose_every_pattern_is_dropped_is_an_ordinary_one() -> None:
+    schema = Schema({"type": "object", "patternProperties": {"(": {}}}, lenient=True)
+
+    assert schema.cast({"a": 1}).value == {"a": 1}
+
+
 def test_patterns_beside_other_limits_keep_the_lower_one() -> None:
     schema = Schema({"pattern": "a", "maxLength": 3})
 

@@ -74,6 +74,33 @@ def test_identifiers_that_are_only_fragments_are_anchors_up_to_draft_7() -> None
     assert [fault.path for fault in schema.errors({"a": 1})] == ["/a"]
 
 
+def test_up_to_draft_7_an_identifier_beside_a_reference_is_none() -> None:
+    schema = Schema(
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$id": "http://example.com/a",
+            "definitions": {"a": {"type": "string"}},
+            "properties": {"a": {"$id": "elsewhere", "$ref": "#/definitions/a"}},
+        }
+    )
+
+    assert [fault.path for fault in schema.errors({"a": 1})] == ["/a"]
+
+
+def test_what_is_no_schema_where_one_should_be_is_passed_over() -> None:
+    odd = {
+        "properties": 5,
+        "allOf": {},
+        "items": 3,
+        "prefixItems": [4, {}],
+        "not": None,
+        "$defs": [1],
+        "a": {},
+    }
+
+    assert [site.pointer for site in Document(odd).sites] == ["", "/prefixItems/1"]
+
+
 def test_urns_can_be_identifiers() -> None:
     schema = Schema(
         {

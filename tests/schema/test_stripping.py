@@ -160,6 +160,7 @@ def test_what_needs_more_is_given_up(document: Any, value: Any) -> None:
             {"a": {"b": 1}},
         ),
         ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, [["a"]]),
+        ({"type": "array", "items": {"type": "array", "items": POINT}}, [[]]),
         (
             {
                 "type": "array",
