@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ async def test_a_server_killed_between_calls_is_started_again() -> None:
 
             assert second != first
         assert not is_alive(second)
+
+
+@pytest.mark.requirement("R36")
+async def test_a_request_to_a_server_that_had_died_unnoticed_is_sent_to_the_next_one() -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            first = int(text_of(await registry.execute("raw.pid", {})))
+            os.kill(first, signal.SIGKILL)
+            while is_alive(first):
+                time.sleep(0.005)  # noqa: ASYNC251 - the loop must not notice
+
+            assert int(text_of(await registry.execute("raw.pid", {}))) != first
 
 
 async def test_a_mutation_in_flight_fails_and_is_not_repeated(tmp_path: Path) -> None:

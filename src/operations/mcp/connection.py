@@ -276,7 +276,7 @@ class Connection:
         logger.debug("%s failed", self.name, exc_info=error)
         if self._session is not None:
             return self._unavailable("went away", child)
-        if child.has_ended:
+        if child.went_away:
             return self._unavailable("ended before it was ready", child)
         if isinstance(error, OSError):
             return self._unavailable(f"cannot be started: {error.strerror or error}", child)

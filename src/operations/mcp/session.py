@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, cast
 
 import mcp_types as types
+from mcp import MCPError
 from mcp.client._probe import (
     negotiate_auto,
 )
@@ -88,9 +89,18 @@ class RelaySession(ClientSession):
         if version == "auto":
             await negotiate_auto(self)
         elif version in MODERN_PROTOCOL_VERSIONS:
-            await self.discover()
+            await self._discover()
         else:
             await self._handshake(version)
+
+    async def _discover(self) -> None:
+        """`server/discover`, for as long as whoever connects has patience: the SDK asks for ten seconds only."""
+        while self.discover_result is None:
+            try:
+                await self.discover()
+            except MCPError as error:
+                if error.code != types.REQUEST_TIMEOUT:
+                    raise
 
     async def _handshake(self, version: str) -> None:
         """`initialize`, offering a revision of our choice: the SDK offers the newest only."""

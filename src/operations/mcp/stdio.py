@@ -42,6 +42,9 @@ _TERMINATE_SECONDS = 1.0
 _KILL_SECONDS = 2.0
 """For the loop to see that a killed process is dead."""
 
+_LAST_WORDS_SECONDS = 0.02
+"""Between the end of a child's stdout and the end of the connection."""
+
 _POLL_SECONDS = 0.01
 _STDERR_LINES = 20
 _COMPLAINTS = 5
@@ -58,11 +61,9 @@ class Child:
         self.process: Process | None = None
         self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
         self.complaints = 0
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process is known to have ended."""
-        return self.process is not None and self.process.returncode is not None
+        self.is_stopped = False
+        self.went_away = False
+        """Whether it stopped talking before we stopped it."""
 
     def complain(self, problem: str, line: bytes) -> None:
         """Log an unreadable line: its beginning, and only the first few."""
@@ -97,6 +98,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
         try:
             yield read_stream, write_stream
         finally:
+            child.is_stopped = True
             with anyio.CancelScope(shield=True):
                 for stream in (read_stream, write_stream):
                     stream.close()
@@ -119,6 +121,10 @@ async def _read(process: Process, limit: int, incoming: Incoming, child: Child) 
                     for message in _messages(line, limit, child):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                             await incoming.send(message)
+            child.went_away = not child.is_stopped
+            # A request that is being written finds out that nobody reads it, and is safe to repeat: its
+            # failure has to arrive before the end of the connection does.
+            await anyio.sleep(_LAST_WORDS_SECONDS)
 
 
 def _messages(line: bytes | Oversized, limit: int, child: Child) -> Iterator[SessionMessage]:
@@ -168,20 +174,32 @@ def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> Sessio
 
 async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> None:
     """Messages to lines. One that cannot be written was not read by anybody, and its caller is told so."""
-    assert process.stdin is not None  # noqa: S101 - asked for
     async with outgoing:
         async for message in outgoing:
             body = message.message
             line = body.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
             try:
-                await process.stdin.send(line)
-            except _GONE:
+                await _send(process, line)
+            except (*_GONE, RuntimeError):
                 with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                     if isinstance(body, JSONRPCRequest):
                         failed = _failed(body.id, "unreachable", "is not running")
                         await incoming.send(cast("SessionMessage", failed))
                     await incoming.aclose()
                 return
+
+
+async def _send(process: Process, line: bytes) -> None:
+    """Write a line.
+
+    Raises:
+        OSError: If nobody reads any more. asyncio would tell so with the next line only.
+    """
+    writer: Any = getattr(getattr(process, "_process", None), "stdin", None)
+    writer.write(line)
+    if writer.is_closing():
+        raise BrokenPipeError
+    await writer.drain()
 
 
 async def _read_stderr(process: Process, child: Child) -> None:
