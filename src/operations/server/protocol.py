@@ -20,44 +20,48 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     _alarm: asyncio.TimerHandle | None = None
+    _in_head = True
     _received = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request."""
         super().connection_made(transport)
-        self._expect()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Expect nothing more."""
-        self._relax()
+        self._unwatch()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """A request begins: its head is to follow."""
-        self._expect()
+        self._in_head = True
+        self._received = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is there."""
-        self._relax()
+        self._in_head = False
+        self._unwatch()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and count those of an unfinished head."""
+        """Take bytes; count those of an unfinished head, and watch it."""
         super().data_received(data)
-        if self._alarm is not None:
+        # Most heads come in one piece, and need no watching.
+        if self._in_head and not self.transport.is_closing():
+            self._watch()
             self._received += len(data)
-            if self._received > HEAD_BYTES and not self.transport.is_closing():
+            if self._received > HEAD_BYTES:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
 
-    def _expect(self) -> None:
+    def _watch(self) -> None:
         if self._alarm is None:
             loop = cast("asyncio.AbstractEventLoop", cast("Any", self).loop)
             self._alarm = loop.call_later(HEAD_SECONDS, self._give_up)
 
-    def _relax(self) -> None:
-        self._received = 0
+    def _unwatch(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
