@@ -160,7 +160,8 @@ class Tool:
     def _export(self, modern: bool) -> JSONObject:
         """What an import needs to give back the same operation."""
         spec = self.spec
-        export = export_spec(spec)
+        # Said either way: the annotation calls every query idempotent.
+        export = {**export_spec(spec), "idempotent": spec.idempotent}
         if spec.error_schemas:
             export["errorSchemas"] = [
                 {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
