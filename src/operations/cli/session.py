@@ -1,5 +1,6 @@
 """What most commands begin with: the config loaded, its sources open, and what is wrong with them told."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
@@ -30,6 +31,9 @@ async def open_file(
         with screen.err.status("opening sources ...") if busy else nullcontext():
             hub = await stack.enter_async_context(open_hub(file))
         _tell(hub, screen, verbose=verbose)
+        if not verbose:
+            # From here on warnings are about calls, and nothing else tells them.
+            logging.getLogger("operations").setLevel(logging.WARNING)
         yield hub
 
 
