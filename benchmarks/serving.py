@@ -93,7 +93,7 @@ def started(name: str, port: int) -> Generator[subprocess.Popen[bytes]]:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
-                urlopen(f"http://127.0.0.1:{port}/healthz").close()  # noqa: S310
+                urlopen(f"http://127.0.0.1:{port}/healthz").close()
                 break
             except URLError as error:
                 if getattr(error, "code", None) is not None:
@@ -153,7 +153,9 @@ def rate(port: int, seconds: float, connections: int) -> float:
 
 def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
     """User and system time of a process so far. Unlike a rate it does not depend on who else is busy."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = (
+        Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    )
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -25,7 +25,7 @@ PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol"
 CASES: list[Any] = json.loads((PROTOCOL / "events.json").read_text(encoding="utf-8"))["cases"]
 
 
-def named(cases: list[Any]) -> Any:
+def named(cases: list[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["name"])
 
 

@@ -134,4 +134,4 @@ async def test_a_worker_writes_to_no_address_but_mailboxes(
             (on_redis, "operations:queue:operations"),
         ):
             with pytest.raises(Exception, match="no address of ours"):
-                await target.send(address, b"{}")  # type: ignore[attr-defined]
+                await target.send(address, b"{}")

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-
 from tests.console.hub import build_registry, served
 
 PROJECT = Path(__file__).resolve().parent.parent.parent

@@ -19,9 +19,16 @@ from operations import (
     OperationRegistry,
     OperationSpec,
     OperationType,
+    from_schema,
 )
 from operations.calls.graph import CallGraph
-from operations.envelopes import ImageContent, TextContent, http_envelope, mcp_envelope
+from operations.envelopes import (
+    ImageContent,
+    MCPContentBlock,
+    TextContent,
+    http_envelope,
+    mcp_envelope,
+)
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.console import console_app
 from operations.server.running import running
@@ -156,7 +163,7 @@ def _add_shop(registry: OperationRegistry) -> None:
                 type=OperationType.QUERY,
                 title="Plan a delivery",
                 description="Gives back what it was given.",
-                input_schema=DELIVERY,
+                input_schema=from_schema(DELIVERY),
             ),
             echo,
         )
@@ -240,7 +247,7 @@ def _add_imported(registry: OperationRegistry) -> None:
         )
 
     async def forecast(input: Any, context: OperationContext) -> Any:
-        blocks = [
+        blocks: list[MCPContentBlock] = [
             TextContent(text="Rain at 11"),
             ImageContent(data=PICTURE, mime_type="image/png"),
         ]
@@ -255,18 +262,27 @@ def _add_imported(registry: OperationRegistry) -> None:
         "properties": {"id": {"type": "integer", "description": "Of the pet."}},
     }
     placed = {"type": "object", "properties": {"place": {"type": "string", "default": "Berlin"}}}
+    api = {"method": "get", "path": "/pets/{id}", "source": "Pets"}
+    tool = {"source": "mcp", "server": "weather"}
     for namespace, name, handler, schema, meta, words in (
-        ("pets", "getPet", found, identified, {"method": "get", "path": "/pets/{id}", "source": "Pets"}, "Find a pet by its id"),
-        ("weather", "forecast", forecast, placed, {"source": "mcp", "server": "weather"}, "The weather of tomorrow"),
-        ("weather", "broken", broken, placed, {"source": "mcp", "server": "weather"}, HOSTILE),
-        ("warehouse", "stock", found, identified, {"source": "remote"}, "What is left of an article"),
-    ):  # fmt: skip
+        ("pets", "getPet", found, identified, api, "Find a pet by its id"),
+        ("weather", "forecast", forecast, placed, tool, "The weather of tomorrow"),
+        ("weather", "broken", broken, placed, tool, HOSTILE),
+        (
+            "warehouse",
+            "stock",
+            found,
+            identified,
+            {"source": "remote"},
+            "What is left of an article",
+        ),
+    ):
         spec = OperationSpec(
             namespace=namespace,
             name=name,
             type=OperationType.QUERY,
             description=words,
-            input_schema=schema,
+            input_schema=from_schema(schema),
             meta=meta,
             access_control=AccessControl(),
         )

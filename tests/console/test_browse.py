@@ -2,7 +2,6 @@
 
 import pytest
 from playwright.sync_api import expect
-
 from tests.console.conftest import PHONE, Eyes, keep
 
 

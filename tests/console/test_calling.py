@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
-
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import PICTURE, STATE
 
@@ -47,7 +46,8 @@ def test_a_nested_form_calls_a_query_and_shows_data_beside_meta(eyes: Eyes) -> N
     expect(data).to_contain_text("number: 1042")
     expect(meta).to_contain_text("operationId: shop.quote")
     left, right = data.bounding_box(), meta.bounding_box()
-    assert left and right
+    assert left is not None
+    assert right is not None
     assert left["x"] + left["width"] <= right["x"]
     assert abs(left["y"] - right["y"]) < 2
     keep(page, "result")
@@ -145,7 +145,8 @@ def test_numbers_beyond_what_scripts_can_count_stay_exact(eyes: Eyes) -> None:
     page = eyes.open("#/shop.deliver")
     exact = "12345678901234567890"
 
-    raw(page).fill('{"size": 1, "method": {"kind": "pickup", "shop": "x"}, "exact": %s}' % exact)
+    method = '"method": {"kind": "pickup", "shop": "x"}'
+    raw(page).fill(f'{{"size": 1, {method}, "exact": {exact}}}')
     page.get_by_role("tab", name="Form").click()
     expect(page.get_by_label("exact")).to_have_value(exact)
     page.get_by_label("size").fill("2")
@@ -237,7 +238,6 @@ def test_cancelling_stops_the_handler(eyes: Eyes) -> None:
     page = eyes.open("#/task.slow")
 
     call(page)
-    expect.set_options(timeout=5000)
     until(page, lambda: STATE["open"] == 1)
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("Cancelled.")).to_be_visible()

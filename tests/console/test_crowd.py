@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-
 from tests.console.conftest import Eyes, Witness
 from tests.console.hub import build_crowd, served
 

@@ -2,7 +2,6 @@
 
 import pytest
 from playwright.sync_api import Page, expect
-
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import KEY
 
@@ -29,6 +28,8 @@ def test_what_was_denied_works_after_signing_in(eyes: Eyes) -> None:
     keep(page, "signed-in")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_text("It may exist for those")).to_be_visible()
+    sign_in(page)
+    expect(page.get_by_label("id", exact=True)).to_have_value("")
 
 
 def test_a_session_that_ends_while_the_page_is_open_is_a_denial_with_a_way_out(eyes: Eyes) -> None:

@@ -117,6 +117,8 @@ async def test_pins_of_an_earlier_run_are_compared_with() -> None:
         assert client.quarantined == []
     async with connect_mcp("raw", raw(pin="strict", pins={**pins, "pid": "0" * 64})) as client:
         assert client.quarantined == ["pid"]
+        (unread,) = [each.spec for each in client if each.spec.name == "pid"]
+        assert unread.description == ""
 
 
 async def test_a_restarted_server_is_listed_again() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import mcp_types as types
 import pytest
+from mcp.server import Server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -25,6 +27,13 @@ from tests.mcp_import.support import (
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import ClientCredentials, MCPClientConfig, connect_mcp
+
+
+@pytest.fixture(autouse=True)
+async def clean() -> AsyncGenerator[None]:
+    with nothing_left_behind():
+        yield
+
 
 REVISIONS = ["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
 
@@ -106,6 +115,33 @@ async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -
             await connecting.__aexit__(None, None, None)
 
     assert envelope.data == {"result": 3}
+
+
+async def test_arguments_that_travel_as_headers_do_and_a_new_idea_of_them_is_fetched() -> None:
+    header = ["Region"]
+    seen: list[Any] = []
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        region = {"type": "string", "x-mcp-header": header[0]}
+        schema = {"type": "object", "properties": {"region": region}}
+        return types.ListToolsResult(tools=[types.Tool(name="where", input_schema=schema)])
+
+    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        seen.append(params.arguments)
+        return types.CallToolResult(content=[])
+
+    server: Server[Any] = Server("headers", on_list_tools=list_tools, on_call_tool=call_tool)
+    with anyio.fail_after(20):
+        async with (
+            serving(server.streamable_http_app()) as base,
+            connect_mcp("headers", MCPClientConfig(url=base + "/mcp", pin="off")) as client,
+        ):
+            registry = OperationRegistry(client)
+            await registry.execute("headers.where", {"region": "north"})
+            header[0] = "Place"
+            await registry.execute("headers.where", {"region": "south"})
+
+    assert seen == [{"region": "north"}, {"region": "south"}]
 
 
 # ------------------------------------------------------------ hostile answers
@@ -347,6 +383,20 @@ async def test_a_refused_token_is_told_without_the_token(caplog: pytest.LogCaptu
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.details["statusCode"] == 401
     assert "canary" not in caplog.text + str(caught.value.details) + caught.value.message
+
+
+@pytest.mark.requirement("R16")
+async def test_a_function_that_has_no_token_fails_the_connection_and_keeps_its_secret() -> None:
+    def token() -> str:
+        raise RuntimeError("canary")
+
+    async with serving_demo() as url:
+        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            async with connect_mcp("demo", MCPClientConfig(url=url, auth=token)):
+                pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert "canary" not in caught.value.message + str(caught.value.details)
 
 
 async def test_client_credentials_are_exchanged_for_a_token() -> None:

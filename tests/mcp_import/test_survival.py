@@ -1,13 +1,18 @@
 """A connection outlives its server: process death, restart, loss of the session."""
 
+import asyncio
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from tests.conftest import PROJECT
 from tests.mcp_import.support import (
+    HERE,
+    RAW,
     eventually,
     free_port,
     is_alive,
@@ -81,3 +86,64 @@ async def test_an_http_server_that_was_restarted_is_used_again() -> None:
             await client.__aexit__(None, None, None)
 
     assert envelope.data == {"result": 3}
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_the_sdks_own_server_is_spoken_to_as_a_child_and_survives_a_kill(
+    version: str,
+) -> None:
+    config = MCPClientConfig(
+        command=sys.executable, args=[str(HERE / "sdk_server.py")], version=version
+    )
+    registry = OperationRegistry()
+    with anyio.fail_after(60), nothing_left_behind():
+        async with connect_mcp("demo", config) as client:
+            registry.register_all(client)
+            assert (await registry.execute("demo.add", {"a": 1, "b": 2})).data == {"result": 3}
+            assert (await registry.execute("demo.resources.read", {"uri": "memo://today"})).data
+            first = (await registry.execute("demo.pid", {})).data["result"]
+            slow = asyncio.create_task(registry.execute("demo.slow", {"seconds": 30}))
+            await anyio.sleep(0.2)
+            os.kill(first, signal.SIGKILL)
+
+            with pytest.raises(CallError) as caught:
+                await slow
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+            while True:
+                try:
+                    second = (await registry.execute("demo.pid", {})).data["result"]
+                    break
+                except CallError as error:
+                    # A busy machine may need longer to start it than calls are willing to wait.
+                    assert error.code == ErrorCode.UNAVAILABLE  # noqa: PT017 - and then once more
+
+    assert second != first
+
+
+async def test_a_program_that_ends_without_closing_ends_its_servers() -> None:
+    code = f"""
+import asyncio, sys
+from operations import OperationRegistry
+from operations.mcp import MCPClientConfig, connect_mcp
+
+async def main():
+    global connecting, call
+    config = MCPClientConfig(
+        command=sys.executable, args=["-I", "-S", {RAW!r}, "stubborn"], shutdown_timeout=0.1
+    )
+    connecting = connect_mcp("raw", config)
+    registry = OperationRegistry(await connecting.__aenter__())
+    print((await registry.execute("raw.pid", {{}})).data[0]["text"], flush=True)
+    call = asyncio.create_task(registry.execute("raw.never", {{}}))
+    await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+    with anyio.fail_after(60):
+        done = await anyio.run_process(
+            [sys.executable, "-W", "error", "-c", code], cwd=PROJECT, check=False
+        )
+
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert not is_alive(int(done.stdout))

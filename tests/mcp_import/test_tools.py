@@ -220,3 +220,16 @@ async def test_many_calls_at_once_get_their_own_answers() -> None:
                 tasks.start_soon(one, number)
 
     assert found == {number: {"n": number} for number in range(100)}
+
+
+async def test_an_answer_in_a_batch_of_2025_03_26_is_found() -> None:
+    async with connect_mcp("raw", raw(version="2025-03-26")) as client:
+        envelope = await OperationRegistry(client).execute("raw.batch", {})
+
+    assert envelope.data[0]["text"] == "together"
+
+
+async def test_an_entry_of_an_mcp_json_will_do() -> None:
+    config = raw()
+    async with connect_mcp("raw", {"command": config.command, "args": list(config.args)}) as client:
+        assert (await OperationRegistry(client).execute("raw.pid", {})).data

@@ -10,6 +10,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp_types import (
     CreateMessageResult,
     ElicitResult,
+    ErrorData,
     ListRootsResult,
     Root,
     TextContent,
@@ -246,6 +247,63 @@ async def test_a_question_without_an_answer_is_asked_again() -> None:
     assert again["requestState"] != asked["requestState"]
     done = await conversations.resume(again["requestState"], {"name": {}}, Door(), ("ann",))
     assert done["said"] == {}
+
+
+async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it() -> None:
+    heard: list[str] = []
+
+    def door(name: str) -> Door:
+        async def progress(_done: float, _total: float | None, _message: str | None) -> None:
+            heard.append(f"{name} progress")
+
+        async def log(_level: str, _data: Any) -> None:
+            heard.append(f"{name} log")
+
+        return Door(progress=progress, log=log)
+
+    async def run(door: Door) -> dict[str, Any]:
+        assert door.progress is not None
+        assert door.log is not None
+        await door.progress(1, None, None)
+        done = await interview(door)
+        await door.log("info", "x")
+        return done
+
+    conversations = Conversations()
+    asked = await conversations.begin(run, door("first"), CAN, {}, ("ann",))
+    await conversations.resume(asked["requestState"], {"name": {}}, door("second"), ("ann",))
+
+    assert heard == ["first progress", "second log"]
+
+
+async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def run(_door: Door) -> dict[str, Any]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return {}
+
+    task = asyncio.create_task(Conversations().begin(run, Door(), CAN, {}, ("ann",)))
+    await started.wait()
+    task.cancel()
+
+    with anyio.fail_after(1):
+        await stopped.wait()
+
+
+async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
+    async def refuse(context: Any, params: Any) -> Any:
+        return ErrorData(code=-1, message="no")
+
+    async with Client(to_mcp(asking()), mode="legacy", elicitation_callback=refuse) as client:
+        result = await client.call_tool("ask.name", {})
+
+    assert result.structured_content["code"] == "UNAVAILABLE"
+    assert result.structured_content["details"] == {"code": -1, "message": "no"}
 
 
 async def test_an_answer_may_come_with_the_call() -> None:

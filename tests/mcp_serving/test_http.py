@@ -7,14 +7,17 @@ from typing import Any
 
 import anyio
 import httpx2
+import msgspec
 import pytest
 from mcp import Client
-from mcp_types import ElicitResult
+from mcp.server.streamable_http import EventMessage
+from mcp_types import ElicitResult, JSONRPCNotification
 from starlette.requests import Request
 from tests.mcp_serving.support import ERAS, example, serving, tool_names
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations.mcp import to_mcp
+from operations.mcp import release_stream, to_mcp
+from operations.mcp.serving.replay import ReplayStore
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -196,6 +199,8 @@ async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: 
         ({"host": "localhost.evil.example"}, 421),
         ({"host": "[::1"}, 421),
         ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"host": "evil.example@127.0.0.1"}, 421),
+        ({"host": "localhost/evil.example"}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://localhost.evil.example"}, 403),
@@ -299,6 +304,17 @@ async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
     assert (whole.status_code, pieced.status_code) == (413, 413)
 
 
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with serving(to_mcp(example()).asgi_app(body_timeout=0.1)) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        with anyio.fail_after(5):
+            answer = await reader.readline()
+        writer.close()
+
+    assert b" 408 " in answer
+
+
 @pytest.mark.requirement("R31")
 @pytest.mark.parametrize("lean", [True, False])
 async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
@@ -321,6 +337,77 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
             tasks.cancel_scope.cancel()
         with anyio.fail_after(2):
             await stopped.wait()
+
+
+@pytest.mark.parametrize("lean", [True, False])
+async def test_white_space_around_a_header_is_no_part_of_it(lean: bool) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    headers = {"host": "localhost", "content-type": "application/json", **request["headers"]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "headers": [(name.encode(), f" {value} ".encode()) for name, value in headers.items()],
+    }
+    body = {"type": "http.request", "body": msgspec.json.encode(request["json"])}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = to_mcp(example()).asgi_app(lean=lean)
+    async with app.running():
+        await app(scope, once(body), send)
+
+    assert sent[0]["status"] == 200
+    assert b'"structuredContent":2' in sent[1]["body"]
+
+
+def once(message: Any) -> Any:
+    waiting = [message]
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+
+    return receive
+
+
+async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() -> None:
+    registry, released = OperationRegistry(), list[bool]()
+
+    @registry.operation("job.long")
+    async def long() -> str:
+        released.append(await release_stream())
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async with (
+        serving(to_mcp(registry).asgi_app()) as address,
+        Client(f"{address}/mcp", mode="legacy") as client,
+    ):
+        with anyio.fail_after(10):
+            result = await client.call_tool("job.long", {})
+
+    assert released == [True]
+    assert result.content[0].text == "done"  # type: ignore[union-attr]
+
+
+async def test_events_are_replayed_on_their_own_stream_and_unknown_ones_not() -> None:
+    store, replayed = ReplayStore(), list[str | None]()
+
+    async def replay(event: EventMessage) -> None:
+        replayed.append(event.event_id)
+
+    message = JSONRPCNotification(jsonrpc="2.0", method="notifications/x")
+    ids = [
+        await store.store_event(stream, message if number else None)
+        for number, stream in enumerate("aabab")
+    ]
+
+    assert await store.replay_events_after(ids[1], replay) == "a"
+    assert replayed == [ids[3]]
+    for unknown in ("", "0", "99", "-1", "x"):
+        assert await store.replay_events_after(unknown, replay) is None
 
 
 async def test_other_paths_and_protocols_are_not_served() -> None:

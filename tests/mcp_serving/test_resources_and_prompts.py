@@ -10,7 +10,8 @@ from mcp import Client, MCPError
 from mcp_types import PromptReference, ResourceTemplateReference
 from tests.mcp_serving.support import ERAS, PNG, example, tool_names
 
-from operations import Identity, OperationRegistry
+from operations import Identity, OperationRegistry, http_envelope, mcp_envelope
+from operations.envelopes import MCPResourceContent, ResourceContent, TextContent
 from operations.mcp import RegistryServer, to_mcp
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -128,6 +129,46 @@ async def test_prompts_are_filled_in_by_their_operations(era: str) -> None:
         ("user", "About cats"),
         ("assistant", "Yes?"),
     ]
+
+
+@BOTH
+async def test_prompts_and_resources_pass_on_what_other_servers_gave(
+    registry: OperationRegistry, era: str
+) -> None:
+    inside = MCPResourceContent(uri="far://x", mime_type="text/plain", text="far")
+    envelope = mcp_envelope(
+        None, is_error=False, content=[ResourceContent(resource=inside), TextContent(text="t")]
+    )
+
+    @registry.operation("far.prompt", meta={"mcp": {"prompt": True}})
+    async def prompt() -> Any:
+        return envelope
+
+    @registry.operation("far.described", meta={"mcp": {"prompt": True}})
+    async def described() -> Any:
+        """Mine."""
+        block = {"type": "text", "text": "b"}
+        return {"description": "Theirs", "messages": [{"role": "assistant", "content": block}, 7]}
+
+    @registry.operation("far.resource", meta={"mcp": {"resource": {"uri": "near://x"}}})
+    async def resource() -> Any:
+        return envelope
+
+    @registry.operation("far.page", meta={"mcp": {"resource": {"uri": "near://page"}}})
+    async def page() -> Any:
+        return http_envelope("<p>", status_code=200, headers={}, content_type="text/html")
+
+    async with Client(to_mcp(registry), mode=era) as client:
+        passed = await client.get_prompt("far.prompt")
+        told = await client.get_prompt("far.described")
+        (read,) = (await client.read_resource("near://x")).contents
+        (fetched,) = (await client.read_resource("near://page")).contents
+
+    assert [message.content.type for message in passed.messages] == ["resource", "text"]
+    assert told.description == "Theirs"
+    assert [message.content.text for message in told.messages] == ["b", "7"]  # type: ignore[union-attr]
+    assert (read.uri, read.text) == ("far://x", "far")  # type: ignore[union-attr]
+    assert (fetched.mime_type, fetched.text) == ("text/html", "<p>")  # type: ignore[union-attr]
 
 
 @BOTH

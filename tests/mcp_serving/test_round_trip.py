@@ -20,8 +20,9 @@ from operations import (
     Schema,
 )
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec
-from operations.mcp.restoring import restore_arguments, restore_data, restore_schemas
+from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
 from operations.types import JSONObject, JSONSchema
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -100,7 +101,6 @@ async def test_an_export_carries_all_that_an_import_needs(
     era: str, made: tuple[OperationRegistry, dict[str, Any]]
 ) -> None:
     registry, values = made
-    modern = era == "auto"
     async with Client(to_mcp(registry), mode=era) as client:
         for tool in (await client.list_tools()).tools:
             meta = tool.meta
@@ -113,7 +113,7 @@ async def test_an_export_carries_all_that_an_import_needs(
                 input_schema=Schema(tool.input_schema),
                 output_schema=Schema(tool.output_schema or {}),
             )
-            restored = restore_schemas(restore_spec(listed, meta), meta, modern=modern)
+            restored = restore_schemas(restore_spec(listed, meta), meta)
             original = registry.get_spec(tool.name)
             assert original is not None
             if original.type is not OperationType.SUBSCRIPTION:
@@ -121,9 +121,9 @@ async def test_an_export_carries_all_that_an_import_needs(
 
             taken, value = values[original.id]
             raw = await client.call_tool(tool.name, restore_arguments(taken, meta))
-            result = raw.model_dump(by_alias=True, mode="json")
+            result = raw.model_dump(by_alias=True, mode="json", exclude_none=True)
             assert not result["isError"], result
-            data = restore_data(result, meta, modern=modern)
+            data = restore_envelope(tool_envelope(result, restored.output_schema), meta).data
             if original.type is OperationType.SUBSCRIPTION:
                 assert data == {"items": [value, value], "complete": True}
             else:

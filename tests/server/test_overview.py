@@ -99,4 +99,8 @@ def test_only_the_latest_calls_are_given() -> None:
 
 
 def test_without_a_graph_there_are_no_calls_to_see() -> None:
-    assert client(build(), graph=False).get("/calls").status_code == 404
+    http = client(build(), graph=False)
+
+    assert http.get("/calls").status_code == 404
+    assert http.get("/operations").json()["hasCalls"] is False
+    assert client(build()).get("/operations").json()["hasCalls"] is True

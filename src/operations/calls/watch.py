@@ -152,9 +152,8 @@ class Watch:
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._calls.target.is_connected:
             gone, busy = await self._silent_since(asked_at)
-            for call in missing:
-                if self._is_open(call) and self._is_lost(call, gone, busy):
-                    await self._replace(call)
+            lost = [call for call in missing if self._is_lost(call, gone, busy)]
+            await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
         await self._tend_streams(quiet)
 
     async def _probe(self, request_ids: Iterable[str]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
@@ -15,19 +15,17 @@ from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
 
 from operations.context import OperationContext
-from operations.errors import CallError, RegistrationError
+from operations.errors import CallError
+from operations.mcp.catalogue import Catalogue
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure, timed_out
 from operations.mcp.interaction import callbacks
-from operations.mcp.listing import Listing, list_everything, pages
-from operations.mcp.names import hides_something, safe_namespace
-from operations.mcp.pins import Pins, digest
-from operations.mcp.resources import ResourceOperations
+from operations.mcp.listing import list_everything, pages
+from operations.mcp.names import safe_namespace
 from operations.mcp.session import RelaySession
-from operations.mcp.tools import build_resume, build_spec, build_tool, is_imported, quarantine
 from operations.registry import OperationRegistry
-from operations.specs import Operation, OperationSpec
+from operations.specs import Operation
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
@@ -68,15 +66,7 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the server was reached for the first time."""
 
-        self.skipped: dict[str, str] = {}
-        """What the server listed and was left out, with the reason."""
-
-        self._operations: dict[str, Operation] = {}
-        self._tools: dict[str, JSONObject] = {}
-        self._pins = Pins(config.pin, dict(config.pins))
-        self._registries: list[OperationRegistry] = []
-        self._listing = Listing()
-        self._has_asked = False
+        self._catalogue = Catalogue(name, self.config, self.request, self._list_all)
         self._is_listening = False
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
@@ -88,13 +78,18 @@ class MCPClient:
     @property
     def operations(self) -> list[Operation]:
         """Every operation of the server, as it is now."""
-        return list(self._operations.values())
+        return list(self._catalogue.operations.values())
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
 
     def __len__(self) -> int:
-        return len(self._operations)
+        return len(self._catalogue.operations)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What the server listed and was left out, with the reason."""
+        return dict(self._catalogue.skipped)
 
     @property
     def is_connected(self) -> bool:
@@ -109,12 +104,12 @@ class MCPClient:
     @property
     def pins(self) -> dict[str, str]:
         """The accepted digest of every tool; keep them, and give them to the next `MCPClientConfig`."""
-        return dict(self._pins.accepted)
+        return dict(self._catalogue.pins.accepted)
 
     @property
     def quarantined(self) -> list[str]:
         """Tools whose new definition nobody has accepted yet (`pin="strict"`)."""
-        return list(self._pins.waiting)
+        return list(self._catalogue.pins.waiting)
 
     def accept(self, tool: str) -> None:
         """Accept the new definition of a tool, and let it be called again.
@@ -122,14 +117,11 @@ class MCPClient:
         Raises:
             KeyError: If it is not in quarantine.
         """
-        self._pins.accept(tool)
-        self._stale.set()
-        self._rebuild()
+        self._catalogue.accept(tool)
 
     def attach(self, registry: OperationRegistry) -> None:
         """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
-        if registry not in self._registries:
-            self._registries.append(registry)
+        self._catalogue.attach(registry)
 
     def __repr__(self) -> str:
         return f"<MCPClient {self.name} of {len(self)} operations>"
@@ -183,11 +175,11 @@ class MCPClient:
             else {},
         )
         await self._ask_for_logs(session)
-        if not self._tools and not self._operations:
-            self._take(await list_everything(session, self.config.max_tools))
+        if not self._catalogue.operations:
+            await self._take(session)
         else:
             # Calls need not wait for the list, but what arguments travel as headers must be known.
-            session.learn(self._tools.values())
+            session.learn(self._catalogue.tools.values())
             self._stale.set()
         if session.is_modern and _tells_of_changes(capabilities):
             if self._listener is not None:
@@ -256,19 +248,17 @@ class MCPClient:
             return False
         retries.has_refreshed = True
         with suppress(MCPError):
-            self._take(await list_everything(session, self.config.max_tools))
+            await self._take(session)
             return True
         return False
 
     async def _list_all(self, method: str, key: str, context: OperationContext) -> list[JSONObject]:
-        session = await self._connection.acquire()
-        try:
-            async with asyncio.timeout(self.config.timeout):
-                return await pages(session, method, key, self.config.max_tools, {}, lambda _: None)
-        except MCPError as error:
-            raise read_failure(error, self.name).error from None
-        except TimeoutError:
-            raise timed_out(self.name, self.config.timeout or 0) from None
+        """Every entry of one of the server's lists, for a call."""
+
+        async def fetch(method: str, params: JSONObject) -> JSONObject:
+            return await self.request(method, params, context, replayable=True)
+
+        return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
 
     # ------------------------------------------------------------ changes
 
@@ -281,7 +271,7 @@ class MCPClient:
         session = await self._connection.acquire()
         try:
             async with asyncio.timeout(self.config.connect_timeout):
-                self._take(await list_everything(session, self.config.max_tools))
+                await self._take(session)
         except MCPError as error:
             raise read_failure(error, self.name).error from None
         except TimeoutError:
@@ -326,105 +316,9 @@ class MCPClient:
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
             self._stale.set()
 
-    def _take(self, listing: Listing) -> None:
-        """Make operations of what was listed; tell the registries what is different."""
-        self._tools = {}
-        changed: list[str] = []
-        for tool in listing.tools:
-            name = tool["name"]
-            if not is_imported(name, self.config):
-                continue
-            self._tools[name] = tool
-            if self._pins.judge(name, digest(tool, self.config.target)):
-                changed.append(name)
-        if changed:
-            outcome = "in quarantine" if self.config.pin == "strict" else "taken over"
-            logger.warning(
-                "%s changed the definition of %s: %s",
-                self.name,
-                ", ".join(map(ascii, changed)),
-                outcome,
-            )
-        self._listing = listing
-        self._rebuild()
-
-    def _rebuild(self) -> None:
-        listing = self._listing
-        version = self.server_info.version if self.server_info is not None else "1.0.0"
-        found: dict[str, Operation] = {}
-        for name, tool in self._tools.items():
-            try:
-                spec = build_spec(tool, self.name, version, self.config)
-            except ValueError as error:
-                listing.skipped[ascii(name)[1:-1]] = str(error)
-                continue
-            if spec.id in found:
-                listing.skipped[ascii(name)[1:-1]] = f"its name reads as {spec.id}, which is taken"
-            elif name in self._pins.waiting:
-                known = self._operations.get(spec.id) or self._tool(spec, name)
-                found[spec.id] = quarantine(known, self.name)
-            else:
-                found[spec.id] = self._tool(spec, name)
-            if hides_something(spec.description):
-                logger.warning(
-                    "the description of %s holds characters that cannot be seen", spec.id
-                )
-        for extra in self._extras(version, listing):
-            found.setdefault(extra.spec.id, extra)
-        for name, reason in listing.skipped.items():
-            if self.skipped.get(name) != reason:
-                logger.warning("%s: %s was left out: %s", self.name, name, reason)
-        self.skipped = listing.skipped
-        self._replace(found)
-
-    def _extras(self, version: str, listing: Listing) -> Iterator[Operation]:
-        yield from ResourceOperations(
-            self.name, version, self.config, self.request, self._list_all
-        ).build(listing)
-        if self._has_asked:
-            yield build_resume(self.name, version, self.request, self.config)
-
-    def _tool(self, spec: OperationSpec, name: str) -> Operation:
-        return build_tool(spec, name, self.request, self.config, self._asked)
-
-    def _asked(self) -> str:
-        """A tool asked its caller something: from now on there is an operation for the answers."""
-        if not self._has_asked:
-            self._has_asked = True
-            self._rebuild()
-        return f"{self.config.namespace}.tools.resume"
-
-    def _replace(self, found: dict[str, Operation]) -> None:
-        """Take over `found`; an operation that is the same as before stays the very same."""
-        before, after = self._operations, dict[str, Operation]()
-        for operation_id, new in found.items():
-            old = before.get(operation_id)
-            after[operation_id] = old if old is not None and old.spec == new.spec else new
-        self._operations = after
-        for registry in self._registries:
-            self._update(registry, before, after)
-
-    def _update(
-        self, registry: OperationRegistry, before: dict[str, Operation], after: dict[str, Operation]
-    ) -> None:
-        for operation_id, known in before.items():
-            current = registry.get(operation_id)
-            if (
-                operation_id not in after
-                and current is not None
-                and current.handler is known.handler
-            ):
-                registry.unregister(operation_id)
-        for operation_id, new in after.items():
-            old = before.get(operation_id)
-            if old is new:
-                continue
-            current = registry.get(operation_id)
-            is_ours = old is not None and current is not None and current.handler is old.handler
-            try:
-                registry.register(new, replace=is_ours)
-            except RegistrationError as error:
-                logger.warning("%s: a new tool was not registered: %s", self.name, error)
+    async def _take(self, session: RelaySession) -> None:
+        listing = await list_everything(session, self.config.max_tools)
+        self._catalogue.take(listing, self.server_info.version if self.server_info else "1.0.0")
 
     # ------------------------------------------------------------ the server's own messages
 
@@ -474,16 +368,21 @@ def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
 
 
 @asynccontextmanager
-async def connect_mcp(name: str, config: MCPClientConfig) -> AsyncGenerator[MCPClient]:
+async def connect_mcp(
+    name: str, config: MCPClientConfig | Mapping[str, Any]
+) -> AsyncGenerator[MCPClient]:
     """Connect to an MCP server for the length of an `async with` block.
 
     Args:
         name: What to call it; its operations' namespace unless `config` says otherwise.
-        config: How to reach it.
+        config: How to reach it; an entry of an `mcp.json` will do.
 
     Raises:
         CallError: `UNAVAILABLE`, saying why it cannot be used.
+        ValueError: If the entry makes no sense.
     """
+    if not isinstance(config, MCPClientConfig):
+        config = MCPClientConfig.from_entry(config)
     client = MCPClient(name, config)
     await client.open()
     try:

@@ -3,9 +3,9 @@
 Tools become what `tools.py` makes operations of: their name is a string, their input schema an object.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from mcp import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header
@@ -14,6 +14,9 @@ from mcp_types import METHOD_NOT_FOUND
 from operations._json import JSONValueError, to_json
 from operations.mcp.session import RelaySession
 from operations.types import JSONObject
+
+Fetch: TypeAlias = Callable[[str, JSONObject], Awaitable[JSONObject]]
+"""`(method, params)` -> the result of one request."""
 
 _MAX_PAGES = 1000
 _MAX_DESCRIPTION = 100_000
@@ -41,7 +44,9 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     offers = session.server_capabilities
     if offers is None or offers.tools is not None:
         fault = _modern_tool_fault if session.is_modern else _tool_fault
-        listing.tools = await pages(session, "tools/list", "tools", limit, listing.skipped, fault)
+        listing.tools = await pages(
+            session.relay, "tools/list", "tools", limit, listing.skipped, fault
+        )
         listing.tools = _unique(listing.tools, listing.skipped)
         session.learn(listing.tools)
     if offers is not None and offers.resources is not None:
@@ -55,23 +60,19 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
 
 
 async def pages(
-    session: RelaySession,
+    fetch: Fetch,
     method: str,
     key: str,
     limit: int,
     skipped: dict[str, str],
     fault: Callable[[Any], str | None],
 ) -> list[JSONObject]:
-    """All entries of a paged list that have no fault.
-
-    Raises:
-        MCPError: If the server answers with an error.
-    """
+    """All entries of a paged list that have no fault. Raises what `fetch` raises."""
     entries: list[JSONObject] = []
     cursors: set[str] = set()
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
-        result = await session.relay(method, {} if cursor is None else {"cursor": cursor})
+        result = await fetch(method, {} if cursor is None else {"cursor": cursor})
         page: Any = result.get(key)
         for index, entry in enumerate(cast("list[object]", page) if isinstance(page, list) else []):
             reason = fault(entry)
@@ -97,7 +98,9 @@ async def _optional(
     session: RelaySession, method: str, key: str, limit: int, named: str
 ) -> list[JSONObject]:
     try:
-        return await pages(session, method, key, limit, {}, lambda entry: _fault(entry, named))
+        return await pages(
+            session.relay, method, key, limit, {}, lambda entry: _fault(entry, named)
+        )
     except MCPError as error:
         if error.code == METHOD_NOT_FOUND or session.is_open:
             return []

@@ -54,8 +54,8 @@ class ResourceOperations:
         self._request = request
         self._list_all = list_all
 
-    def build(self, listing: Listing) -> Iterator[Operation]:
-        """One operation after another; what has no usable name is reported in the listing."""
+    def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[Operation]:
+        """One operation after another; what has no usable name is put into `skipped`."""
         if listing.resources or listing.templates:
             yield self._lister(
                 "resources.list", "The resources of the server.", "resources/list", "resources"
@@ -66,22 +66,22 @@ class ResourceOperations:
             )  # fmt: skip
             yield self._reader()
         for template in listing.templates:
-            yield from self._named(template, "templates", self._template, listing)
+            yield from self._named(template, "templates", self._template, skipped)
         for prompt in listing.prompts:
-            yield from self._named(prompt, "prompts", self._prompt, listing)
+            yield from self._named(prompt, "prompts", self._prompt, skipped)
 
     def _named(
         self,
         entry: JSONObject,
         kind: str,
         build: Callable[[JSONObject, str], Operation],
-        listing: Listing,
+        skipped: dict[str, str],
     ) -> Iterator[Operation]:
         name = entry.get("name") or entry.get("uriTemplate")
         try:
             yield build(entry, f"{kind}.{safe_name(str(name))}")
         except ValueError as error:
-            listing.skipped[f"{kind}.{ascii(name)[1:-1]}"] = str(error)
+            skipped[f"{kind}.{ascii(name)[1:-1]}"] = str(error)
 
     def _spec(
         self, name: str, description: str, input_schema: JSONObject, entry: JSONObject | None = None

@@ -5,9 +5,8 @@ not fit stands in a box, and the export says so beside the rest of the contract 
 
     "input":  "any"         says nothing about its input      "boxed"       under `input`
               "object"      `type` was added at the root
-    "output": "boxed"       under `result`                    "boxed-2025"  the same, before 2026-07-28 alone
-              "bytes"       bytes                             "items"       a subscription's list of items
-              "object"      `type` was added at the root
+    "output": "boxed"       under `result`                    "bytes"       bytes
+              "items"       a subscription's list of items    "object"      `type` was added at the root
 
 Rule: only an export that is trusted is read; all of this is the other side's word.
 """
@@ -18,6 +17,14 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
+from operations.envelopes import (
+    AudioContent,
+    ImageContent,
+    MCPContentBlock,
+    MCPResponseMeta,
+    ResourceContent,
+    ResponseEnvelope,
+)
 from operations.mcp.exported import META_KEY
 from operations.schema import Schema
 from operations.specs import OperationSpec
@@ -35,20 +42,19 @@ RESULT: Final = "result"
 BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
 
 
-def restore_schemas(spec: OperationSpec, meta: Any, *, modern: bool) -> OperationSpec:
+def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
     """A contract as it was before it became a tool's.
 
     Args:
         spec: The contract as the tool's listing tells it.
         meta: The tool's `_meta`.
-        modern: Whether the listing is of 2026-07-28 or later.
     """
     said = _said(meta)
     given, taken = spec.output_schema.document, spec.input_schema.document
     return replace(
         spec,
         input_schema=Schema(_restored(taken, said.get("input"), INPUT), lenient=True),
-        output_schema=Schema(_restored(given, _output(said, modern), RESULT), lenient=True),
+        output_schema=Schema(_restored(given, said.get("output"), RESULT), lenient=True),
     )
 
 
@@ -57,24 +63,26 @@ def restore_arguments(input: Any, meta: Any) -> Any:
     return {INPUT: input} if _said(meta).get("input") == "boxed" else input
 
 
-def restore_data(result: JSONObject, meta: Any, *, modern: bool) -> Any:
-    """The data of a result that is no error; what the operation itself gave.
-
-    Raises:
-        ValueError: If the result is not what the export says.
-    """
-    note = _of(result.get("_meta")).get(DATA_KEY)
+def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnvelope[Any]:
+    """The envelope of a tool's result, with the data that the operation itself gave."""
+    result = envelope.meta
+    if not isinstance(result, MCPResponseMeta) or result.is_error:
+        return envelope
+    note = _of(result.meta).get(DATA_KEY)
     if note == "null":
-        return None
-    if note == "bytes":
-        block = _of(cast("list[Any]", result.get("content") or [None])[0])
-        return b64decode(block.get("data") or _of(block.get("resource")).get("blob") or "")
-    structured: Any = result.get("structuredContent")
-    if _output(_said(meta), modern) == "boxed":
-        if RESULT not in _of(structured):
-            raise ValueError("a result that should be boxed is not")
-        return _of(structured)[RESULT]
-    return structured
+        return replace(envelope, data=None)
+    if note == "bytes" and result.content:
+        return replace(envelope, data=_bytes_of(result.content[0]))
+    boxed = _of(result.structured_content)
+    if _said(meta).get("output") == "boxed" and RESULT in boxed:
+        return replace(envelope, data=boxed[RESULT])
+    return envelope
+
+
+def _bytes_of(block: MCPContentBlock) -> bytes:
+    if isinstance(block, ResourceContent):
+        return b64decode(block.resource.blob or "")
+    return b64decode(block.data if isinstance(block, (AudioContent, ImageContent)) else "")
 
 
 def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
@@ -114,13 +122,6 @@ def _restored(document: JSONSchema, how: Any, key: str) -> JSONSchema:
     if how == "items" and "items" in properties:
         return moved(_of(properties["items"]).get("items", {}), "#", "#/properties/items/items")
     return document
-
-
-def _output(said: JSONObject, modern: bool) -> Any:
-    how = said.get("output")
-    if how == "boxed-2025":
-        return None if modern else "boxed"
-    return how
 
 
 def _said(meta: Any) -> JSONObject:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -116,21 +116,32 @@ async def _read(process: Process, limit: int, incoming: Incoming, child: Child) 
         async with incoming:
             async for chunk in process.stdout:
                 for line in lines.feed(chunk):
-                    message = _message(line, limit, child)
-                    if message is not None:
+                    for message in _messages(line, limit, child):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                             await incoming.send(message)
 
 
-def _message(line: bytes | Oversized, limit: int, child: Child) -> SessionMessage | None:
-    """What a line says; None for one that says nothing to anybody."""
+def _messages(line: bytes | Oversized, limit: int, child: Child) -> Iterator[SessionMessage]:
+    """What a line says: usually one message; none, or (2025-03-26) a batch of them."""
     if isinstance(line, Oversized):
         child.complain(f"a message of {line.size} bytes", line.head)
-        return _failed(
-            line.request_id, "too_large", f"answered with more than {limit} bytes", size=line.size
-        )
-    if not line.strip():
-        return None
+        message = f"answered with more than {limit} bytes"
+        parts = [_failed(line.request_id, "too_large", message, size=line.size)]
+    elif line.lstrip().startswith(b"["):
+        parts = [_message(part, child) for part in _batch(line)]
+    else:
+        parts = [_message(line, child)] if line.strip() else []
+    yield from (part for part in parts if part is not None)
+
+
+def _batch(line: bytes) -> list[bytes]:
+    try:
+        return [bytes(part) for part in msgspec.json.decode(line, type=list[msgspec.Raw])]
+    except (msgspec.DecodeError, RecursionError):
+        return [line]
+
+
+def _message(line: bytes, child: Child) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:

@@ -166,9 +166,16 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
     return Operation(config.guarded(spec), resume)
 
 
-def quarantine(known: Operation, server: str) -> Operation:
-    """`known` as it was, but not to be called: what it does now is not what was accepted."""
-    spec = known.spec
+def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
+    """An operation that is not to be called: what it does now (`spec`) is not what was accepted.
+
+    It shows the contract that was `known`; without one nothing but its name, because nobody has read the rest.
+    """
+    shown = replace(
+        spec, title=None, description="", input_schema=Schema({}), output_schema=Schema({})
+    )
+    if known is not None:
+        shown = known.spec
 
     async def refuse(input: Any, context: OperationContext) -> Any:
         raise CallError(
@@ -178,7 +185,7 @@ def quarantine(known: Operation, server: str) -> Operation:
             retryable=False,
         )
 
-    return Operation(replace(spec, meta={**spec.meta, "quarantined": True}), refuse)
+    return Operation(replace(shown, meta={**shown.meta, "quarantined": True}), refuse)
 
 
 def _arguments(input: Any) -> JSONObject:

@@ -62,6 +62,7 @@ class Overview:
 
     def __init__(self, edge: Edge, graph: CallGraph | None = None) -> None:
         self._edge = edge
+        self._has_calls = graph is not None
         self.doors = {"/operations": Door(methods=("GET",), endpoint=self._operations)}
         if graph is not None:
             self._graph = graph
@@ -69,7 +70,8 @@ class Overview:
 
     async def _operations(self, visit: Visit) -> Reply:
         specs = sorted(visible_specs(self._edge.registry, visit.context), key=lambda spec: spec.id)
-        return json_reply({"operations": [_listed(spec) for spec in specs]})
+        listed = [_listed(spec) for spec in specs]
+        return json_reply({"operations": listed, "hasCalls": self._has_calls})
 
     async def _calls(self, visit: Visit) -> Reply:
         named = {spec.id for spec in visible_specs(self._edge.registry, visit.context)}

@@ -4,11 +4,13 @@ Rule 1: Host and Origin are judged before anything else is done, then who asks; 
 Rule 2: the SDK serves every request; the lean path only ever answers what it can answer in the same words.
 """
 
+import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypedDict, Unpack, cast
+from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 from mcp.server import Server
@@ -25,6 +27,8 @@ from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.replay import ReplayStore
 
 logger = logging.getLogger("operations.mcp")
+
+_HOST = re.compile(r"[^@/?#\\]+")
 
 _RETRY_MILLISECONDS = 500
 """When a client whose stream ended early should come back."""
@@ -54,7 +58,13 @@ class AppOptions(TypedDict, total=False):
     """Answer plain requests without the SDK's streams and tasks. True unless given."""
 
     max_body_bytes: int
+    """4 MiB unless given."""
+
+    body_timeout: float
+    """Seconds a request's body may take to arrive; 30 unless given."""
+
     max_sessions: int
+    """1,000 unless given."""
 
     session_idle_timeout: float
     """Seconds."""
@@ -93,7 +103,8 @@ class MCPApp:
         self._json_response = options.get("json_response", False)
         self._fast_path = fast_path if options.get("lean", True) else None
         self._max_body = options.get("max_body_bytes", 4 * 1024 * 1024)
-        self._max_sessions = options.get("max_sessions", 10_000)
+        self._max_sessions = options.get("max_sessions", 1_000)
+        self._body_timeout = options.get("body_timeout", 30.0)
         self._idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
         self._manager: StreamableHTTPSessionManager | None = None
 
@@ -135,7 +146,9 @@ class MCPApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = cast("list[tuple[bytes, bytes]]", scope["headers"])
+        # White space around a value is no part of it, and not every server takes it off.
+        headers = [(name, value.strip()) for name, value in scope["headers"]]
+        scope["headers"] = headers
         refusal = self._judged(headers)
         if refusal is None and self._path is not None and scope["path"] != self._path:
             refusal = PlainTextResponse("Not found", 404)
@@ -146,18 +159,43 @@ class MCPApp:
             return
         if self._manager is None:
             raise RuntimeError("the MCP application does not run: enter `async with app.running()`")
-        if self._fast_path is not None and scope["method"] == "POST":
-            body = await _body(headers, receive, self._max_body)
-            if body is None:
-                await PlainTextResponse("Request body too large", 413)(scope, receive, send)
+        if scope["method"] == "POST":
+            body = await self._body(headers, receive)
+            if isinstance(body, PlainTextResponse):
+                await body(scope, receive, send)
                 return
             identity = scope["operations.identity"]
-            if await self._fast_path.serve(
+            if self._fast_path is not None and await self._fast_path.serve(
                 headers, body, identity, receive, send, stateless=self._stateless
             ):
                 return
             receive = _replayed(body, receive)
         await self._manager.handle_request(scope, receive, send)
+
+    async def _body(
+        self, headers: list[tuple[bytes, bytes]], receive: Receive
+    ) -> list[Message] | PlainTextResponse:
+        """The messages that make up a request's body, or the refusal of one that is too long or too slow."""
+        too_long = PlainTextResponse("Request body too large", 413)
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_body:
+                return too_long
+        messages: list[Message] = []
+        room = self._max_body
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                while True:
+                    message = await receive()
+                    messages.append(message)
+                    if message["type"] != "http.request":
+                        return messages
+                    room -= len(message.get("body", b""))
+                    if room < 0:
+                        return too_long
+                    if not message.get("more_body", False):
+                        return messages
+        except TimeoutError:
+            return PlainTextResponse("Request body too slow", 408)
 
     def _judged(self, headers: list[tuple[bytes, bytes]]) -> PlainTextResponse | None:
         """The refusal of a request that came under another name, or from another site's page."""
@@ -165,10 +203,13 @@ class MCPApp:
         host = origin = None
         for name, value in headers:
             if name == b"host":
-                host = value.decode("latin-1")
+                # Two are as good as none: who reads which?
+                host = value.decode("latin-1") if host is None else ""
             elif name == b"origin":
                 origin = value.decode("latin-1")
-        if hosts is not None and (host is None or _name_of(f"//{host}") not in hosts):
+        if hosts is not None and (
+            host is None or not _HOST.fullmatch(host) or _name_of(f"//{host}") not in hosts
+        ):
             return PlainTextResponse("Invalid Host header", 421)
         if origin is None or origin in self._origins:
             return None
@@ -194,27 +235,6 @@ def _name_of(address: str) -> str | None:
         return urlsplit(address).hostname
     except ValueError:
         return None
-
-
-async def _body(
-    headers: list[tuple[bytes, bytes]], receive: Receive, limit: int
-) -> list[Message] | None:
-    """The messages that make up a request's body; None if it is longer than allowed."""
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            return None
-    messages: list[Message] = []
-    size = 0
-    while True:
-        message = await receive()
-        messages.append(message)
-        if message["type"] != "http.request":
-            return messages
-        size += len(message.get("body", b""))
-        if size > limit:
-            return None
-        if not message.get("more_body", False):
-            return messages
 
 
 def _replayed(messages: list[Message], receive: Receive) -> Receive:

@@ -138,7 +138,7 @@ class Tool:
         if output is not None:
             wire["outputSchema"] = output
         wire["annotations"] = _annotations(spec)
-        wire["_meta"] = {META_KEY: self._export()}
+        wire["_meta"] = {META_KEY: self._export(modern)}
         return wire
 
     @cached_property
@@ -157,7 +157,7 @@ class Tool:
             return as_object(document)
         return boxed(document, RESULT) if self.is_boxed(modern=modern) else document
 
-    def _export(self) -> JSONObject:
+    def _export(self, modern: bool) -> JSONObject:
         """What an import needs to give back the same operation."""
         spec = self.spec
         export = export_spec(spec)
@@ -176,10 +176,9 @@ class Tool:
             export["output"] = "items"
         elif is_binary(self._output):
             export["output"] = "bytes"
-        elif not self.gives_object:
-            # For every client, or for those before 2026-07-28 alone.
-            export["output"] = "boxed" if self._gives_null else "boxed-2025"
-        elif "type" not in cast("JSONObject", self._output):
+        elif self.is_boxed(modern=modern):
+            export["output"] = "boxed"
+        elif self.gives_object and "type" not in cast("JSONObject", self._output):
             export["output"] = "object"
         return export
 

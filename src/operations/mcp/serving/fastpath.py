@@ -238,7 +238,7 @@ def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None
         if name in _ROUTING:
             if name in routing:
                 return None
-            routing[name] = value.strip()
+            routing[name] = value
         elif name.startswith(b"mcp-param-"):
             return None
     accept = routing.get(b"accept", b"")

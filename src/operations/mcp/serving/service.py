@@ -4,7 +4,6 @@ Rule 1: nothing here knows a transport. The SDK's server and the lean path of `f
 Rule 2: every answer is for somebody. What a caller may not call is neither listed nor found.
 """
 
-import logging
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -30,8 +29,6 @@ from operations.observe import now
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
-
-logger = logging.getLogger("operations.mcp")
 
 ItemT = TypeVar("ItemT")
 

@@ -66,7 +66,7 @@ def console_app() -> ASGIApp:
 def console_routes() -> list[BaseRoute]:
     """The page at `/`, and the files it is made of."""
     return [
-        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _File(name, content))
+        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _File(name, content), methods=["GET"])
         for name, content in _read()
     ]
 

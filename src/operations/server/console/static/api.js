@@ -45,21 +45,14 @@ const json = async (path, options) => parse(await (await request(path, options))
 /** `/call` and `/subscribe` take their input as text, so that what was written is what is sent. */
 const envelopeOf = (id, inputText) => `{"operation":${stringify(id)},"input":${inputText}}`;
 
-/** Everything the caller may call, in short. */
-export const operations = async () => (await json("operations")).operations;
+/** Everything the caller may call, in short, and whether `recentCalls` has something to tell. */
+export const overview = () => json("operations");
 
 /** The whole contract of one operation. */
 export const schema = (id) => json("schema", { method: "POST", body: stringify({ operation: id }) });
 
-/** Recent calls; null where the server keeps none. */
-export async function recentCalls(signal) {
-  try {
-    return (await json("calls", { signal })).calls;
-  } catch (error) {
-    if (error.status === 404) return null;
-    throw error;
-  }
-}
+/** The caller's recent calls, the latest last. */
+export const recentCalls = async (signal) => (await json("calls", { signal })).calls;
 
 /** Who is signed in; null for nobody. */
 export const whoami = async () => (await json("session")).identity;

@@ -32,8 +32,7 @@ export class CallsPage {
 
   async look() {
     try {
-      const calls = await api.recentCalls(this.abort.signal);
-      this.show(calls ?? []);
+      this.show(await api.recentCalls(this.abort.signal));
     } catch (error) {
       if (error.name === "AbortError") return;
       clearInterval(this.timer);

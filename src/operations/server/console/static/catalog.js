@@ -13,7 +13,11 @@ const WEIGHTS = { name: 8, tag: 5, title: 4, description: 1 };
 export class Catalog {
   constructor(operations) {
     this.entries = operations
-      .map((operation) => ({ ...operation, ...split(operation.id), places: placesOf(operation) }))
+      .map((operation) => {
+        const places = placesOf(operation);
+        const text = places.flatMap(([held]) => held).join(" ");
+        return { ...operation, ...split(operation.id), places, text };
+      })
       .sort((one, other) => (one.id < other.id ? -1 : 1));
     this.byId = new Map(this.entries.map((entry) => [entry.id, entry]));
   }
@@ -37,6 +41,8 @@ export class Catalog {
     if (wanted.length === 0) return kept;
     const scored = [];
     for (const entry of kept) {
+      // Most are out at a glance.
+      if (!wanted.every((word) => entry.text.includes(word))) continue;
       const score = scoreOf(entry, wanted, query.trim().toLowerCase());
       if (score > 0) scored.push({ entry, score });
     }

@@ -8,7 +8,7 @@ import { CallsPage } from "./calls.js";
 import { Catalog } from "./catalog.js";
 import { el, fill, icon } from "./dom.js";
 import { OperationList } from "./list.js";
-import { OperationPage } from "./operation.js";
+import { forget, OperationPage } from "./operation.js";
 import { failure } from "./result.js";
 import { Session } from "./session.js";
 
@@ -27,7 +27,7 @@ class Console {
     this.callsLink = document.getElementById("calls");
     this.list = new OperationList({ leaveUp: () => this.search.focus() });
     document.getElementById("list").append(this.list.element);
-    this.session = new Session(() => this.load().then(() => this.route()));
+    this.session = new Session(() => this.onIdentity());
     document.getElementById("session").append(this.session.element);
     this.themeButton = document.getElementById("theme");
     this.themeButton.addEventListener("click", () => this.showTheme(globalThis.nextTheme()));
@@ -44,12 +44,19 @@ class Console {
     await this.route();
   }
 
+  /** Somebody else is there: what is shown, and what was entered, may not be theirs. */
+  async onIdentity() {
+    if (this.session.identity === null) forget();
+    await this.load();
+    await this.route();
+  }
+
   /** Ask what there is; after signing in or out that is something else. */
   async load() {
     try {
-      const [operations, calls] = await Promise.all([api.operations(), api.recentCalls().catch(() => null)]);
+      const { operations, hasCalls } = await api.overview();
       this.catalog = new Catalog(operations);
-      this.callsLink.hidden = calls === null;
+      this.callsLink.hidden = !hasCalls;
       this.problem = null;
     } catch (error) {
       this.catalog = new Catalog([]);
@@ -146,7 +153,7 @@ class Console {
       isHidden
         ? el(
             "p",
-            {},
+            { class: "perhaps" },
             el("span", { class: "hint" }, "It may exist for those who are allowed to call it. "),
             el("button", { type: "button", class: "primary", onclick: this.session.ask }, "Sign in"),
           )

@@ -13,6 +13,9 @@ import { Stream } from "./stream.js";
 /** What was entered for each operation during this visit. */
 const entered = new Map();
 
+/** Keep nothing of it. */
+export const forget = () => entered.clear();
+
 /** The page of one operation. `leave` ends what it still has running. */
 export class OperationPage {
   constructor(spec, { source, signIn, isSignedIn }) {
