@@ -175,6 +175,14 @@ def test_shells_can_complete_every_command(run: Run, shell: str) -> None:
         assert command in script
 
 
+def test_ids_are_completed_from_what_was_there_last(run: Run) -> None:
+    run("list")
+
+    answer = run("__complete", "show", "work.a").out
+
+    assert {"work.add", "work.ask"} <= set(answer.split())
+
+
 def test_version_and_unknown_commands(run: Run) -> None:
     assert run("--version").out.strip() == __version__
     unknown = run("lsit")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from tests.cli.conftest import Ran
 
 Start = Callable[..., "pexpect.spawn[str]"]
 
@@ -141,6 +142,19 @@ def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
     connection.close()
 
     child.send(INTERRUPT)
+    assert end(child) == 0
+
+
+def test_calls_are_followed_as_they_end_until_ctrl_c(start: Start, run: Callable[..., Ran]) -> None:
+    run("call", "work.add", "a=1")
+    child = start("trace", "--follow")
+    see(child, "work.add")
+
+    run("call", "work.outer")
+    see(child, "work.outer")
+    see(child, "└── work.add")
+    child.send(INTERRUPT)
+
     assert end(child) == 0
 
 

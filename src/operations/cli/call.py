@@ -12,6 +12,7 @@ from cyclopts import Parameter, validators
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.hub import Hub
 from operations.cli.inputs import read_input
+from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
@@ -29,7 +30,7 @@ from operations.specs import OperationSpec, OperationType
 
 @command
 async def call(
-    operation_id: str,
+    operation_id: Annotated[str, Parameter(completer=complete_ids)],
     /,
     *input: Annotated[str, Parameter(allow_leading_hyphen=True)],
     envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,

@@ -6,7 +6,7 @@ Rule 2: a kind of source is imported when the config has one of it.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, cast
@@ -127,8 +127,9 @@ async def open_hub(file: ConfigFile) -> AsyncGenerator[Hub]:
     config = file.config
     registry = OperationRegistry(output=config.output, max_threads=config.limits.threads)
     hub = Hub(registry=registry, file=file)
-    async with registry:
-        opened = await asyncio.gather(*(_open(*entry, file) for entry in _entries(file)))
+    # What is open is closed in any case: also where opening is interrupted, or an id is taken.
+    async with AsyncExitStack() as services, registry:
+        opened = await asyncio.gather(*(_open(*entry, file, services) for entry in _entries(file)))
         for source, found in opened:
             hub.add(_register(source, found, registry))
         with recording(registry, file):
@@ -152,7 +153,7 @@ def _entries(file: ConfigFile) -> list[tuple[Kind, str, Any]]:
 
 
 async def _open(
-    kind: Kind, name: str, entry: Any, file: ConfigFile
+    kind: Kind, name: str, entry: Any, file: ConfigFile, services: AsyncExitStack
 ) -> tuple[Source, Opened | None]:
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -164,6 +165,8 @@ async def _open(
             module, _, function = _OPENERS[kind].partition(":")
             opener = cast("Opener", getattr(import_module(module), function))
             found = await opener(name, entry, file)
+            if hasattr(found.operations, "aclose"):
+                services.push_async_callback(cast("Any", found.operations).aclose)
     except (OperationsError, OSError, ValueError) as error:
         source = Source(kind=kind, name=name, failure=str(error) or type(error).__name__)
     if found is None:

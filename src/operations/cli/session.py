@@ -1,9 +1,11 @@
 """What most commands begin with: the config loaded, its sources open, and what is wrong with them told."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from operations.cli.hub import Hub, open_hub
+from operations.cli.known_ids import remember_ids
 from operations.cli.options import Common
 from operations.cli.render import Screen
 from operations.config import ConfigFile
@@ -30,6 +32,10 @@ async def open_file(
         with screen.err.status("opening sources ...") if busy else nullcontext():
             hub = await stack.enter_async_context(open_hub(file))
         _tell(hub, screen, verbose=verbose)
+        remember_ids(file, (spec.id for spec in hub.registry.specs()))
+        if not verbose:
+            # From here on warnings are about calls, and nothing else tells them.
+            logging.getLogger("operations").setLevel(logging.WARNING)
         yield hub
 
 

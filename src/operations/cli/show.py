@@ -9,6 +9,7 @@ from rich.tree import Tree
 
 from operations.access import AccessControl
 from operations.cli.hub import Source
+from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
@@ -23,7 +24,7 @@ _DEPTH = 6
 
 @command
 async def show(
-    operation_id: str,
+    operation_id: Annotated[str, Parameter(completer=complete_ids)],
     /,
     *,
     as_: Annotated[str | None, Parameter(name="--as")] = None,

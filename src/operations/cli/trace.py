@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -61,6 +62,20 @@ async def trace(
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
+    # Ctrl-C is how one ends following, and no failure.
+    with suppress(asyncio.CancelledError) if follow else nullcontext():
+        await _trace(path, screen, operation_id, limit=limit, failed=failed, follow=follow)
+
+
+async def _trace(
+    path: Path,
+    screen: Screen,
+    operation_id: str | None,
+    *,
+    limit: int,
+    failed: bool,
+    follow: bool,
+) -> None:
     shown: set[str] = set()
     while True:
         seen = _mark(path)
