@@ -2,8 +2,9 @@
 
 The server reads requests by this table and the export describes it, so what is documented is what is taken.
 
-Rule 1: a text becomes a number, a truth value or null only where the schema allows one and the text is exactly
-        that in JSON; otherwise it stays text, and validation says what is wrong with it.
+Rule 1: a text becomes a number or a truth value only where the schema allows one and the text is exactly that in
+        JSON; otherwise it stays text, and validation says what is wrong with it. Null is said by leaving a
+        parameter out.
 Rule 2: an input that is no plain object of properties travels in one parameter, `input`, as JSON.
 """
 
@@ -27,7 +28,7 @@ WHOLE = "input"
 MAX_PARAMETERS = 1000
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_LITERALS = {"true": True, "false": False, "null": None}
+_LITERALS = {"true": True, "false": False}
 _ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
 _PLAIN = frozenset({
@@ -141,7 +142,6 @@ class QueryArguments:
         if "string" not in types:
             return _literal
         if types <= {"string", "null"}:
-            # Null cannot be told from its letters: whoever means it leaves the parameter out.
             return str
         # Several types: the first that fits. Scalars do not look at what surrounds the reference.
         held: JSONObject = {

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from operations.server.protocol import BoundedProtocol
+
 logger = logging.getLogger("operations.server")
 
 GRACE = 10
@@ -59,6 +61,7 @@ def build_server(
             app,
             host=host,
             port=port,
+            http=BoundedProtocol,
             access_log=False,
             log_config=None,
             server_header=False,
