@@ -4,6 +4,7 @@
     ├── CallError             an operation failed, in a way its caller may see
     ├── RegistrationError     an operation cannot be registered (also a ValueError)
     ├── SchemaError           a JSON Schema cannot be used (also a ValueError)
+    ├── DocumentError         an API description cannot be read (also a ValueError)
     ├── TransportError        a broker or a socket cannot be reached
     │   └── NotSentError          ... and the message certainly was not delivered
     │       ├── NobodyThereError      because nobody was there to take it
@@ -114,6 +115,10 @@ class RegistrationError(OperationsError, ValueError):
 
 class SchemaError(OperationsError, ValueError):
     """A JSON Schema is invalid, beyond a limit, or refers to what it does not carry."""
+
+
+class DocumentError(OperationsError, ValueError):
+    """An API description is not JSON or YAML, beyond a limit, or refers to what may not be read."""
 
 
 class TransportError(OperationsError):

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import Any, Protocol, Self, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as with_fields
 
@@ -101,6 +102,7 @@ class OperationRegistry:
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
         self._observers: list[Observer] = []
+        self._watchers: list[Observer] = []
         self._services: list[Any] = []
         self._left_behind: set[asyncio.Task[Any]] = set()
         # Whether a call without a deadline needs nothing around it.
@@ -127,7 +129,8 @@ class OperationRegistry:
     ) -> list[Operation]:
         """Add every operation, or none of them.
 
-        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry.
+        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
+        come and go has `attach(registry)`, and is told where to keep them up to date.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.
@@ -151,6 +154,9 @@ class OperationRegistry:
         self._elsewhere |= elsewhere
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
+        attach = getattr(operations, "attach", None)
+        if attach is not None:
+            attach(self)
         return list(added.values())
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
@@ -188,7 +194,7 @@ class OperationRegistry:
         """
         removed = self._operations.pop(operation_id)
         self._forget(operation_id)
-        self.notify(RegistryChanged(operation_id=operation_id, change="removed"))
+        self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
 
     def operation(
@@ -408,6 +414,19 @@ class OperationRegistry:
 
         return stop
 
+    def watch(self, watcher: Observer) -> Callable[[], None]:
+        """Let `watcher` hear of every `RegistryChanged`, and of no call; call what this returns to stop.
+
+        Unlike an observer, it costs calls nothing.
+        """
+        self._watchers.append(watcher)
+
+        def stop() -> None:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+        return stop
+
     @property
     def observed(self) -> bool:
         """Whether anybody follows the calls."""
@@ -460,10 +479,13 @@ class OperationRegistry:
         known = operation_id in self._operations
         self._operations[operation_id] = ready
         self._forget(operation_id)
-        if self._observers:
-            self.notify(
+        if self._observers or self._watchers:
+            self._tell(
                 RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
             )
+
+    def _tell(self, change: RegistryChanged) -> None:
+        notify((*self._observers, *self._watchers), change)
 
     def _forget(self, operation_id: str) -> None:
         self.revision += 1
@@ -488,13 +510,29 @@ def _examined(candidate: object) -> Operation:
         raise RegistrationError(f"{spec!r} is no OperationSpec")
     if not callable(handler):
         raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
-    streams = inspect.isasyncgenfunction(handler)
+    is_generator, is_async_generator = _generator_kinds(handler)
     if spec.type is OperationType.SUBSCRIPTION:
-        if inspect.isgeneratorfunction(handler):
+        if is_generator:
             raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
-    elif streams or inspect.isgeneratorfunction(handler):
+    elif is_async_generator or is_generator:
         raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
     return ready
+
+
+_kinds_of_methods: WeakKeyDictionary[Callable[..., Any], tuple[bool, bool]] = WeakKeyDictionary()
+"""Importers register thousands of handlers that are all methods of one class: each is looked at once."""
+
+
+def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether `handler` is a generator function, and whether it is an async one."""
+    method: Any = getattr(handler, "__func__", None)
+    if method is None:
+        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
+    kinds = _kinds_of_methods.get(method)
+    if kinds is None:
+        kinds = inspect.isgeneratorfunction(method), inspect.isasyncgenfunction(method)
+        _kinds_of_methods[method] = kinds
+    return kinds
 
 
 def subscribe(

@@ -192,7 +192,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
 async def test_f32_mixed_load_with_faults_leaks_nothing(
     world: World, registry: OperationRegistry
 ) -> None:
-    seconds = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "6"))
+    seconds = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "8"))
     rng = random.Random(1)
     wrong = 0
     answered = 0

@@ -4,8 +4,8 @@ from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tre
 from operations.calls.handler import build_call_handler
 from operations.calls.pending import PendingRequestMap
 from operations.calls.remote import RemoteService, from_calls
-from operations.calls.schemas import CALL_EVENT_SCHEMAS
 from operations.calls.server import CallServer, serve_calls
+from operations.protocol import CALL_EVENT_SCHEMAS
 
 __all__ = [
     "CALL_EVENT_SCHEMAS",

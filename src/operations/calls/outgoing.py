@@ -23,6 +23,7 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import EventTarget
+from operations.schema.guard import guard
 
 logger = logging.getLogger("operations")
 
@@ -60,6 +61,8 @@ class Outgoing:
         request = call.payload
         target = self._target
         try:
+            # Encoding would turn NaN into null, and dates into texts; in this process they are refused.
+            guard(request.input)
             body = encode_event(CallRequested(payload=request))
         except (TypeError, ValueError, RecursionError) as error:
             reason = f"the input of {request.operation_id} is not JSON: {error}"

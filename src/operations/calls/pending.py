@@ -364,7 +364,7 @@ class PendingRequestMap:
             identity=identity if self._send_identity else None,
             credential=credential or self._credential,
             metadata=metadata,
-            reply_to=self.mailbox,
+            reply_to=self.mailbox or None,
         )
 
     async def resend(self, call: PendingCall) -> None:

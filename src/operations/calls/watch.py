@@ -39,7 +39,7 @@ MAX_ATTEMPTS = 3
 """How often a call is given to workers that are lost while they have it."""
 
 _ANSWER = 0.4
-"""Seconds the workers of a group have to answer."""
+"""Part of a heartbeat that the workers of a group have to answer."""
 
 _LOOKS = 2
 """How often nobody must have a call before it counts as lost."""
@@ -146,15 +146,14 @@ class Watch:
             await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
         if not quiet:
             return
-        await asyncio.sleep(_ANSWER)
+        await asyncio.sleep(_ANSWER * self._heartbeat)
         if not self._answers or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._calls.target.is_connected:
             gone, busy = await self._silent_since(asked_at)
-            for call in missing:
-                if self._is_open(call) and self._is_lost(call, gone, busy):
-                    await self._replace(call)
+            lost = [call for call in missing if self._is_lost(call, gone, busy)]
+            await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
         await self._tend_streams(quiet)
 
     async def _probe(self, request_ids: Iterable[str]) -> None:

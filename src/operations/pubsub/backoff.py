@@ -1,6 +1,8 @@
 """How long to wait before connecting again."""
 
-from random import uniform
+from secrets import SystemRandom
+
+_random = SystemRandom()
 
 _FIRST = 0.05
 _SOON = 0.8
@@ -16,4 +18,4 @@ def reconnect_delay(attempt: int) -> float:
     """
     ceiling = _SOON if attempt < _PATIENT_ATTEMPTS else _LATE
     # The exponent is bounded because a float is not.
-    return uniform(0, min(ceiling, _FIRST * 2 ** min(attempt, 10)))  # noqa: S311 - not a secret
+    return _random.uniform(0, min(ceiling, _FIRST * 2 ** min(attempt, 10)))

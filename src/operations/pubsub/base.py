@@ -140,3 +140,18 @@ class EventTarget(Protocol):
     async def set_aside(self, queue: str, body: bytes) -> None:
         """Keep a message that broke everyone who took it, where people can look at it."""
         ...
+
+
+class Registration:
+    """A receiver in a list, until closed; closing twice is harmless."""
+
+    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
+        self._receivers = receivers
+        self._receiver: Receiver | None = receiver
+        receivers.append(receiver)
+
+    async def aclose(self) -> None:
+        """Take the receiver out of the list."""
+        if self._receiver is not None:
+            self._receivers.remove(self._receiver)
+            self._receiver = None

@@ -11,6 +11,9 @@ from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
 from operations.pubsub.base import Receiver
 
+_MAX_SEEN = 50_000
+"""Keys that are remembered, so that nothing is put twice."""
+
 
 class MemoryTarget:
     """Callers and workers of one process. Trusted: whoever can send is our own code."""
@@ -23,6 +26,7 @@ class MemoryTarget:
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._takers: dict[str, list[Receiver]] = {}
+        self._seen: dict[str, None] = {}
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -57,7 +61,7 @@ class MemoryTarget:
             receiver.receive(body, "")
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
-        """Hand `body` to one taker before this returns.
+        """Hand `body` to one taker before this returns; a key that was seen before is dropped.
 
         Raises:
             NobodyThereError: If nobody takes from `queue`.
@@ -68,6 +72,11 @@ class MemoryTarget:
         takers = self._takers.get(queue)
         if not takers:
             raise NobodyThereError(f"nobody takes from {queue!r}")
+        if key in self._seen:
+            return
+        self._seen[key] = None
+        if len(self._seen) > _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
         self._turn += 1
         takers[self._turn % len(takers)].receive(body, reply_to)
 

@@ -18,12 +18,14 @@ import msgspec
 from operations.access import Identity
 from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import PUT_TYPE, Receiver
+from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 
 try:
     from websockets.asyncio.client import connect
+    from websockets.asyncio.connection import Connection
     from websockets.asyncio.server import Server, ServerConnection, serve
     from websockets.exceptions import ConnectionClosed, WebSocketException
+    from websockets.protocol import State
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket") from error
 
@@ -35,7 +37,11 @@ PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
 
+_MAX_EARLY = 100
+"""Messages that are kept for the first one to listen."""
+
 _PEER = "peer"
+_CALL_START = b'{"type":"call.'
 _REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
 _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
 _WORKER_TOPICS = ("call.requested:", "call.aborted:")
@@ -92,9 +98,11 @@ class WebSocketTarget:
         self.malformed = 0
         self._interop = interop
         self._topics: set[str] = set()
+        self._topics_changed = asyncio.Event()
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
+        self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
 
@@ -111,19 +119,19 @@ class WebSocketTarget:
         """The peer."""
         return _PEER
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
-        registration = _Registration(self._listeners, receiver)
-        self._attached.set()
+        registration = Registration(self._listeners, receiver)
+        self._attach()
         await self._announce(_CALLER_TOPICS)
         return registration
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
-    ) -> "_Registration":
+    ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
-        registration = _Registration(self._takers, receiver)
-        self._attached.set()
+        registration = Registration(self._takers, receiver)
+        self._attach()
         await self._announce(_WORKER_TOPICS)
         return registration
 
@@ -171,10 +179,12 @@ class WebSocketTarget:
             if self._interop:
                 await self._announce(_CALLER_TOPICS if self._listeners else ())
                 await self._announce(_WORKER_TOPICS if self._takers else ())
-            # What the peer says before anybody here is ready to hear it waits in the socket.
-            await self._attached.wait()
             while True:
-                self._deliver(await socket.receive())
+                body = await socket.receive()
+                if self._attached.is_set():
+                    self._deliver(body)
+                else:
+                    await self._keep(body)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
@@ -184,6 +194,19 @@ class WebSocketTarget:
                 receiver.lost(reason)
         return reason
 
+    async def _keep(self, body: bytes) -> None:
+        """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
+        self._early.append(body)
+        if len(self._early) >= _MAX_EARLY:
+            await self._attached.wait()
+
+    def _attach(self) -> None:
+        """Somebody is ready: deliver what came before."""
+        self._attached.set()
+        early, self._early = self._early, []
+        for body in early:
+            self._deliver(body)
+
     def restored(self) -> None:
         """The peer is back."""
         for receiver in (*self._listeners, *self._takers):
@@ -191,18 +214,21 @@ class WebSocketTarget:
 
     def _deliver(self, body: bytes) -> None:
         if body.startswith(_REQUEST_START):
-            kind: Any = PUT_TYPE
+            is_request = True
+        elif body.startswith(_CALL_START):
+            # Written as we write: the type is known without reading further.
+            is_request = False
         else:
             try:
                 frame = _frames.decode(body)
             except (ValueError, RecursionError):
                 self.malformed += 1
                 return
-            kind = frame.type
-            if kind in ("__subscribe", "__unsubscribe"):
-                self._control(kind, frame.payload)
+            if frame.type in ("__subscribe", "__unsubscribe"):
+                self._control(frame.type, frame.payload)
                 return
-        receivers = self._takers[:1] or self._listeners if kind == PUT_TYPE else self._listeners
+            is_request = frame.type == PUT_TYPE
+        receivers = self._takers[:1] or self._listeners if is_request else self._listeners
         for receiver in tuple(receivers):
             receiver.receive(body, _PEER)
 
@@ -215,8 +241,15 @@ class WebSocketTarget:
             self.malformed += 1
         elif kind == "__subscribe":
             self._topics.add(topic)
+            self._topics_changed.set()
         else:
             self._topics.discard(topic)
+
+    async def wants(self, topic: str) -> None:
+        """Wait until the peer has subscribed to `topic`, for example to `call.requested:`."""
+        while topic not in self._topics:
+            self._topics_changed.clear()
+            await self._topics_changed.wait()
 
     async def _announce(self, topics: Sequence[str]) -> None:
         socket = self._socket
@@ -236,31 +269,39 @@ class WebSocketTarget:
         return f"{frame.type}:{request_id}" in self._topics
 
 
-class _Registration:
-    """A receiver in a list, until closed."""
-
-    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
-        self._receivers = receivers
-        self._receiver: Receiver | None = receiver
-        receivers.append(receiver)
-
-    async def aclose(self) -> None:
-        if self._receiver is not None:
-            self._receivers.remove(self._receiver)
-            self._receiver = None
-
-
 class _LibrarySocket:
-    """A connection of the `websockets` library."""
+    """A connection of the `websockets` library.
+
+    What is sent in one turn of the event loop is written to the network at once. The library would write every message
+    for itself, and the system call is most of what a small message costs.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._flushing = False
 
     async def send(self, text: bytes) -> None:
-        try:
-            await self._connection.send(text, text=True)
-        except ConnectionClosed as error:
-            raise EOFError(str(error)) from error
+        connection = self._connection
+        if not _CAN_GATHER or connection.protocol.state is not State.OPEN:
+            try:
+                await connection.send(text, text=True)
+            except ConnectionClosed as error:
+                raise EOFError(str(error)) from error
+            return
+        connection.protocol.send_text(text)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        if connection.paused:
+            await connection.drain()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self._connection
+        if connection.protocol.state is State.OPEN:
+            connection.transport.write(b"".join(connection.protocol.data_to_send()))
+        else:
+            connection.send_data()
 
     async def receive(self) -> bytes:
         try:
@@ -271,6 +312,10 @@ class _LibrarySocket:
 
     async def close(self) -> None:
         await self._connection.close()
+
+
+# Not part of the library's promises; where they are missing, messages are sent one by one.
+_CAN_GATHER = hasattr(Connection, "send_data") and hasattr(Connection, "drain")
 
 
 @asynccontextmanager

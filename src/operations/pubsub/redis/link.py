@@ -11,14 +11,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from operations.errors import MissingExtraError, NotSentError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError, ResponseError
 
-try:
-    from redis.asyncio import ConnectionPool
-    from redis.exceptions import RedisError, ResponseError
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.pubsub.redis", extra="redis") from error
+from operations.errors import NotSentError, TransportError
+from operations.pubsub.backoff import reconnect_delay
 
 logger = logging.getLogger("operations")
 

@@ -4,6 +4,8 @@ queue     a subject whose subscribers share a queue group; the server answers at
 mailbox   a subject of its own; the token after it names the request a message is about
 topic     a subject
 presence  a ping to the subject: the server answers for those who are gone
+
+Durable queues live in `durable`.
 """
 
 import asyncio
@@ -13,21 +15,14 @@ from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
-from operations.access import Identity
-from operations.errors import (
-    MissingExtraError,
-    NotSentError,
-    TooLargeError,
-    TransportError,
-)
-from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import Receiver
+from nats.aio.client import Client
+from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
 
-try:
-    from nats.aio.client import Client
-    from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.pubsub.nats", extra="nats") from error
+from operations.access import Identity
+from operations.errors import NotSentError, TooLargeError, TransportError
+from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.base import Receiver, Subscription
+from operations.pubsub.nats.durable import DurableQueues
 
 logger = logging.getLogger("operations")
 
@@ -46,7 +41,7 @@ _MAX_UNREAD = 32 * 1024 * 1024
 class NatsTarget:
     """One client of a NATS server. Made by `connect_nats`."""
 
-    def __init__(self, *, prefix: str, client: str, trusted: bool) -> None:
+    def __init__(self, *, prefix: str, client: str, trusted: bool, durable: bool) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
@@ -54,6 +49,8 @@ class NatsTarget:
         self._prefix = prefix
         self._boxes = f"{prefix}.box.{client}"
         self._nats = Client()
+        self._durable: DurableQueues | None = None
+        self._wants_durable = durable
         self._receivers: list[Receiver] = []
         self._attempt = 0
         self._connected = asyncio.Event()
@@ -85,6 +82,13 @@ class NatsTarget:
             raise TransportError(f"NATS cannot be reached: {error}") from error
         self._connected.set()
         self.max_bytes = self._nats.max_payload
+        if self._wants_durable:
+            self._durable = DurableQueues(self._nats, self._prefix)
+            try:
+                await self._durable.open()
+            except TransportError:
+                await self.aclose()
+                raise
 
     async def aclose(self) -> None:
         """Flush and disconnect."""
@@ -220,8 +224,10 @@ class NatsTarget:
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
-    ) -> "_Subscriptions":
-        """Take from `queue`; the server deals messages out one by one, so `capacity` is not asked."""
+    ) -> Subscription:
+        """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
+        if self._durable is not None:
+            return await self._durable.take(self._queue(queue), queue, receiver, capacity)
 
         async def deliver(message: Any) -> None:
             reply: str = message.reply
@@ -238,6 +244,9 @@ class NatsTarget:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
         if not self._nats.is_connected:
             await self._ready(wait)
+        if self._durable is not None:
+            await self._durable.put(self._queue(queue), body, key, wait)
+            return
         await self._publish(self._queue(queue), body, f"{reply_to}.{key}")
 
     async def set_aside(self, queue: str, body: bytes) -> None:
@@ -297,6 +306,7 @@ async def connect_nats(
     prefix: str = "operations",
     client: str = "any",
     trusted: bool = False,
+    durable: bool = False,
     connect_timeout: float = 5.0,
     **options: Any,
 ) -> AsyncGenerator[NatsTarget]:
@@ -308,13 +318,15 @@ async def connect_nats(
         client: The token after `box` in the subjects of this client's mailboxes, for access rules
             (see docs/calls.md).
         trusted: Believe the `identity` inside events: only where everyone who can publish may be anyone.
+        durable: Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a
+            prefix must agree.
         connect_timeout: Seconds for the first connection.
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
         TransportError: If NATS cannot be reached now.
     """
-    target = NatsTarget(prefix=prefix, client=client, trusted=trusted)
+    target = NatsTarget(prefix=prefix, client=client, trusted=trusted, durable=durable)
     await target.open(url, options, connect_timeout)
     try:
         yield target
