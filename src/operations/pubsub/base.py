@@ -105,7 +105,7 @@ class EventTarget(Protocol):
             queue: Its name.
             receiver: Who gets them.
             capacity: How many more messages this process can work on now. Where a broker hands out
-                batches, no more than that are taken, but always one.
+                batches, no more than that are taken, unless nobody else takes them.
 
         Raises:
             TransportError: If the broker cannot be reached.

@@ -17,6 +17,9 @@ from operations.pubsub.redis.link import Link, Supervised, ask, open_connection
 _BATCH = 64
 """Entries taken in one go."""
 
+_YIELD = 0.005
+"""Seconds a worker without room leaves requests to others."""
+
 _BLOCK = 5000
 """Milliseconds a read waits at the server, which is also how often it is heard of."""
 
@@ -186,7 +189,11 @@ class QueueReader:
             self._supervised.attempt = 0
             while not self._closing:
                 # At most once: what is taken is not offered again. A caller that needs more asks again.
-                count = max(1, min(_BATCH, self._capacity()))
+                count = min(_BATCH, self._capacity())
+                if count <= 0:
+                    # Others may have room. What is left after a moment is ours to queue, or to refuse quickly.
+                    await asyncio.sleep(_YIELD)
+                    count = _BATCH
                 try:
                     answer = await ask(
                         connection,
