@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-
 from tests.console.conftest import PROJECT, Eyes
 
 SHARED = PROJECT.parent / "shared"
