@@ -74,3 +74,20 @@ def test_a_flood_does_not_drown_the_page(eyes: Eyes) -> None:
     assert count(page) == 10_000
     expect(page.locator(".events li")).to_have_count(200)
     expect(page.locator(".events .number").first).to_have_text("#10000")
+
+
+def test_the_browsers_own_event_source_reads_the_same_streams(eyes: Eyes) -> None:
+    page = eyes.open()
+
+    seen = page.evaluate(
+        """() => new Promise((resolve) => {
+          const seen = [];
+          const source = new EventSource("clock/count?to=3");
+          source.onmessage = (event) => seen.push(JSON.parse(event.data));
+          source.addEventListener("complete", () => {
+            source.close();
+            resolve(seen);
+          });
+        })"""
+    )
+    assert seen == [1, 2, 3]

@@ -18,24 +18,26 @@ function entry(changed, attributes) {
   return el("input", { type: "text", autocomplete: "off", spellcheck: "false", oninput: changed, ...attributes });
 }
 
-const INPUTS = { date: "date", time: "time", email: "email", uri: "url", password: "password", color: "color" };
+const INPUTS = { date: "date", time: "time", email: "email", uri: "url", password: "password" };
 
 /** Text. Enter calls, Shift+Enter makes a new line; one of the known formats has an input of its own. */
-export function textControl(schema, { changed, isRequired }) {
+export function textControl(schema, { changed, isItem }) {
   const type = INPUTS[schema.format];
   const placeholder = plainString(hintOf(schema));
   const input =
-    type && type !== "color"
+    type
       ? entry(changed, { type, placeholder, step: type === "time" ? "1" : undefined })
       : el("textarea", { rows: "1", placeholder, oninput: changed, spellcheck: "false", class: "line" });
-  // An empty text is a text: sent where it must be there, or was written as such.
+  // Nothing entered is nothing sent, so that what is missing is told; but an item of a list is there even if empty,
+  // and so is an empty text that was written as JSON.
   let isEmptyMeant = false;
   input.addEventListener("input", () => (isEmptyMeant = false));
   return {
     element: input,
     input,
-    accepts: (value) => typeof value === "string" && (!type || type === "password" || holds(input, value)),
-    read: () => (input.value === "" && !isRequired && !isEmptyMeant ? undefined : input.value),
+    // An input of the browser's own shows only what it likes, and forgets the rest.
+    accepts: (value) => typeof value === "string" && (SHOWN[type]?.(value) ?? true),
+    read: () => (input.value === "" && !isItem && !isEmptyMeant ? undefined : input.value),
     write(value) {
       input.value = value ?? "";
       isEmptyMeant = value === "";
@@ -43,14 +45,13 @@ export function textControl(schema, { changed, isRequired }) {
   };
 }
 
-/** Whether an input of the browser's own can show a value at all: a date field shows no text that is no date. */
-function holds(input, value) {
-  const before = input.value;
-  input.value = value;
-  const isHeld = input.value === value;
-  input.value = before;
-  return isHeld;
-}
+const SHOWN = {
+  date: (text) => /^\d{4}-\d\d-\d\d$/.test(text) && !Number.isNaN(Date.parse(text)),
+  time: (text) => /^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?$/.test(text),
+  email: (text) => !/^\s|\s$|[\r\n]/.test(text),
+  url: (text) => !/^\s|\s$|[\r\n]/.test(text),
+  password: (text) => !/[\r\n]/.test(text),
+};
 
 /** A moment: picked in local time, sent in UTC. What was written as JSON stays as written until it is changed. */
 export function momentControl(schema, { changed }) {

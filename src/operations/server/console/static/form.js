@@ -83,7 +83,7 @@ class Field {
   makeControl() {
     // A part that is not there is not made: schemas may hold themselves.
     if (this.state !== "value" && this.isHeld) return null;
-    const options = { changed: () => this.onChange(), isRequired: this.isRequired, labelId: this.labelId };
+    const options = { changed: () => this.onChange(), isRequired: this.isRequired, isItem: this.isItem, labelId: this.labelId };
     const { flat } = this;
     switch (this.shape()) {
       case "const": return controls.constControl(flat);

@@ -46,11 +46,12 @@ export class ObjectControl {
     const schema = isObject(flat.additionalProperties) ? flat.additionalProperties : {};
     const key = el("input", {
       type: "text", class: "key mono", value: name, "aria-label": "Property name", placeholder: "name",
-      autocomplete: "off", spellcheck: "false", oninput: () => this.owner.onChange(),
+      autocomplete: "off", spellcheck: "false", oninput: () => this.rename(row),
     });
-    const field = this.owner.inner(schema, { isRequired: true, isBare: true });
+    const field = this.owner.inner(schema, { isRequired: true, isBare: true, isItem: true });
     if (value !== undefined) field.write(value);
-    const row = { key, field, element: null };
+    // A name can be empty, but only on purpose: one that was not given yet is not sent.
+    const row = { key, field, element: null, isNamed: !isNew };
     const remove = () => {
       this.extra = this.extra.filter((one) => one !== row);
       row.element.remove();
@@ -65,13 +66,18 @@ export class ObjectControl {
     }
   }
 
+  rename(row) {
+    row.isNamed = row.key.value !== "";
+    this.owner.onChange();
+  }
+
   accepts(value) {
     return isObject(value);
   }
 
   read() {
     const known = [...this.known].map(([name, field]) => [name, field.read()]);
-    const extra = this.extra.filter(({ key }) => key.value !== "").map(({ key, field }) => [key.value, field.read() ?? null]);
+    const extra = this.extra.filter(({ isNamed }) => isNamed).map(({ key, field }) => [key.value, field.read() ?? null]);
     return Object.fromEntries([...known, ...extra].filter(([, value]) => value !== undefined));
   }
 
