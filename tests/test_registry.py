@@ -329,3 +329,15 @@ async def test_a_watcher_hears_of_changes_and_of_no_call(registry: OperationRegi
         RegistryChanged(operation_id="a.b", change="added"),
         RegistryChanged(operation_id="a.b", change="removed"),
     ]
+
+
+def test_a_service_that_changes_is_told_who_holds_its_operations() -> None:
+    class Service(list[Operation]):
+        def attach(self, registry: OperationRegistry) -> None:
+            self.registry = registry
+
+    service = Service()
+    registry = OperationRegistry()
+    registry.register_all(service)
+
+    assert service.registry is registry

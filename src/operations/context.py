@@ -55,6 +55,9 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     sample: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
     """`(request)` -> what the caller's model answered."""
 
+    deadline: float | None = None
+    """When the door itself answers its caller and cancels the call, in milliseconds since the epoch."""
+
 
 CLOSED = Door()
 """Carries nothing back but the result."""
@@ -101,6 +104,12 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     _running: set["asyncio.Task[Any]"] | None = None
     """Tasks other than the handler's own in which nested calls run."""
 
+    @property
+    def must_be_timed(self) -> bool:
+        """Whether there is a deadline that nobody else keeps."""
+        deadline, kept = self.deadline, self.door.deadline
+        return deadline is not None and (kept is None or deadline < kept)
+
     def child(self) -> "OperationContext":
         """The context of a nested call: trusted, and within this call's identity and time."""
         return OperationContext(
@@ -111,6 +120,17 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             deadline=self.deadline,
             door=self.door,
             registry=self.registry,
+        )
+
+    def with_metadata(self, **more: Any) -> "OperationContext":
+        """The same call, knowing more: whoever aborts the one aborts the other's nested calls too."""
+        if self._running is None:
+            msgspec.structs.force_setattr(self, "_running", set[asyncio.Task[Any]]())
+        return msgspec.structs.replace(
+            self,
+            request_id=self.request_id,
+            metadata={**self.metadata, **more},
+            env=cast("OperationEnv", None),
         )
 
     async def progress(

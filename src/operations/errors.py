@@ -4,7 +4,11 @@
     ├── CallError             an operation failed, in a way its caller may see
     ├── RegistrationError     an operation cannot be registered (also a ValueError)
     ├── SchemaError           a JSON Schema cannot be used (also a ValueError)
+    ├── DocumentError         an API description cannot be read (also a ValueError)
     ├── TransportError        a broker or a socket cannot be reached
+    │   └── NotSentError          ... and the message certainly was not delivered
+    │       ├── NobodyThereError      because nobody was there to take it
+    │       └── TooLargeError         because it is larger than can be carried
     └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
 
 Rule 1: whatever a handler raises, its caller sees a `CallError` (`map_error`).
@@ -113,8 +117,24 @@ class SchemaError(OperationsError, ValueError):
     """A JSON Schema is invalid, beyond a limit, or refers to what it does not carry."""
 
 
+class DocumentError(OperationsError, ValueError):
+    """An API description is not JSON or YAML, beyond a limit, or refers to what may not be read."""
+
+
 class TransportError(OperationsError):
     """A broker or a socket cannot be reached, or refused what was sent."""
+
+
+class NotSentError(TransportError):
+    """A message was certainly not delivered: sending it again cannot make it arrive twice."""
+
+
+class NobodyThereError(NotSentError):
+    """A message was not delivered because nobody was there to take it."""
+
+
+class TooLargeError(NotSentError):
+    """A message was not sent because it is larger than the transport or its limits allow."""
 
 
 class MissingExtraError(OperationsError, ImportError):

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import Any, Protocol, Self, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as with_fields
 
@@ -264,7 +265,7 @@ class OperationRegistry:
             context = OperationContext(registry=self)
         elif context.registry is not self:
             context = self._adopt(context)
-        if self._plain and context.deadline is None:
+        if self._plain and (context.deadline is None or not context.must_be_timed):
             return invoke(plan, input, context)
         return run(plan, input, context)
 
@@ -509,13 +510,29 @@ def _examined(candidate: object) -> Operation:
         raise RegistrationError(f"{spec!r} is no OperationSpec")
     if not callable(handler):
         raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
-    streams = inspect.isasyncgenfunction(handler)
+    is_generator, is_async_generator = _generator_kinds(handler)
     if spec.type is OperationType.SUBSCRIPTION:
-        if inspect.isgeneratorfunction(handler):
+        if is_generator:
             raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
-    elif streams or inspect.isgeneratorfunction(handler):
+    elif is_async_generator or is_generator:
         raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
     return ready
+
+
+_kinds_of_methods: WeakKeyDictionary[Callable[..., Any], tuple[bool, bool]] = WeakKeyDictionary()
+"""Importers register thousands of handlers that are all methods of one class: each is looked at once."""
+
+
+def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether `handler` is a generator function, and whether it is an async one."""
+    method: Any = getattr(handler, "__func__", None)
+    if method is None:
+        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
+    kinds = _kinds_of_methods.get(method)
+    if kinds is None:
+        kinds = inspect.isgeneratorfunction(method), inspect.isasyncgenfunction(method)
+        _kinds_of_methods[method] = kinds
+    return kinds
 
 
 def subscribe(

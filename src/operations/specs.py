@@ -112,8 +112,11 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             raise ValueError(
                 f"{self.name!r} is no name: use 1 to 256 letters, digits, '_', '-' and '.'"
             )
-        _coerce(self, "input_schema")
-        _coerce(self, "output_schema")
+        # Importers make thousands of specs that need nothing of this.
+        if type(self.input_schema) is not Schema:
+            _coerce(self, "input_schema")
+        if type(self.output_schema) is not Schema:
+            _coerce(self, "output_schema")
         if type(self.type) is not OperationType:
             force_setattr(self, "type", OperationType(self.type))
         if type(self.tags) is not tuple:

@@ -3,6 +3,7 @@
 `python raw_server.py MODE [ARGUMENT]`; see `MODES`. Its tool `answer` gives back exactly the result it was sent.
 """
 
+import base64
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ ANY = {"type": "object"}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
     for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
-                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch", "exit_after")
+                 "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch",
+                 "say", "exit_after")
 ]  # fmt: skip
 STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}}
 
@@ -63,6 +65,10 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         return send(
             {"id": request_id, "result": {"content": [], "structuredContent": {"x": value}}}
         )
+    if name == "say":
+        sys.stdout.buffer.write(base64.b64decode(arguments["bytes"]) + b"\n")
+        sys.stdout.buffer.flush()
+        return send({"id": request_id, "result": text("said")})
     if name == "batch":
         log = {
             "jsonrpc": "2.0",
@@ -177,6 +183,8 @@ def handle(message: dict[str, Any]) -> None:
         message.get("id"),
         message.get("params") or {},
     )
+    if method is None and request_id not in STATE["asked"]:
+        return
     if method is None:
         send(
             {

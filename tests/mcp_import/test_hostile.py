@@ -1,5 +1,6 @@
 """Servers that misbehave on stdio: each way has its outcome, none hangs, none leaves anything behind."""
 
+import base64
 import json
 import logging
 import resource
@@ -273,3 +274,44 @@ async def test_a_server_that_crashes_again_and_again_fails_calls_soon(tmp_path: 
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert time.monotonic() - began < 2
+
+
+MALFORMED = [
+    b"",
+    b"nonsense",
+    b"{",
+    b"[]",
+    b"[[[]]]",
+    b"null",
+    b"7",
+    b'"text"',
+    b"\xff\xfe\x00",
+    b'{"jsonrpc": "1.0", "id": 1, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": null, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 999999, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 1e999, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": NaN, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": ' + b"9" * 5000 + b', "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 1, "id": 2, "error": {}}',
+    b'{"jsonrpc": "2.0", "method": 7, "params": []}',
+    b'{"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": [], "progress": "x"}}',
+    b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {}}}',
+    b'{"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": 1}',
+    b'{"jsonrpc": "2.0", "id": 5, "method": "no/such/method"}',
+    b'{"jsonrpc": "2.0", "id": {}, "method": "ping"}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.requirement("R13")
+async def test_whatever_is_said_between_answers_the_next_call_works() -> None:
+    with anyio.fail_after(30):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            pid = (await registry.execute("raw.pid", {})).data
+            for line in MALFORMED:
+                said = {"bytes": base64.b64encode(line).decode()}
+                assert (await registry.execute("raw.say", said)).data[0]["text"] == "said"
+
+            assert (await registry.execute("raw.pid", {})).data == pid

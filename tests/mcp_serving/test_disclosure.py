@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from mcp import Client
+from tests.conftest import PROJECT
 from tests.mcp_serving.support import ERAS, example, tool_names
 
 from operations import (
@@ -17,6 +18,7 @@ from operations import (
 )
 from operations.mcp import to_mcp
 from operations.mcp.serving.service import Asker
+from operations.openapi import HTTPServiceConfig, from_openapi
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 FOUR = ["search", "schema", "call", "batch"]
@@ -161,3 +163,21 @@ async def test_a_listing_of_operations_that_share_much_stays_small() -> None:
     size = len(msgspec.json.encode(listing.list_tools(Asker(None, "2026-07-28"))))
     assert size < 50 * 30_000
     assert size < 0.3 * 50 * len(msgspec.json.encode(document))
+
+
+STRIPE = PROJECT.parent / "shared" / "openapi" / "stripe__spec3-2021-06-07.json"
+
+
+@pytest.mark.skipif(not STRIPE.exists(), reason="the corpus of OpenAPI documents is not here")
+async def test_a_large_api_is_four_tools_or_less_than_twice_its_document() -> None:
+    text = STRIPE.read_bytes()
+    service = from_openapi(msgspec.json.decode(text), HTTPServiceConfig(namespace="stripe"))
+    registry = OperationRegistry(service)
+    asker = Asker(None, "2026-07-28")
+
+    few = to_mcp(registry).service.list_tools(asker)
+    all_of_them = to_mcp(registry, disclosure="tools", page_size=1_000).service.list_tools(asker)
+
+    assert [tool["name"] for tool in few["tools"]] == FOUR
+    assert len(all_of_them["tools"]) == len(registry)
+    assert len(msgspec.json.encode(all_of_them)) < 2 * len(text)

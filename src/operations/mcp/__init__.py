@@ -7,16 +7,18 @@
 from operations.errors import MissingExtraError
 
 try:
-    from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
-    from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers
-    from operations.mcp.content import map_content_blocks
-    from operations.mcp.loader import MCPClientLoader
-    from operations.mcp.serving.app import MCPApp
-    from operations.mcp.serving.client import list_roots, release_stream
-    from operations.mcp.serving.server import RegistryServer, to_mcp
-    from operations.mcp.serving.settings import MCPServerSettings
+    import mcp as _sdk  # noqa: F401 # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.mcp", extra="mcp") from error
+
+from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
+from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers
+from operations.mcp.content import map_content_blocks
+from operations.mcp.loader import MCPClientLoader
+from operations.mcp.serving.app import MCPApp
+from operations.mcp.serving.client import list_roots, release_stream
+from operations.mcp.serving.server import RegistryServer, to_mcp
+from operations.mcp.serving.settings import MCPServerSettings
 
 __all__ = [
     "ClientCredentials",

@@ -12,9 +12,9 @@ Rule 3: no cancel scope or exception group leaves the owner. What went wrong is 
 import asyncio
 import logging
 import math
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from secrets import SystemRandom
 from typing import Any
 
 import anyio
@@ -31,18 +31,20 @@ from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
 
+_random = SystemRandom()
+
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 15.0
 """Seconds between attempts: random between zero and a bound that doubles from the first to the longest."""
 
 _STABLE_SECONDS = 5.0
-"""A connection that held this long is opened again at once when it is lost; a shorter one is given pauses."""
+"""A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
 
 
 def jitter(attempts: int) -> float:
     """Seconds to wait after so many attempts that failed; none before the first repetition."""
     bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
-    return random.uniform(0, bound)  # noqa: S311 - jitter keeps no secret
+    return _random.uniform(0, bound)
 
 
 class Connection:
@@ -80,6 +82,7 @@ class Connection:
         self._waiters: set[asyncio.Future[RelaySession]] = set()
         self._wanted = asyncio.Event()
         self._closed = False
+        self._has_served = False
         self._lost_at: float | None = None
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
@@ -129,8 +132,9 @@ class Connection:
             self._waiters.discard(waiter)
 
     def is_there(self) -> None:
-        """Say that the server answered."""
+        """Say that the server answered a call."""
         self.away_since = None
+        self._has_served = True
 
     def give_up(self, session: RelaySession) -> None:
         """Say that `session` is of no more use: the server does not know it any more."""
@@ -179,7 +183,7 @@ class Connection:
             else:
                 if was_open:
                     logger.warning("%s; connecting again", failure.message)
-                if was_open and loop.time() - began > _STABLE_SECONDS:
+                if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
                     attempts = 0
                 if self._lost_at is None:
                     self._lost_at = loop.time()
@@ -246,6 +250,7 @@ class Connection:
 
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
+        self._has_served = False
         self._lost_at, self._failure = None, None
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -269,6 +274,8 @@ class Connection:
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
         logger.debug("%s failed", self.name, exc_info=error)
+        if self._session is not None:
+            return self._unavailable("went away", child)
         if child.has_ended:
             return self._unavailable("ended before it was ready", child)
         if isinstance(error, OSError):

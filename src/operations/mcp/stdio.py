@@ -137,7 +137,7 @@ def _messages(line: bytes | Oversized, limit: int, child: Child) -> Iterator[Ses
 def _batch(line: bytes) -> list[bytes]:
     try:
         return [bytes(part) for part in msgspec.json.decode(line, type=list[msgspec.Raw])]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return [line]
 
 

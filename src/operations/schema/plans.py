@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from operations.schema.assertions import has_type, same, type_of
 from operations.schema.checking import Checker
 from operations.schema.kinds import is_array
-from operations.schema.patterns import matcher
+from operations.schema.patterns import ANY_TEXT, matcher
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
 
@@ -254,7 +254,12 @@ class Plan:
     def is_bare(self) -> bool:
         """Whether a type is all that is said: whatever has it is valid."""
         if self._bare is None:
-            said = {name for facet in self.facets for name in facet.keywords}
+            said = {
+                name
+                for facet in self.facets
+                for name, held in facet.keywords.items()
+                if held != ANY_TEXT or name != "pattern"
+            }
             self._bare = not self.choices and not self.opaque and said <= _BARE
         return self._bare and bool(self.facets)
 
@@ -418,4 +423,5 @@ def _both(first: tuple[str, ...], second: list[str]) -> tuple[str, ...]:
     ]
     if "number" in found and "integer" in found:
         found.remove("integer")
-    return tuple(sorted(found, key=lambda name: first.index(name) if name in first else len(first)))
+    order = {name: index for index, name in enumerate(first)}
+    return tuple(sorted(found, key=lambda name: order.get(name, order.get("number", 0))))

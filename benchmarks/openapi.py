@@ -1,0 +1,264 @@
+"""OpenAPI import beside `json.loads`, and calls beside bare aiohttp.
+
+usage: openapi.py [--repeats N] [--documents FOLDER]
+
+Every import runs in a process of its own. The promises: an import takes at most half of `json.loads` on the same text
+and grows memory by at most a third of the decoded document; a first use compiles in 50 ms; a call costs at most 1.3
+times bare aiohttp's, and 64 callers get at least three quarters of its throughput.
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import _harness
+import _values
+import aiohttp
+
+from operations import OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi
+
+DOCUMENTS = {
+    "Stripe": "stripe__spec3-2021-06-07.json",
+    "GitHub": "octokit__api.github.com.json",
+    "Kubernetes": "npmdir__kubernetes.io.json",
+    "Microsoft Graph": "npmdir__microsoft.com-graph.json",
+}
+
+
+def resident() -> float:
+    """Megabytes of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def import_one(tool: str, path: str) -> None:
+    """Decode and convert one document; print seconds and megabytes."""
+    logging.disable(logging.CRITICAL)
+    convert = CONVERTERS[tool]()
+    raw = Path(path).read_bytes()
+    before = resident()
+    began = time.perf_counter()
+    document = json.loads(raw)
+    loads = time.perf_counter() - began
+    decoded = resident()
+    began = time.perf_counter()
+    kept = convert(document)
+    took = time.perf_counter() - began
+    grown = resident() - decoded
+    first = first_use(kept) if tool == "operations" else 0.0
+    print(json.dumps([loads, took, grown / max(decoded - before, 1), first]))
+
+
+def first_use(registry: Any) -> float:
+    """The median seconds until an operation's schemas are compiled, over a sample."""
+    took: list[float] = []
+    specs = registry.specs()
+    for spec in specs[:: max(1, len(specs) // 40)]:
+        began = time.perf_counter()
+        spec.input_schema.compile()
+        spec.output_schema.compile()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def ours() -> Callable[[Any], Any]:
+    def convert(document: Any) -> OperationRegistry:
+        registry = OperationRegistry()
+        registry.register_all(from_openapi(document, HTTPServiceConfig(namespace="api")))
+        return registry
+
+    return convert
+
+
+def utcp() -> Callable[[Any], Any]:
+    from utcp_http.openapi_converter import OpenApiConverter
+
+    return lambda document: OpenApiConverter(
+        document, spec_url="https://x.example/o.json"
+    ).convert()
+
+
+def fastmcp() -> Callable[[Any], Any]:
+    import httpx2
+    from fastmcp import FastMCP
+
+    client = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
+    return lambda document: FastMCP.from_openapi(document, client=client)
+
+
+CONVERTERS = {"operations": ours, "UTCP": utcp, "FastMCP": fastmcp}
+
+
+def importing(folder: Path, repeats: int) -> None:
+    print(f"\nImporting, x json.loads  {'time':>12} {'memory':>8} {'first use':>12}")
+    for title, name in DOCUMENTS.items():
+        if not (folder / name).exists():
+            print(f"{title:16} is not here")
+            continue
+        for tool in CONVERTERS:
+            rows: list[list[float]] = []
+            note = ""
+            for _ in range(repeats if tool == "operations" else 1):
+                command = [sys.executable, __file__, "--child", tool, str(folder / name)]
+                try:
+                    done = subprocess.run(
+                        command, capture_output=True, text=True, timeout=60, check=True
+                    )
+                except subprocess.TimeoutExpired:
+                    note = "over 60 s"
+                    break
+                except subprocess.CalledProcessError as error:
+                    note = (error.stderr.strip().splitlines() or ["failed"])[-1][:60]
+                    break
+                rows.append(json.loads(done.stdout.splitlines()[-1]))
+            if note:
+                print(f"  {title:16} {tool:10} {note}")
+                continue
+            time_ratio = statistics.median(took / loads for loads, took, _, _ in rows)
+            memory = statistics.median(row[2] for row in rows)
+            first = statistics.median(row[3] for row in rows) * 1000
+            shown = f"{first:9.1f} ms" if tool == "operations" else ""
+            print(f"  {title:16} {tool:10} {time_ratio:8.2f} {memory:8.2f} {shown:>12}")
+
+
+SERVER = """
+import json, sys
+from aiohttp import web
+body = json.dumps(json.loads(sys.argv[2])).encode()
+async def answer(request):
+    await request.read()
+    return web.Response(body=body, content_type="application/json")
+app = web.Application()
+app.router.add_post("/search", answer)
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
+"""
+
+
+@asynccontextmanager
+async def server() -> AsyncGenerator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    answer = json.dumps(_values.ITEMS)
+    process = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs yet
+        [sys.executable, "-c", SERVER, str(port), answer]
+    )
+    try:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(200):
+                try:
+                    async with session.post(f"http://127.0.0.1:{port}/search"):
+                        break
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "bench", "version": "1"},
+    "paths": {
+        "/search": {
+            "post": {
+                "operationId": "search",
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": _values.SEARCH_INPUT}},
+                },
+                "responses": {
+                    "200": {
+                        "description": "",
+                        "content": {"application/json": {"schema": _values.SEARCH_OUTPUT}},
+                    }
+                },
+            }
+        }
+    },
+}
+
+
+async def calling(repeats: int) -> None:
+    async with server() as url, aiohttp.ClientSession() as session, OperationRegistry() as registry:
+        registry.register_all(
+            from_openapi(DOCUMENT, HTTPServiceConfig(namespace="bench", base_url=url))
+        )
+
+        async def bare() -> Any:
+            async with session.post(f"{url}/search", json=_values.SEARCH_ARGUMENTS) as response:
+                return await response.json()
+
+        async def imported() -> Any:
+            return (await registry.execute("bench.search", {"body": _values.SEARCH_ARGUMENTS})).data
+
+        assert await bare() == await imported()
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {"aiohttp": bare, "operations": imported}
+        latency: dict[str, list[float]] = {name: [] for name in calls}
+        rates: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(repeats):
+            for name, call in calls.items():
+                latency[name].append(await one_by_one(call, 200))
+            for name, call in calls.items():
+                rates[name].append(await together(call, 64, 15))
+        print("\nCalling a local server")
+        for name in calls:
+            slower = statistics.median(
+                a / b for a, b in zip(latency[name], latency["aiohttp"], strict=True)
+            )
+            share = statistics.median(
+                a / b for a, b in zip(rates[name], rates["aiohttp"], strict=True)
+            )
+            microseconds = statistics.median(latency[name]) * 1e6
+            print(
+                f"  {name:12} {microseconds:8.0f} us  x{slower:.2f}"
+                f"   64 callers: {statistics.median(rates[name]):7.0f}/s  x{share:.2f}"
+            )
+
+
+async def one_by_one(call: Callable[[], Awaitable[Any]], count: int) -> float:
+    """Median seconds of one call."""
+    took: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await call()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+async def together(call: Callable[[], Awaitable[Any]], callers: int, each: int) -> float:
+    """Calls per second of several callers at once."""
+
+    async def caller() -> None:
+        for _ in range(each):
+            await call()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return callers * each / (time.perf_counter() - began)
+
+
+async def benchmark() -> None:
+    given = _harness.arguments(documents="../shared/openapi")
+    importing(Path(given.documents), given.repeats)
+    await calling(given.repeats)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        import_one(*sys.argv[2:])
+    else:
+        _harness.main(benchmark)

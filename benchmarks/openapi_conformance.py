@@ -1,0 +1,130 @@
+"""The conformance table through other libraries: how many calls arrive as the document says.
+
+usage: openapi_conformance.py [--verbose]
+
+Needs fastmcp, utcp and utcp-http beside this project; what is not installed is left out. The others are judged by
+meaning, not by spelling: percent-encoding may differ. Security is left out where a library leaves it to the client.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import logging
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.openapi.conformance import CASES, NOTHING, Case, arguments
+from tests.openapi.echo import Echo, running_echo
+
+Call = Callable[[Case, str], Awaitable[None]]
+
+
+async def ours(case: Case, url: str) -> None:
+    from operations import OperationRegistry
+    from operations.openapi import HTTPServiceConfig, from_openapi
+
+    config = HTTPServiceConfig(namespace="api", credentials=case.credentials, allowed_hosts=(url,))
+    async with OperationRegistry() as registry:
+        registry.register_all(from_openapi(case.whole(url), config))
+        await registry.execute("api.call", arguments(case))
+
+
+async def fastmcp(case: Case, url: str) -> None:
+    import httpx2
+    from fastmcp import FastMCP
+
+    async with httpx2.AsyncClient(base_url=base_of(case, url)) as client:
+        server = FastMCP.from_openapi(case.whole(url), client=client)
+        (tool,) = await server.list_tools()
+        names = tool.parameters.get("properties", {})
+        given: dict[str, Any] = {}
+        for (place, name), value in case.values.items():
+            given[f"{name}__{place}" if f"{name}__{place}" in names else name] = value
+        if case.body is not NOTHING:
+            if isinstance(case.body, dict) and "body" not in names:
+                given |= case.body
+            else:
+                given["body"] = case.body
+        await server.call_tool(tool.name, given)
+
+
+async def utcp(case: Case, url: str) -> None:
+    from utcp.utcp_client import UtcpClient
+    from utcp_http.http_call_template import HttpCallTemplate
+    from utcp_http.openapi_converter import OpenApiConverter
+
+    manual = OpenApiConverter(case.whole(url), spec_url=f"{url}/openapi.json").convert()
+    (tool,) = manual.tools
+    tool.name = f"api.{tool.name}"
+    client = await UtcpClient.create()
+    template = HttpCallTemplate(name="api", url=f"{url}/openapi.json", http_method="GET")
+    await client.config.tool_repository.save_manual(template, manual)
+    given = {name: value for (_, name), value in case.values.items()}
+    if case.body is not NOTHING:
+        given[tool.tool_call_template.body_field or "body"] = case.body
+    await client.call_tool(tool.name, given)
+
+
+def base_of(case: Case, url: str) -> str:
+    return url + case.document.get("basePath", "")
+
+
+LIBRARIES: dict[str, tuple[str, Call, frozenset[str]]] = {
+    "operations": ("operations", ours, frozenset()),
+    "FastMCP": ("fastmcp", fastmcp, frozenset({"security"})),
+    "UTCP": ("utcp_http", utcp, frozenset({"security"})),
+}
+
+
+async def arrives(call: Call, case: Case, echo: Echo, *, exact: bool) -> str:
+    """Empty where the call arrived as it should, else what was wrong."""
+    echo.seen.clear()
+    try:
+        await asyncio.wait_for(call(case, echo.url), 20)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it counts
+        if not echo.seen:
+            return f"{type(error).__name__}: {error}"[:110]
+    if len(echo.seen) != 1:
+        return f"{len(echo.seen)} requests"
+    try:
+        case.check(echo.seen[0], exact)
+    except Exception as error:  # noqa: BLE001 - a body that cannot even be read counts too
+        return f"arrived as {error}"[:110]
+    return ""
+
+
+async def benchmark(*, verbose: bool) -> None:
+    logging.disable(logging.CRITICAL)
+    groups = Counter(case.group for case in CASES)
+    print(f"| calls | number | {' | '.join(LIBRARIES)} |")
+    print("|---|---|" + "---|" * len(LIBRARIES))
+    good: dict[str, Counter[str]] = {}
+    with running_echo() as echo:
+        for name, (module, call, left_out) in LIBRARIES.items():
+            good[name] = Counter()
+            if importlib.util.find_spec(module) is None:
+                continue
+            for case in CASES:
+                if case.group in left_out:
+                    continue
+                problem = await arrives(call, case, echo, exact=name == "operations")
+                good[name][case.group] += not problem
+                if problem and verbose:
+                    print(f"{name}: {case.id}: {problem}", file=sys.stderr)
+    for group, count in groups.items():
+        cells = [
+            "-" if group in LIBRARIES[name][2] or not good[name] else str(good[name][group])
+            for name in LIBRARIES
+        ]
+        print(f"| {group} | {count} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--verbose", action="store_true")
+    asyncio.run(benchmark(verbose=parser.parse_args().verbose))

@@ -1,0 +1,58 @@
+"""HTTP APIs as operations: import any OpenAPI or Swagger document and call what it describes.
+
+    service = await from_openapi_file("petstore.yaml", HTTPServiceConfig(namespace="petstore"))
+    registry.register_all(service)
+
+The `openapi` extra is needed to call operations (aiohttp) and to read YAML.
+"""
+
+from operations.openapi.config import (
+    BasicCredential,
+    ClientCredentials,
+    HTTPAuth,
+    HTTPServiceConfig,
+    Outline,
+    Select,
+)
+from operations.openapi.document import Problem
+from operations.openapi.export import to_openapi
+from operations.openapi.paging import (
+    CursorPaging,
+    LinkPaging,
+    OffsetPaging,
+    PagePaging,
+    URLPaging,
+)
+from operations.openapi.service import (
+    OpenAPIService,
+    from_openapi,
+    from_openapi_file,
+    from_openapi_url,
+)
+from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
+
+__all__ = [
+    "BasicCredential",
+    "ClientCredentials",
+    "CursorPaging",
+    "EventStreamDecoder",
+    "HTTPAuth",
+    "HTTPRequest",
+    "HTTPResponse",
+    "HTTPServiceConfig",
+    "HTTPTransport",
+    "LinkPaging",
+    "OffsetPaging",
+    "OpenAPIService",
+    "Outline",
+    "PagePaging",
+    "Problem",
+    "Select",
+    "ServerSentEvent",
+    "URLPaging",
+    "from_openapi",
+    "from_openapi_file",
+    "from_openapi_url",
+    "to_openapi",
+]

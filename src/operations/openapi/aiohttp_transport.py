@@ -1,0 +1,208 @@
+"""The transport on aiohttp: one pool for hosts the operator named, one for public addresses only."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from functools import lru_cache
+
+from operations.errors import CallError, ErrorCode, MissingExtraError
+from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
+from operations.openapi.transport import HTTPRequest, HTTPResponse
+
+try:
+    import aiohttp
+    from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.resolver import ThreadedResolver
+    from yarl import URL
+except ModuleNotFoundError as error:
+    raise MissingExtraError("Calling an HTTP API", extra="openapi") from error
+
+
+class AiohttpTransport:
+    """Sends requests with aiohttp.
+
+    Its pools open with the first request, in the event loop of that request; in another loop they are
+    opened anew.
+
+    Args:
+        connections: How many may be open at once, per pool.
+        resolver: Resolves names; for tests.
+    """
+
+    def __init__(self, *, connections: int = 100, resolver: AbstractResolver | None = None) -> None:
+        self._connections = connections
+        self._resolver = resolver
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timeouts: dict[tuple[float | None, bool], aiohttp.ClientTimeout] = {}
+
+    def send(self, request: HTTPRequest) -> "_Exchange":
+        """Send `request`, as `HTTPTransport.send` promises."""
+        return _Exchange(self, request)
+
+    async def aclose(self) -> None:
+        """Close the pools."""
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+    def session(self, public_only: bool) -> aiohttp.ClientSession:
+        """The pool for these requests, in the loop that is running."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            # The old loop's connections cannot be closed from here; they died with it.
+            self._sessions, self._loop = {}, loop
+        session = self._sessions.get(public_only)
+        if session is None or session.closed:
+            resolver = self._resolver or ThreadedResolver()
+            session = self._sessions[public_only] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=self._connections,
+                    resolver=_PublicResolver(resolver) if public_only else resolver,
+                    # A cached name would be checked once and used again; the check is per connection.
+                    use_dns_cache=not public_only,
+                ),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            )
+        return session
+
+    def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
+        """The time a request has, as aiohttp wants it."""
+        key = (request.timeout, request.is_stream)
+        timeout = self._timeouts.get(key)
+        if timeout is None:
+            if len(self._timeouts) > 64:
+                # Deadlines make each request's time its own; only configured ones are worth keeping.
+                self._timeouts.clear()
+            if request.is_stream:
+                timeout = aiohttp.ClientTimeout(total=None, connect=request.timeout)
+            else:
+                timeout = aiohttp.ClientTimeout(total=request.timeout)
+            self._timeouts[key] = timeout
+        return timeout
+
+
+@lru_cache(maxsize=512)
+def _parsed(url: str) -> URL:
+    """`url` as aiohttp wants it, with all that it works out about it."""
+    return URL(url, encoded=True)
+
+
+class _Exchange:
+    """One request for the length of a block; a class, as a generator would cost every call more."""
+
+    __slots__ = ("_request", "_response", "_transport")
+
+    def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
+        self._transport = transport
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> HTTPResponse:
+        request = self._request
+        url = _parsed(request.url)
+        if request.public_only:
+            # A numeric host is never resolved, so the resolver's check would not see it.
+            enforce_public(url.raw_host or "")
+        try:
+            response = await self._transport.session(request.public_only).request(
+                request.method,
+                url,
+                headers=request.headers,
+                data=request.body,
+                timeout=self._transport.timeout(request),
+                allow_redirects=False,
+            )
+        except Exception as error:
+            raise _call_error(error, request) from error
+        self._response = response
+        return _Response(response, request)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._response is not None:
+            # Closing what was read to its end gives the connection back; anything else ends it.
+            self._response.close()
+
+
+class _Response:
+    """aiohttp's answer as the seam wants it."""
+
+    __slots__ = ("_request", "_response", "headers")
+
+    def __init__(self, response: aiohttp.ClientResponse, request: HTTPRequest) -> None:
+        self._response = response
+        self._request = request
+        self.headers: Mapping[str, str] = _joined(response.raw_headers)
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def reason(self) -> str:
+        return self._response.reason or ""
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except aiohttp.ClientError as error:
+            raise _call_error(error, self._request) from error
+        except TimeoutError as error:
+            raise _call_error(error, self._request) from error
+
+
+def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key = name.decode("latin-1").lower()
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
+
+
+class _PublicResolver(AbstractResolver):
+    """Gives only public addresses: the ones that are connected to are the ones that were checked."""
+
+    def __init__(self, inner: AbstractResolver) -> None:
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        public = [entry for entry in found if is_public(entry["host"])]
+        if found and not public:
+            raise NotPublicError(host)
+        return public
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class NotPublicError(OSError):
+    """A name has only addresses that are not public."""
+
+
+def _call_error(error: Exception, request: HTTPRequest) -> CallError:
+    """The error for a request that got no whole answer. It never repeats the request: that may hold a secret."""
+    origin = origin_of(request.url)
+    where = f"{request.method} {origin}"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NotPublicError):
+            return not_public(origin.host)
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, TimeoutError):
+        return CallError(ErrorCode.TIMEOUT, f"{where} did not answer in time.")
+    if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
+        return CallError(ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost.")
+    if isinstance(error, aiohttp.ClientError):
+        return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
+    return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")

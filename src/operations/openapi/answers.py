@@ -1,0 +1,143 @@
+"""What an answer says: data by its media type, or the error it is."""
+
+import codecs
+from base64 import b64encode
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from operations.errors import CallError, ErrorCode
+from operations.openapi import media
+from operations.openapi.security import redacted
+from operations.types import JSONObject
+
+_WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
+"""Headers of an answer that are credentials; they stay here."""
+
+_EMPTY = frozenset({204, 205, 304})
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_WIDTHS = {
+    b"\0\0\0\1": "utf-32-be",
+    b"\1\0\0\0": "utf-32-le",
+    b"\0\1\0\1": "utf-16-be",
+    b"\1\0\1\0": "utf-16-le",
+}
+
+
+def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers a caller may see."""
+    return {name: value for name, value in headers.items() if name not in _WITHHELD}
+
+
+def read_data(content: bytes, content_type: str, *, status: int, expects_json: bool) -> Any:
+    """The data of a good answer: JSON, text, bytes, or None where there is nothing.
+
+    Args:
+        content: The body, without content coding.
+        content_type: Its Content-Type; may be empty.
+        status: The status code.
+        expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not.
+    """
+    if not content or status in _EMPTY:
+        return None
+    if media.is_json(content_type):
+        return _json(content, content_type)
+    if expects_json and (not content_type or media.is_text(content_type)):
+        try:
+            return _json(content, content_type)
+        except CallError:
+            if content_type:
+                raise
+    if media.is_text(content_type):
+        return _text(content, content_type)
+    return content
+
+
+def _json(content: bytes, content_type: str) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    # Rarely it is JSON in another charset, or behind a byte order mark.
+    try:
+        return msgspec.json.decode(_text(content, content_type))
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        kind = media.essence(content_type) or "without a content type"
+        raise CallError(
+            ErrorCode.EXECUTION_ERROR, f"The answer ({kind}) is not the JSON it should be."
+        ) from None
+
+
+def _text(content: bytes, content_type: str) -> str:
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            return content[len(mark) :].decode(encoding, "replace")
+    charset = media.parameter_of(content_type, "charset")
+    if not charset and media.is_json(content_type):
+        # JSON begins with ASCII, so zeros among the first bytes tell the width and order.
+        charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
+    try:
+        return content.decode(charset or "utf-8")
+    except (LookupError, UnicodeDecodeError):
+        return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
+
+
+def http_error(
+    status: int,
+    reason: str,
+    headers: Mapping[str, str],
+    content: bytes,
+    *,
+    is_cut: bool,
+    secrets: list[str],
+) -> CallError:
+    """The error that a bad answer is. What was sent to authenticate is not in it."""
+    content_type = headers.get("content-type", "")
+    details: JSONObject = {
+        "statusCode": status,
+        "headers": {k: redacted(v, secrets) for k, v in shown_headers(headers).items()},
+        "contentType": content_type,
+        "body": None,
+    }
+    if content:
+        _add_error_body(details, content, content_type, is_cut=is_cut, secrets=secrets)
+    if is_cut:
+        details["truncated"] = True
+    if not reason:
+        try:
+            reason = HTTPStatus(status).phrase
+        except ValueError:
+            reason = "Unknown"
+    return CallError(
+        ErrorCode.EXECUTION_ERROR,
+        f"HTTP {status}: {reason}",
+        details,
+        retryable=status in {429, 502, 503, 504},
+    )
+
+
+def _add_error_body(
+    details: JSONObject, content: bytes, content_type: str, *, is_cut: bool, secrets: list[str]
+) -> None:
+    if content_type and not media.is_json(content_type) and not media.is_text(content_type):
+        details["body"] = b64encode(content).decode()
+        details["encoding"] = "base64"
+        return
+    text = redacted(_text(content, content_type), secrets)
+    details["body"] = text
+    if media.is_json(content_type) and not is_cut:
+        try:
+            details["body"] = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            return

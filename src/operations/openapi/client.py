@@ -1,0 +1,389 @@
+"""One exchange after another with one service: signing, sending, repeating, redirecting, limiting.
+
+Rule 1: only what is safe to repeat is repeated, and never beyond the call's time.
+Rule 2: a redirect is followed within its origin, when asked for, and never to another.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib import import_module
+from secrets import SystemRandom
+from time import monotonic, time
+from typing import Any, cast
+from urllib.parse import urljoin
+
+from operations.context import OperationContext
+from operations.errors import CallError, DocumentError, ErrorCode
+from operations.openapi.answers import http_error, read_data
+from operations.openapi.config import HTTPServiceConfig
+from operations.openapi.content_coding import ACCEPTED, decoded
+from operations.openapi.hosts import Origin, TrustedHosts, enforce_public, origin_of
+from operations.openapi.security import Security, Signature
+from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
+
+REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
+"""Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
+
+_RETRIED = frozenset({429, 502, 503, 504})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+_FIRST_PAUSE = 0.2
+_USER_AGENT = "alkdev-operations"
+_RANDOM = SystemRandom()
+_LOGGER = logging.getLogger("operations")
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A request before it is signed."""
+
+    method: str
+    base: str
+    path: str
+
+    query: list[str] = field(default_factory=list[str])
+    """Encoded `name=value` pieces."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    cookies: list[str] = field(default_factory=list[str])
+    body: bytes | None = None
+
+    security: Any = None
+    """The operation's own security requirement; None for the document's."""
+
+    keeps_redirects: bool = False
+    """Whether the document declares redirects as answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A good answer, read to its end."""
+
+    url: str
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+
+class Client:
+    """Sends the requests of one service.
+
+    Args:
+        config: The operator's settings.
+        trusted: The hosts that may be anywhere and may have credentials.
+    """
+
+    def __init__(self, config: HTTPServiceConfig, trusted: TrustedHosts) -> None:
+        self._config = config
+        self._trusted = trusted
+        self._transport: HTTPTransport | None = config.transport
+        self._is_owner = config.transport is None
+        self._warned: set[Origin] = set()
+        self._origins: dict[str, tuple[Origin, bool]] = {}
+
+    async def aclose(self) -> None:
+        """Close the transport, if it was made here."""
+        if self._is_owner and self._transport is not None:
+            transport, self._transport = self._transport, None
+            await transport.aclose()
+
+    def is_trusted(self, url: str) -> bool:
+        """Whether the host of `url` may have credentials."""
+        try:
+            return origin_of(url) in self._trusted
+        except ValueError:
+            return False
+
+    async def exchange(self, draft: Draft, security: Security, context: OperationContext) -> Answer:
+        """Send a request and read the whole answer.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
+        """
+        end = monotonic() + self._seconds(context)
+        repeats = self._config.retries if draft.method in REPEATABLE else 0
+        for attempt in range(repeats + 1):
+            try:
+                return await self._exchange_once(draft, security, context, end)
+            except CallError as error:
+                pause = _pause(error, attempt) if attempt < repeats else None
+                if pause is None or monotonic() + pause >= end:
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    @asynccontextmanager
+    async def stream(
+        self, draft: Draft, security: Security, context: OperationContext
+    ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
+        """Send a request; give the head of a good answer and its bytes as they come.
+
+        Raises:
+            CallError: As `exchange` does.
+        """
+        signature, request = await self._signed(
+            draft, security, context, self._seconds(context), True
+        )
+        async with self._sender().send(request) as response:
+            if not 200 <= response.status < 300:
+                raise await self._error(response, signature)
+            coding = response.headers.get("content-encoding", "")
+            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                yield response, body
+
+    async def fetch(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None
+    ) -> Any:
+        """One small exchange that is no operation's: JSON from a provider of tokens."""
+        request = HTTPRequest(
+            method=method,
+            url=url,
+            headers={"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **headers},
+            body=body,
+            timeout=self._config.timeout,
+            public_only=not self._enforce_reachable(url)[1],
+        )
+        async with self._sender().send(request) as response:
+            if response.status != 200:
+                # Nothing of the answer is passed on: it is about the operator's credentials.
+                raise CallError(
+                    ErrorCode.ACCESS_DENIED, f"The token endpoint answered HTTP {response.status}."
+                )
+            content = await self._read(response, 1 << 20)
+        content_type = response.headers.get("content-type", "")
+        return read_data(content, content_type, status=200, expects_json=True)
+
+    async def download(self, url: str) -> bytes:
+        """A document at an address, or beside one, that the operator named.
+
+        Raises:
+            DocumentError: If it cannot be had, or is too large.
+        """
+        request = HTTPRequest(
+            method="GET",
+            url=url,
+            headers={
+                "User-Agent": _USER_AGENT,
+                "Accept": "application/json, application/yaml;q=0.9, */*;q=0.5",
+                "Accept-Encoding": ACCEPTED,
+            },
+            timeout=self._config.timeout,
+        )
+        try:
+            async with self._sender().send(request) as response:
+                if response.status != 200:
+                    raise DocumentError(f"{url} answered HTTP {response.status}")
+                return await self._read(response, self._config.max_document_bytes)
+        except CallError as error:
+            raise DocumentError(f"{url} cannot be fetched: {error.message}") from error
+
+    async def _exchange_once(
+        self, draft: Draft, security: Security, context: OperationContext, end: float
+    ) -> Answer:
+        signature, request = await self._signed(draft, security, context, end - monotonic(), False)
+        for _ in range(_MAX_REDIRECTS):
+            async with self._sender().send(request) as response:
+                status = response.status
+                if 200 <= status < 300 or (300 <= status < 400 and draft.keeps_redirects):
+                    content = b""
+                    if request.method != "HEAD":
+                        content = await self._read(response, self._config.max_response_bytes)
+                    return Answer(request.url, status, dict(response.headers), content)
+                onward = self._onward(request, response)
+                if onward is None:
+                    if status == 401:
+                        for source in signature.tokens:
+                            source.refuse(request.headers.get("Authorization", ""))
+                    raise await self._error(response, signature)
+            request = onward
+        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
+
+    async def _signed(
+        self,
+        draft: Draft,
+        security: Security,
+        context: OperationContext,
+        seconds: float,
+        is_stream: bool,
+    ) -> tuple[Signature, HTTPRequest]:
+        origin, is_trusted = self._enforce_reachable(draft.base)
+        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
+        query, cookies = draft.query, draft.cookies
+        if is_trusted:
+            signature = await security.sign(draft.security, context)
+            for name in signature.headers:
+                # Names are the same in any case, and configuration wins.
+                for other in [other for other in headers if other.lower() == name.lower()]:
+                    del headers[other]
+            headers.update(signature.headers)
+            query = [*query, *signature.query]
+            cookies = [*cookies, *signature.cookies]
+        else:
+            signature = Signature()
+            self._warn(origin)
+        if cookies:
+            headers["Cookie"] = "; ".join(cookies)
+        url = draft.base.rstrip("/") + draft.path
+        if query:
+            url += ("&" if "?" in url else "?") + "&".join(query)
+        body = draft.body
+        if body is not None and len(body) > self._config.max_request_bytes:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"The request is larger than {self._config.max_request_bytes} bytes.",
+            )
+        return signature, HTTPRequest(
+            method=draft.method,
+            url=url,
+            headers=headers,
+            body=body,
+            timeout=max(seconds, 0.001),
+            is_stream=is_stream,
+            public_only=not is_trusted,
+        )
+
+    def _enforce_reachable(self, url: str) -> tuple[Origin, bool]:
+        """Where `url` leads, and whether the operator named it; kept, as there are few."""
+        known = self._origins.get(url)
+        if known is None:
+            try:
+                origin = origin_of(url)
+            except ValueError as error:
+                raise CallError(
+                    ErrorCode.EXECUTION_ERROR,
+                    f"There is no address to send this to ({error}): set base_url.",
+                ) from None
+            known = (origin, origin in self._trusted)
+            if len(self._origins) > 1000:
+                self._origins.clear()
+            self._origins[url] = known
+        if not known[1]:
+            enforce_public(known[0].host)
+        return known
+
+    def _onward(self, request: HTTPRequest, response: HTTPResponse) -> HTTPRequest | None:
+        """The request that a redirect asks for, where it may be followed."""
+        location = response.headers.get("location")
+        if not self._config.follow_redirects or response.status not in _REDIRECTS or not location:
+            return None
+        url = urljoin(request.url, location)
+        try:
+            if origin_of(url) != origin_of(request.url):
+                return None
+        except ValueError:
+            return None
+        keeps = response.status in {307, 308} or request.method in {"GET", "HEAD"}
+        headers = request.headers
+        if not keeps:
+            headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
+        return HTTPRequest(
+            method=request.method if keeps else "GET",
+            url=url,
+            headers=headers,
+            body=request.body if keeps else None,
+            timeout=request.timeout,
+            public_only=request.public_only,
+        )
+
+    async def _read(self, response: HTTPResponse, limit: int) -> bytes:
+        coding = response.headers.get("content-encoding", "")
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and int(length) > limit and not coding:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+            )
+        chunks = response.chunks()
+        if coding:
+            chunks = decoded(chunks, coding, max_bytes=limit)
+        pieces: list[bytes] = []
+        size = 0
+        async with aclosing(chunks):
+            async for piece in chunks:
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise CallError(
+                        ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                    )
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:
+        """The error that a bad answer is, with as much of its body as is kept."""
+        limit = self._config.max_error_bytes
+        coding = response.headers.get("content-encoding", "")
+        content, is_cut = b"", False
+        try:
+            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                async for piece in body:
+                    content += piece
+                    if len(content) > limit:
+                        content, is_cut = content[:limit], True
+                        break
+        except CallError:
+            # The status is the answer; a body that breaks off does not change it.
+            is_cut = True
+        return http_error(
+            response.status,
+            response.reason,
+            response.headers,
+            content,
+            is_cut=is_cut,
+            secrets=signature.secrets,
+        )
+
+    def _seconds(self, context: OperationContext) -> float:
+        if context.deadline is None:
+            return self._config.timeout
+        return min(self._config.timeout, context.deadline / 1000 - time())
+
+    def _sender(self) -> HTTPTransport:
+        transport = self._transport
+        if transport is None:
+            # Only now is aiohttp needed, and a missing extra worth a complaint.
+            module = import_module("operations.openapi.aiohttp_transport")
+            transport = cast(
+                "HTTPTransport", module.AiohttpTransport(connections=self._config.connections)
+            )
+            self._transport = transport
+        return transport
+
+    def _warn(self, origin: Origin) -> None:
+        config = self._config
+        if origin not in self._warned and (config.auth or config.credentials or config.headers):
+            self._warned.add(origin)
+            _LOGGER.warning(
+                "%s: credentials are not sent to %s, which only the document names;"
+                " set base_url or allowed_hosts if they should be",
+                config.namespace,
+                origin,
+            )
+
+
+def _pause(error: CallError, attempt: int) -> float | None:
+    """Seconds to wait before trying again; None if trying again is pointless."""
+    jitter = _RANDOM.uniform(0, _FIRST_PAUSE * 2**attempt)
+    if error.code == ErrorCode.UNAVAILABLE:
+        return jitter
+    details = error.details
+    if not isinstance(details, dict) or details.get("statusCode") not in _RETRIED:  # pyright: ignore[reportUnknownMemberType]
+        return None
+    after = details["headers"].get("retry-after", "")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return jitter + retry_after(str(after))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def retry_after(text: str) -> float:
+    """Seconds that a Retry-After header asks for, as a number or a date; 0 where it asks for none."""
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,216 @@
+"""How an operator sets a service up: where it is, as whom to call it, what to import, how much to allow."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias
+
+from operations.access import AccessControl
+from operations.context import OperationContext
+from operations.openapi.paging import Paging
+from operations.openapi.transport import HTTPTransport
+
+Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
+"""A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HTTPAuth:
+    """One way to sign every request in, whatever the document says about security.
+
+    `bearer` sends `Authorization: Bearer TOKEN`, `apiKey` sends the token in `header_name`, `basic` sends
+    `Authorization: Basic` with user name and password, or with a token that is `user:password` or already encoded.
+    """
+
+    type: Literal["bearer", "apiKey", "basic"]
+    token: Secret = field(default="", repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    header_name: str | None = None
+    """`Authorization` unless said otherwise, and `X-API-Key` for `apiKey`."""
+
+    prefix: str | None = None
+    """What stands before the token; `Bearer`, `Basic`, and nothing for `apiKey`, unless said otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasicCredential:
+    """User name and password, for a scheme of HTTP basic authentication."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCredentials:
+    """A client of an OAuth2 or OpenID provider; tokens are fetched when needed, and renewed before they expire."""
+
+    client_id: str
+    client_secret: str = field(repr=False)
+
+    token_url: str | None = None
+    """Instead of the document's. A document's token URL is used only on a host that may have credentials."""
+
+    scopes: tuple[str, ...] = ()
+    """What to ask for; by default what the operation requires."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Sent with every token request, such as `audience`."""
+
+    send_in: Literal["header", "body"] = "header"
+    """Where id and secret stand in a token request."""
+
+
+Credential: TypeAlias = (
+    str
+    | tuple[str, str]
+    | BasicCredential
+    | ClientCredentials
+    | Mapping[str, Any]
+    | Callable[[OperationContext], Any]
+)
+"""What a security scheme needs: a key or token, a user name and password, a client, or what finds the caller's.
+
+A mapping, as configuration files have it, names the fields of one of these, or has the key or token as `token`.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What rules about operations can look at."""
+
+    method: str
+    path: str
+    name: str
+    tags: tuple[str, ...]
+    deprecated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select:
+    """Operations by tag, path or method. Each field that is not empty must match; a path may have wildcards."""
+
+    tags: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+    def __call__(self, outline: Outline) -> bool:
+        """Whether this operation is one of those."""
+        return (
+            (not self.tags or not set(self.tags).isdisjoint(outline.tags))
+            and (not self.paths or any(fnmatchcase(outline.path, p) for p in self.paths))
+            and (not self.methods or outline.method in {m.upper() for m in self.methods})
+        )
+
+
+Rule: TypeAlias = Callable[[Outline], bool]
+Rename: TypeAlias = Mapping[str, str] | Callable[[Outline], str]
+Access: TypeAlias = AccessControl | Callable[[Outline], AccessControl]
+PagingRule: TypeAlias = (
+    Literal["document"] | Callable[[Outline], Paging | None] | Mapping[str, Paging]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HTTPServiceConfig:
+    """How to reach one HTTP API, and what of it to import.
+
+    Nothing secret is in its repr.
+    """
+
+    namespace: str
+
+    base_url: str | None = None
+    """Where the API lives, path included, instead of the document's servers. May be any address."""
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Sent with every request to hosts that may have credentials; no argument can override one."""
+
+    auth: HTTPAuth | Mapping[str, Any] | None = field(default=None, repr=False)
+    """One credential for every request."""
+
+    credentials: Mapping[str, Credential] = field(default_factory=dict[str, Any], repr=False)
+    """By the name of the document's security scheme."""
+
+    timeout: float = 30
+    """Seconds for a whole exchange; of a stream, for its head."""
+
+    access: Access | None = None
+    """Who may call what is imported: one rule for all, or a function of each. Open to all by default."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """`host`, `host:port` or origins that may be reached wherever they are and may have credentials."""
+
+    transport: HTTPTransport | None = field(default=None, repr=False)
+    """Instead of aiohttp. Whoever made it closes it."""
+
+    include: Rule | None = None
+    """Import only these; all by default."""
+
+    exclude: Rule | None = None
+    """Leave these out."""
+
+    rename: Rename | None = None
+    """Other names: by name, or a function of each operation."""
+
+    pagination: PagingRule | None = None
+    """Which operations get a subscription to all their pages, and how: see `paging`."""
+
+    flatten_body: bool = False
+    """Make the properties of a JSON object body arguments of their own, beside the parameters."""
+
+    server_variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Values for the variables in the document's server addresses."""
+
+    follow_redirects: bool = False
+    """Follow redirects within the same origin. They are never followed to another."""
+
+    retries: int = 2
+    """How often to repeat a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504."""
+
+    restore: bool = False
+    """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
+
+    max_response_bytes: int = 64 << 20
+    max_request_bytes: int = 64 << 20
+    max_event_bytes: int = 1 << 20
+    max_error_bytes: int = 64 << 10
+    """How much of an error's body is kept in its details."""
+
+    max_document_bytes: int = 64 << 20
+    """For reading documents, all files together."""
+
+    document_root: str | None = None
+    """The folder that references of a document in several files may reach; its own folder by default."""
+
+    connections: int = 100
+    """How many connections may be open at once."""
+
+
+def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
+    """The configured `auth`, also where it was given as a mapping, as configuration files do."""
+    auth = config.auth
+    if auth is None or isinstance(auth, HTTPAuth):
+        return auth
+    names = {"headerName": "header_name"}
+    return HTTPAuth(**{names.get(key, key): value for key, value in auth.items()})
+
+
+def credential_of(given: Any) -> Any:
+    """A credential, also where it was given as a mapping.
+
+    Raises:
+        ValueError: If a mapping describes none.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    fields: dict[str, Any] = {str(key): value for key, value in given.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if "client_id" in fields:
+        fields["scopes"] = tuple(fields.get("scopes", ()))
+        return ClientCredentials(**fields)
+    if "username" in fields:
+        return BasicCredential(**fields)
+    if "token" in fields:
+        return fields["token"]
+    raise ValueError("a credential has a token, a username or a client_id")

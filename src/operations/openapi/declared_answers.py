@@ -1,0 +1,131 @@
+"""What an operation's spec needs of its declared answers: errors, links, and whether it is a stream.
+
+One look at each answer, as there are more of them than of anything else. Most documents write the same few
+answers at every operation, so what a reference leads to is worked out once.
+"""
+
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from operations.errors import DocumentError
+from operations.openapi import media, openapi3, swagger2
+from operations.openapi.document import Description, Entry
+from operations.openapi.model import EVENT_STREAM
+from operations.openapi.nodes import is_object, list_of, object_of, text_of
+from operations.openapi.schemas import Direction
+from operations.schema import Schema
+from operations.specs import ErrorDefinition
+from operations.types import JSONObject, JSONSchema
+
+
+class Declared(msgspec.Struct, gc=False):
+    """What the answers of one operation say."""
+
+    errors: tuple[ErrorDefinition, ...]
+    links: JSONObject | None
+    is_stream: bool
+
+
+class DeclaredAnswers:
+    """Reads the answers of one document's operations."""
+
+    def __init__(self, description: Description) -> None:
+        self._description = description
+        self._errors: dict[tuple[str, str | None], ErrorDefinition] = {}
+        self._good: dict[str, JSONObject] = {}
+        self._streams_anyway = description.is_swagger and EVENT_STREAM in list_of(
+            description.document.get("produces")
+        )
+
+    def read(self, entry: Entry) -> Declared:
+        """What the answers of this operation say."""
+        errors: list[ErrorDefinition] = []
+        links: JSONObject | None = None
+        is_stream = False
+        shared = self._errors
+        for status, node in object_of(entry.operation.get("responses")).items():
+            if not is_object(node):
+                continue
+            if type(status) is not str:
+                # YAML reads a bare 200 as a number, and some readers keep it.
+                status = str(status)  # noqa: PLW2901 - the same status, spelled
+            ref = node.get("$ref")
+            if status[:1] != "2":
+                known = shared.get((status, ref))
+                if known is not None:
+                    errors.append(known)
+                elif status[:2] != "x-":
+                    errors.append(self._error(entry, status, node))
+                continue
+            if ref is not None:
+                node = self._followed(node)  # noqa: PLW2901 - the same answer, found
+            if "links" in node:
+                links = {**(links or {}), **object_of(node["links"])}
+            content = node.get("content")
+            if content:
+                for kind in content:
+                    if kind[:17] == EVENT_STREAM:
+                        is_stream = True
+        if self._description.is_swagger:
+            produces = entry.operation.get("produces")
+            is_stream = self._streams_anyway if produces is None else EVENT_STREAM in produces
+        return Declared(tuple(errors), links, is_stream)
+
+    def _followed(self, node: JSONObject) -> JSONObject:
+        ref = str(node["$ref"])
+        known = self._good.get(ref)
+        if known is None:
+            try:
+                known = self._description.references.follow(node)
+            except DocumentError:
+                known = {}
+            self._good[ref] = known
+        return known
+
+    def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
+        """The error an answer declares; shared where two answers must be the same."""
+        key = node.get("$ref")
+        if key is None:
+            if "content" in node or "schema" in node:
+                return self._definition(entry, status, node)
+            key = node.get("description")
+        if type(key) is not str:
+            return self._definition(entry, status, node)
+        known = self._errors.get((status, key))
+        if known is None:
+            known = self._errors[status, key] = self._definition(entry, status, node)
+        return known
+
+    def _definition(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
+        description = node.get("description")
+        if "$ref" in node:
+            try:
+                description = self._description.references.follow(node).get("description")
+            except DocumentError:
+                description = ""
+        return ErrorDefinition(
+            "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
+            text_of(description),
+            Schema(partial(self._schema, entry, status), lenient=True),
+            int(status) if status.isdecimal() and status.isascii() else None,
+        )
+
+    def _schema(self, entry: Entry, status: str) -> JSONSchema:
+        """The schema of an error's details, whose `body` is what the document describes."""
+        description = self._description
+        if description.is_swagger:
+            responses = swagger2.read_responses(
+                description.references, description.document, entry.operation
+            )
+        else:
+            responses = openapi3.read_responses(description.references, entry.operation)
+        body: Any = True
+        for response in responses:
+            if response.status == status:
+                chosen = media.best(response.media)
+                if chosen is not None and media.is_json(chosen.media_type):
+                    body = chosen.schema
+        draft = description.schemas.draft(Direction.RESPONSE)
+        return draft.close({"type": "object", "properties": {"body": draft.convert(body)}})

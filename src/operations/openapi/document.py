@@ -1,0 +1,196 @@
+"""One API description: its version, its operations, and what is wrong with it.
+
+Rule 1: only what an operation's spec needs is read at once; schemas and requests are worked out when asked for.
+Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from operations.errors import DocumentError
+from operations.openapi import openapi3, swagger2
+from operations.openapi.model import METHODS, Model
+from operations.openapi.nodes import is_list, is_object, object_of, text_of
+from operations.openapi.references import References
+from operations.openapi.schemas import SchemaConverter
+from operations.types import JSONObject
+
+_METHODS = frozenset(METHODS)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a document that could not be used."""
+
+    where: str
+    """`GET /path` for an operation, a path, or a part of the document."""
+
+    reason: str
+
+    is_skipped: bool = True
+    """Whether an operation was left out because of it."""
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One operation as the document has it; a struct, as there are tens of thousands."""
+
+    path: str
+    method: str
+    item: JSONObject
+    operation: JSONObject
+
+
+class Description:
+    """A decoded OpenAPI or Swagger document.
+
+    Raises:
+        DocumentError: If it is no object at all.
+    """
+
+    def __init__(self, document: Any) -> None:
+        if type(document) is not dict:
+            raise DocumentError("an API description is an object")
+        self.document: JSONObject = object_of(document)
+        self.problems: list[Problem] = []
+        self.version = self._version()
+        self.is_swagger = self.version.startswith("2")
+        self.references = References(self.document)
+        self.schemas = SchemaConverter(
+            self.references, ref_siblings=not self.version.startswith(("2", "3.0"))
+        )
+        self.info = object_of(self.document.get("info"))
+        self._check: Callable[[JSONObject], str | None] = (
+            swagger2.check_parameter if self.is_swagger else openapi3.check_parameter
+        )
+        self._places = frozenset({"path", "query", "header"})
+        self._good: set[str] = set()
+
+    def _version(self) -> str:
+        for key in ("openapi", "swagger"):
+            version = self.document.get(key)
+            if isinstance(version, (str, int, float)):
+                return str(version)
+        is_swagger = not self.document.keys().isdisjoint(
+            {"definitions", "basePath", "host", "securityDefinitions"}
+        )
+        version = "2.0" if is_swagger else "3.0"
+        self.problems.append(
+            Problem("document", f"it names no version; read as {version}", is_skipped=False)
+        )
+        return version
+
+    def entries(self) -> Iterator[Entry]:
+        """Every operation that can be used; the others are in `problems`."""
+        paths = self.document.get("paths", {})
+        if type(paths) is not dict:
+            self.problems.append(Problem("paths", "it is not an object", is_skipped=False))
+        for key, node in object_of(paths).items():
+            path = str(key)
+            if path.startswith("x-"):
+                continue
+            try:
+                item = self._item(node)
+            except DocumentError as error:
+                self.problems.append(Problem(path, f"the path cannot be read: {error}"))
+                continue
+            shared = self._parameters_problem(item)
+            for method, operation in item.items():
+                if method in _METHODS:
+                    entry = self._entry(path, method.upper(), item, operation, shared)
+                    if entry is not None:
+                        yield entry
+            # 3.2: methods that have no field of their own.
+            for method, operation in object_of(item.get("additionalOperations")).items():
+                if method.isascii() and method.isalpha():
+                    entry = self._entry(path, method.upper(), item, operation, shared)
+                    if entry is not None:
+                        yield entry
+
+    def _entry(
+        self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
+    ) -> Entry | None:
+        if not is_object(operation):
+            problem = "the operation is not an object"
+        elif problem is None:
+            problem = self._parameters_problem(operation)
+        if problem is None:
+            return Entry(path, method, item, operation)
+        self.problems.append(Problem(f"{method} {path}", problem))
+        return None
+
+    def _item(self, node: Any) -> JSONObject:
+        if type(node) is dict and "$ref" not in node:
+            return object_of(node)
+        item = self.references.follow(node)
+        # What stands beside a path's reference wins over what it refers to.
+        return {**item, **{key: part for key, part in object_of(node).items() if key != "$ref"}}
+
+    def _parameters_problem(self, holder: JSONObject) -> str | None:
+        parameters = holder.get("parameters")
+        if parameters is None:
+            return None
+        if not is_list(parameters):
+            return "its parameters are not a list"
+        good, places = self._good, self._places
+        # The loop that runs most often: what is plainly right is not asked about any further.
+        for node in parameters:
+            if not is_object(node):
+                return "a parameter is not an object"
+            ref = node.get("$ref")
+            if ref is None:
+                if node.get("in") in places and type(node.get("name")) is str:
+                    continue
+                problem = self._check(node)
+            elif ref in good:
+                continue
+            else:
+                try:
+                    problem = self._check(self.references.follow(node))
+                except DocumentError as error:
+                    problem = f"a parameter cannot be read: {error}"
+                if problem is None:
+                    self._good.add(ref)
+            if problem is not None:
+                return problem
+        return None
+
+    def model(self, entry: Entry) -> Model:
+        """Everything one operation says.
+
+        Raises:
+            DocumentError: If a part of it cannot be understood.
+        """
+        if self.is_swagger:
+            return swagger2.read_model(self.references, self.document, entry.item, entry.operation)
+        return openapi3.read_model(self.references, entry.item, entry.operation)
+
+    def security_schemes(self) -> JSONObject:
+        """The security schemes by name, as 3.x spells them."""
+        if self.is_swagger:
+            return swagger2.security_schemes(self.document)
+        schemes = object_of(object_of(self.document.get("components")).get("securitySchemes"))
+        found: JSONObject = {}
+        for name, node in schemes.items():
+            try:
+                found[name] = self.references.follow(node)
+            except DocumentError:
+                continue
+        return found
+
+    def servers(self, entry: Entry, variables: dict[str, str]) -> list[str]:
+        """The addresses the operation may be called at; relative ones as they are."""
+        if self.is_swagger:
+            return swagger2.server_urls(self.document, entry.operation)
+        for holder in (entry.operation, entry.item, self.document):
+            urls = openapi3.server_urls(holder.get("servers"), variables)
+            if urls:
+                return urls
+        return ["/"]
+
+    @property
+    def title(self) -> str:
+        """What the document calls itself."""
+        return text_of(self.info.get("title"))

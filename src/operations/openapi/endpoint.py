@@ -1,0 +1,204 @@
+"""The handler of one imported operation: arguments to a request, an exchange, an answer to an envelope."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope, http_envelope
+from operations.errors import CallError, DocumentError, ErrorCode
+from operations.openapi import media
+from operations.openapi.answers import read_data, shown_headers
+from operations.openapi.client import Answer, Client, Draft
+from operations.openapi.config import HTTPServiceConfig
+from operations.openapi.document import Description, Entry
+from operations.openapi.nodes import object_of
+from operations.openapi.paging import NextArguments, NextURL, Page, Paging
+from operations.openapi.plan import Plan
+from operations.openapi.security import Security
+from operations.openapi.streaming import EventStream
+from operations.types import JSONObject, JSONSchema
+
+MAX_PAGES = 10_000
+"""How many pages a subscription reads before it takes the list to have no end."""
+
+
+class Shared:
+    """What all operations of one service have in common."""
+
+    __slots__ = ("base", "client", "config", "description", "owned", "security")
+
+    def __init__(
+        self,
+        *,
+        config: HTTPServiceConfig,
+        description: Description,
+        client: Client,
+        security: Security,
+        base: str | None,
+    ) -> None:
+        self.config = config
+        self.description = description
+        self.client = client
+        self.security = security
+        self.owned = security.owned()
+
+        self.base = base
+        """Where the document came from; what relative server addresses are relative to."""
+
+
+class Endpoint:
+    """One operation of a service. Costs next to nothing until it is used."""
+
+    __slots__ = ("_accept", "_entry", "_expects_json", "_plan", "_server", "_shared", "is_stream")
+
+    def __init__(self, shared: Shared, entry: Entry, *, is_stream: bool) -> None:
+        self._shared = shared
+        self._entry = entry
+        self._plan: Plan | None = None
+        self.is_stream = is_stream
+
+    def input_schema(self) -> JSONSchema:
+        """The schema of the arguments, built when first asked for."""
+        return self._ready().input_schema()
+
+    def output_schema(self) -> JSONSchema:
+        """The schema of the data, built when first asked for."""
+        return self._ready().output_schema(is_stream=self.is_stream)
+
+    async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        """One exchange.
+
+        Raises:
+            CallError: If it fails, or its answer is an error.
+        """
+        shared = self._shared
+        answer = await shared.client.exchange(self._draft(input), shared.security, context)
+        return self._envelope(answer)
+
+    async def subscribe(
+        self, input: Any, context: OperationContext
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """An event stream: one envelope per event.
+
+        Raises:
+            CallError: If it fails, or its answer is an error.
+        """
+        shared = self._shared
+        schema = object_of(self._ready().output_schema(is_stream=True))
+        config = shared.config
+        events = EventStream(
+            shared.client,
+            shared.security,
+            self._draft(input),
+            context,
+            as_text=schema.get("type") == "string",
+            is_ours=config.restore and "x-operations" in self._entry.operation,
+            retries=config.retries,
+            limits=(config.max_event_bytes, config.max_response_bytes),
+        )
+        async with aclosing(events.envelopes()) as envelopes:
+            async for envelope in envelopes:
+                yield envelope
+
+    async def pages(
+        self, paging: Paging, input: Any, context: OperationContext
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """One envelope per page of a list.
+
+        Raises:
+            CallError: If a page fails, or the next one is said to be at another origin.
+        """
+        shared = self._shared
+        arguments: JSONObject = dict(input)
+        draft = self._draft(arguments)
+        for _ in range(MAX_PAGES):
+            answer = await shared.client.exchange(draft, shared.security, context)
+            envelope = self._envelope(answer)
+            yield envelope
+            following = paging.following(Page(arguments, answer.url, answer.headers, envelope.data))
+            if isinstance(following, NextArguments):
+                arguments = following.arguments
+                draft = self._draft(arguments)
+            elif isinstance(following, NextURL):
+                onward = self._at(following.url, draft)
+                if (onward.path, onward.query) == (draft.path, draft.query):
+                    return
+                draft = onward
+            else:
+                return
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
+
+    def _at(self, url: str, draft: Draft) -> Draft:
+        """The same request at the address an answer named, which must be of the same origin."""
+        here, there = urlsplit(draft.base), urlsplit(url)
+        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR, "The next page is said to be at another origin."
+            )
+        return Draft(
+            method=draft.method,
+            base=f"{here.scheme}://{here.netloc}",
+            path=there.path or "/",
+            query=[there.query] if there.query else [],
+            headers=draft.headers,
+            cookies=draft.cookies,
+            body=draft.body,
+            security=draft.security,
+        )
+
+    def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
+        kind = answer.headers.get("content-type", "")
+        data = read_data(
+            answer.content, kind, status=answer.status, expects_json=self._expects_json
+        )
+        return http_envelope(
+            data,
+            status_code=answer.status,
+            headers=shown_headers(answer.headers),
+            content_type=kind,
+        )
+
+    def _draft(self, input: Any) -> Draft:
+        plan = self._ready()
+        draft = plan.draft(self._entry.method, self._base(), object_of(input), self._accept)
+        draft.security = self._entry.operation.get("security")
+        draft.keeps_redirects = plan.declares_redirects
+        return draft
+
+    def _ready(self) -> Plan:
+        plan = self._plan
+        if plan is None:
+            shared, entry = self._shared, self._entry
+            try:
+                model = shared.description.model(entry)
+            except DocumentError as error:
+                raise CallError(
+                    ErrorCode.EXECUTION_ERROR, f"The document does not describe this call: {error}"
+                ) from error
+            plan = Plan(
+                entry.path,
+                model,
+                shared.description.schemas,
+                owned=shared.owned,
+                flatten=shared.config.flatten_body,
+            )
+            expected = plan.output_media(is_stream=False)
+            self._expects_json = expected is not None and media.is_json(expected.media_type)
+            self._accept = plan.accept(is_stream=self.is_stream)
+            self._server = self._find_server()
+            self._plan = plan
+        return plan
+
+    def _base(self) -> str:
+        return self._server
+
+    def _find_server(self) -> str:
+        """The address to call: the operator's, or the document's first, made absolute."""
+        shared = self._shared
+        if shared.config.base_url is not None:
+            return shared.config.base_url
+        variables = dict(shared.config.server_variables)
+        url = shared.description.servers(self._entry, variables)[0]
+        return urljoin(shared.base, url) if shared.base is not None else url

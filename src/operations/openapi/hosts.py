@@ -1,0 +1,166 @@
+"""Where requests may go, and where credentials may go with them.
+
+Rule 1: a host the operator named (`base_url`, `allowed_hosts`, the document's own address) may be anywhere.
+Rule 2: a host a document named must be public, and what counts is the address that is connected to.
+Rule 3: credentials go to hosts of the first kind only.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+from operations.errors import CallError, ErrorCode
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = (
+    ipaddress.IPv6Network("64:ff9b::/96"),
+    ipaddress.IPv6Network("64:ff9b:1::/48"),
+)
+_EMBEDDED_LOW = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("::ffff:0:0:0/96"))
+_METADATA = frozenset({ipaddress.IPv4Address("168.63.129.16")})
+"""Public by number, private by use: a cloud's machine answers there."""
+
+_LOCAL_NAMES = ("localhost", "local", "internal", "localdomain", "home.arpa")
+
+# Deliberately narrower than the grammar: no user information, no backslash, nothing that two parsers of
+# URLs could understand differently.
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s/?#\\@:\[\]]+)(?::(?P<port>[0-9]{1,5}))?(?=[/?#]|$)",
+    re.IGNORECASE,
+)
+_PORTS = {"http": 80, "https": 443}
+
+
+class Origin(NamedTuple):
+    """Scheme, host and port of a URL, in one spelling."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
+
+
+def origin_of(url: str) -> Origin:
+    """Where a request to `url` goes.
+
+    Raises:
+        ValueError: If it is not an absolute HTTP URL without user information.
+    """
+    match = _URL.match(url)
+    if match is None:
+        raise ValueError("not an absolute http or https URL")
+    scheme = match["scheme"].lower()
+    host = match["host"].strip("[]").lower()
+    if not host.isascii():
+        host = host.encode("idna").decode()
+    port = int(match["port"]) if match["port"] else _PORTS[scheme]
+    if port > 65535:
+        raise ValueError("no such port")
+    return Origin(scheme, host, port)
+
+
+def is_public(address: str) -> bool:
+    """Whether a numeric address, in any disguise, is one of the public Internet."""
+    try:
+        return _is_public(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return False
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global and not address.is_multicast and address not in _METADATA
+    embedded = _embedded(address)
+    if embedded is not None:
+        return _is_public(embedded)
+    return address.is_global and not address.is_multicast and not address.is_site_local
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address an IPv6 address carries: mapped, translated, tunnelled."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if any(address in network for network in (*_NAT64, *_EMBEDDED_LOW)):
+        return low
+    # ISATAP: an interface identifier that spells out an IPv4 address.
+    if (int(address) >> 32) & 0xFFFFFFFF in {0x00005EFE, 0x02005EFE}:
+        return low
+    return None
+
+
+def numeric_address(host: str) -> str | None:
+    """The address that `host` writes in some numeric way (`127.1`, `0x7f000001`); None for a name."""
+    host = host.strip("[]").rstrip(".")
+    try:
+        return str(ipaddress.ip_address(host.partition("%")[0]))
+    except ValueError:
+        pass
+    try:
+        return socket.inet_ntoa(socket.inet_aton(host)) if host[:1].isdigit() else None
+    except OSError:
+        return None
+
+
+def enforce_public(host: str) -> None:
+    """Let a host that a third party named through, as far as can be told before it is resolved.
+
+    Raises:
+        CallError: With code `ACCESS_DENIED`, for what is plainly not public.
+    """
+    name = host.lower().strip("[]").rstrip(".")
+    address = numeric_address(name)
+    if address is not None:
+        allowed = is_public(address)
+    else:
+        allowed = bool(name) and not name.endswith(tuple("." + local for local in _LOCAL_NAMES))
+        allowed = allowed and name not in _LOCAL_NAMES
+    if not allowed:
+        raise not_public(host)
+
+
+def not_public(host: str) -> CallError:
+    """The error for an address a document may not send us to."""
+    return CallError(
+        ErrorCode.ACCESS_DENIED,
+        f"The document names {host!r}, which is not a public address."
+        " If it is meant, name it in base_url or allowed_hosts.",
+    )
+
+
+class TrustedHosts:
+    """The hosts an operator named.
+
+    Args:
+        urls: Addresses whose origin (scheme, host and port) is trusted.
+        hosts: `host`, `host:port` or an origin; a host alone is trusted on every port.
+    """
+
+    def __init__(self, urls: Iterable[str], hosts: Iterable[str] = ()) -> None:
+        self._origins = {origin_of(url) for url in urls}
+        self._hosts: set[tuple[str, int | None]] = set()
+        for entry in hosts:
+            if "://" in entry:
+                self._origins.add(origin_of(entry))
+            else:
+                origin = origin_of(f"http://{entry}")
+                has_port = re.search(r":[0-9]+$", entry) is not None
+                self._hosts.add((origin.host, origin.port if has_port else None))
+
+    def __contains__(self, origin: Origin) -> bool:
+        return (
+            origin in self._origins
+            or (origin.host, None) in self._hosts
+            or (origin.host, origin.port) in self._hosts
+        )

@@ -1,0 +1,139 @@
+"""Reads one operation of an OpenAPI 3.0, 3.1 or 3.2 document."""
+
+from typing import Any, cast
+
+from operations.errors import DocumentError
+from operations.openapi.model import Body, Media, Model, Parameter, Place, Response
+from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.references import References
+from operations.types import JSONObject
+
+PLACES = frozenset({"path", "query", "header", "cookie"})
+STYLES: dict[str, frozenset[str]] = {
+    "path": frozenset({"simple", "label", "matrix"}),
+    "query": frozenset({"form", "spaceDelimited", "pipeDelimited", "deepObject"}),
+    "header": frozenset({"simple"}),
+    "cookie": frozenset({"form", "cookie"}),
+}
+DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
+
+
+def read_model(references: References, item: JSONObject, operation: JSONObject) -> Model:
+    """What `operation` of the path `item` says.
+
+    Raises:
+        DocumentError: If a part of it cannot be understood.
+    """
+    merged: dict[tuple[str, str], Parameter] = {}
+    for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
+        parameter = _parameter(references.follow(node))
+        if parameter is not None:
+            # Header names are the same in any case, and the operation's own parameters come last.
+            name = parameter.name.lower() if parameter.place == "header" else parameter.name
+            merged[parameter.place, name] = parameter
+    body = operation.get("requestBody")
+    return Model(
+        parameters=tuple(merged.values()),
+        body=_body(references, references.follow(body)) if body is not None else None,
+        responses=read_responses(references, operation),
+    )
+
+
+def check_parameter(node: JSONObject) -> str | None:
+    """What is wrong with a parameter; None when nothing is."""
+    if type(node.get("name")) is not str:
+        return "a parameter has no name"
+    # 3.2 adds `querystring`, which stands for the whole query.
+    if node.get("in") not in PLACES and node.get("in") != "querystring":
+        return f"the parameter {node['name']!r} is in no known place: {node.get('in')!r}"
+    return None
+
+
+def _parameter(node: JSONObject) -> Parameter | None:
+    problem = check_parameter(node)
+    if problem:
+        raise DocumentError(problem)
+    whole_query = node["in"] == "querystring"
+    place = cast("Place", "query" if whole_query else node["in"])
+    style = text_of(node.get("style"))
+    if style not in STYLES[place]:
+        style = DEFAULT_STYLE[place]
+    explode = node.get("explode")
+    media_type: str | None = None
+    schema = node.get("schema", True)
+    for media_type, media in object_of(node.get("content")).items():  # noqa: B007 - the first one is kept
+        schema = object_of(media).get("schema", True)
+        break
+    return Parameter(
+        name=node["name"],
+        place=place,
+        required=node.get("required") is True or place == "path",
+        description=text_of(node.get("description")),
+        deprecated=node.get("deprecated") is True,
+        schema=schema,
+        style="querystring" if whole_query else style,
+        explode=explode if isinstance(explode, bool) else style in {"form", "cookie", "deepObject"},
+        allow_reserved=node.get("allowReserved") is True,
+        media_type=media_type,
+    )
+
+
+def _body(references: References, node: JSONObject) -> Body:
+    return Body(
+        required=node.get("required") is True,
+        description=text_of(node.get("description")),
+        media=_media(references, node),
+    )
+
+
+def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
+    result: list[Media] = []
+    for media_type, entry in object_of(node.get("content")).items():
+        # 3.2 lets a media type be a reference, and streams describe one item.
+        media = references.follow(entry) if isinstance(entry, dict) else {}
+        result.append(
+            Media(
+                media_type=media_type,
+                schema=media.get("schema", True),
+                item_schema=media.get("itemSchema"),
+                encoding=object_of(media.get("encoding")),
+            )
+        )
+    return tuple(result)
+
+
+def read_responses(references: References, operation: JSONObject) -> tuple[Response, ...]:
+    """The declared answers; those that cannot be read are left out."""
+    result: list[Response] = []
+    for key, entry in object_of(operation.get("responses")).items():
+        status = str(key)
+        if status.startswith("x-"):
+            continue
+        try:
+            result.append(_response(references, status, references.follow(entry)))
+        except DocumentError:
+            continue
+    return tuple(result)
+
+
+def _response(references: References, status: str, node: JSONObject) -> Response:
+    return Response(
+        status=status,
+        description=text_of(node.get("description")),
+        media=_media(references, node),
+        links=object_of(node.get("links")),
+    )
+
+
+def server_urls(nodes: Any, variables: dict[str, str]) -> list[str]:
+    """The addresses of a list of servers, their variables filled in."""
+    urls: list[str] = []
+    for node in list_of(nodes):
+        server = object_of(node)
+        url = text_of(server.get("url"))
+        for name, variable in object_of(server.get("variables")).items():
+            chosen = variables.get(name, object_of(variable).get("default", ""))
+            url = url.replace("{" + name + "}", str(chosen))
+        if url:
+            urls.append(url)
+    return urls

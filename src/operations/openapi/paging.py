@@ -1,0 +1,183 @@
+"""How the pages of a list follow one another, where a document or a rule tells.
+
+Each way says what the next request changes, given the answer to the last one; None ends the list.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urljoin
+
+from operations.openapi.nodes import list_of, object_of, text_of
+from operations.types import JSONObject
+
+_LINK = re.compile(r"<([^<>]*)>([^<]*)")
+_REL = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer, and the request it answers."""
+
+    arguments: JSONObject
+    url: str
+    headers: Mapping[str, str]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NextArguments:
+    """Ask again with these arguments."""
+
+    arguments: JSONObject
+
+
+@dataclass(frozen=True, slots=True)
+class NextURL:
+    """Ask at this address, which must be of the same origin."""
+
+    url: str
+
+
+Next: TypeAlias = NextArguments | NextURL | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPaging:
+    """The `Link` header names the next page (RFC 8288)."""
+
+    def following(self, page: Page) -> Next:
+        """What comes after `page`."""
+        for target, attributes in _LINK.findall(page.headers.get("link", "")):
+            for quoted, bare in _REL.findall(attributes):
+                if "next" in (quoted or bare).lower().split():
+                    return NextURL(urljoin(page.url, target))
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class URLPaging:
+    """A field of the answer holds the next page's address."""
+
+    next: str
+    """A JSON pointer into the answer."""
+
+    def following(self, page: Page) -> Next:
+        """What comes after `page`."""
+        url = text_of(value_at(page.data, self.next))
+        return NextURL(urljoin(page.url, url)) if url else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorPaging:
+    """A field of the answer goes into an argument of the next request."""
+
+    argument: str
+
+    next: str
+    """A JSON pointer into the answer."""
+
+    def following(self, page: Page) -> Next:
+        """What comes after `page`."""
+        cursor = value_at(page.data, self.next)
+        if cursor is None or cursor is False or cursor == "":
+            return None
+        if cursor == page.arguments.get(self.argument):
+            return None
+        return NextArguments({**page.arguments, self.argument: cursor})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagePaging:
+    """An argument counts pages; a page without items is the end."""
+
+    argument: str = "page"
+    first: int = 1
+
+    items: str = ""
+    """A JSON pointer to the list in the answer."""
+
+    def following(self, page: Page) -> Next:
+        """What comes after `page`."""
+        if not list_of(value_at(page.data, self.items)):
+            return None
+        number = page.arguments.get(self.argument, self.first)
+        return NextArguments({**page.arguments, self.argument: int(number) + 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetPaging:
+    """An argument counts items; a page without items is the end, and so is one shorter than the limit."""
+
+    argument: str = "offset"
+
+    limit: str | None = None
+    """The argument that says how many items a page has."""
+
+    items: str = ""
+    """A JSON pointer to the list in the answer."""
+
+    def following(self, page: Page) -> Next:
+        """What comes after `page`."""
+        count = len(list_of(value_at(page.data, self.items)))
+        wanted = page.arguments.get(self.limit) if self.limit else None
+        if not count or (isinstance(wanted, int) and count < wanted):
+            return None
+        offset = int(page.arguments.get(self.argument, 0))
+        return NextArguments({**page.arguments, self.argument: offset + count})
+
+
+Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetPaging
+
+
+def value_at(data: Any, pointer: str) -> Any:
+    """What a JSON pointer names in `data`; None where there is nothing."""
+    for token in pointer.split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(data, list) and key.isascii() and key.lstrip("-").isdigit():
+            items, index = list_of(data), int(key)  # pyright: ignore[reportUnknownArgumentType]
+            data = items[index] if -len(items) <= index < len(items) else None
+        else:
+            data = object_of(data).get(key)
+    return data
+
+
+def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | None:
+    """What a document itself says: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header in an answer."""
+    ms = object_of(operation.get("x-ms-pageable"))
+    if link := text_of(ms.get("nextLinkName")):
+        return URLPaging(next="/" + link.replace("~", "~0").replace("/", "~1"))
+    speakeasy = object_of(operation.get("x-speakeasy-pagination"))
+    if speakeasy:
+        return _speakeasy(speakeasy)
+    for status, response in responses.items():
+        headers = {name.lower() for name in object_of(object_of(response).get("headers"))}
+        if status.startswith("2") and "link" in headers:
+            return LinkPaging()
+    return None
+
+
+def _speakeasy(node: JSONObject) -> Paging | None:
+    outputs = object_of(node.get("outputs"))
+    inputs = {
+        text_of(entry.get("type")): text_of(entry.get("name"))
+        for entry in map(object_of, list_of(node.get("inputs")))
+    }
+    items = _dotted(text_of(outputs.get("results")))
+    if node.get("type") == "cursor" and "cursor" in inputs:
+        return CursorPaging(
+            argument=inputs["cursor"], next=_dotted(text_of(outputs.get("nextCursor")))
+        )
+    if node.get("type") == "url":
+        return URLPaging(next=_dotted(text_of(outputs.get("nextUrl"))))
+    if "page" in inputs:
+        return PagePaging(argument=inputs["page"], items=items)
+    if "offset" in inputs:
+        return OffsetPaging(argument=inputs["offset"], limit=inputs.get("limit"), items=items)
+    return None
+
+
+def _dotted(path: str) -> str:
+    """`$.data.items` as a JSON pointer."""
+    return "".join("/" + token for token in path.removeprefix("$").split(".") if token)

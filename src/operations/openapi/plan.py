@@ -1,0 +1,326 @@
+"""How one operation's arguments become a request: worked out once, when the operation is first used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from operations._json import pointer
+from operations.errors import CallError, ErrorCode
+from operations.openapi import media
+from operations.openapi.bodies import write_body
+from operations.openapi.client import Draft
+from operations.openapi.headers import enforce_header, is_owned
+from operations.openapi.keywords import as_object, is_file
+from operations.openapi.model import EVENT_STREAM, Media, Model, Parameter, Response
+from operations.openapi.names import argument_names
+from operations.openapi.nodes import object_of
+from operations.openapi.paths import (
+    enforce_argument,
+    enforce_segments,
+    refusal,
+    split_template,
+    template_names,
+)
+from operations.openapi.schemas import Direction, SchemaConverter
+from operations.openapi.styles import cookie_text, header_value, path_value, query_pairs
+from operations.types import JSONObject, JSONSchema
+
+BODY = "body"
+"""The argument that holds the body."""
+
+_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an operation, and the parameter it fills."""
+
+    name: str
+    parameter: Parameter
+
+
+class Plan:
+    """How to call one operation.
+
+    Args:
+        path: The path's template.
+        model: What the document says.
+        schemas: Converts the document's schemas.
+        owned: `(place, name)` of what configuration sets; no argument may.
+        flatten: Whether the body's properties are arguments of their own.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        model: Model,
+        schemas: SchemaConverter,
+        *,
+        owned: frozenset[tuple[str, str]],
+        flatten: bool,
+    ) -> None:
+        self._schemas = schemas
+        self._model = model
+        template, _, literal_query = path.partition("#")[0].partition("?")
+        self._template = template if template.startswith("/") else "/" + template
+        self._pieces = split_template(self._template)
+        self._literal_query = [literal_query] if literal_query and "{" not in literal_query else []
+        self.media = media.best(model.body.media) if model.body is not None else None
+        if model.body is not None and self.media is None:
+            self.media = Media(media_type="application/json")
+        parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
+        self._flat = self._flattened() if flatten else []
+        reserved = self._flat or ([BODY] if self.media is not None else [])
+        names = argument_names([(p.name, p.place) for p in parameters], reserved)
+        self.arguments = [Argument(n, p) for n, p in zip(names, parameters, strict=True)]
+        self._by_path_name = {
+            a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
+        }
+        self._rest = [a for a in self.arguments if a.parameter.place != "path"]
+
+    # ---- what goes in
+
+    @property
+    def direction(self) -> Direction:
+        """How the input's schemas are to be read."""
+        chosen = self.media
+        return (
+            Direction.REQUEST
+            if chosen is None or media.is_json(chosen.media_type)
+            else Direction.UPLOAD
+        )
+
+    def input_schema(self) -> JSONSchema:
+        """The schema of all arguments."""
+        draft = self._schemas.draft(self.direction)
+        properties: JSONObject = {}
+        required: list[str] = []
+        for argument in self.arguments:
+            parameter = argument.parameter
+            properties[argument.name] = _described(
+                as_object(draft.convert(parameter.schema)), argument
+            )
+            if parameter.required:
+                required.append(argument.name)
+        body = self._model.body
+        if self._flat and self.media is not None:
+            whole = object_of(draft.convert(self._schemas.flattened(self.media.schema)))
+            properties.update(object_of(whole.get("properties")))
+            if body is not None and body.required:
+                required += [name for name in whole.get("required", []) if name in self._flat]
+        elif self.media is not None and body is not None:
+            schema = as_object(self._body_schema(draft.convert(self.media.schema), self.media))
+            if body.description and "description" not in schema:
+                schema = {**schema, "description": body.description}
+            properties[BODY] = schema
+            if body.required:
+                required.append(BODY)
+        root: JSONObject = {
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": False,
+        }
+        if required:
+            root["required"] = required
+        return draft.close(root)
+
+    def _body_schema(self, converted: JSONSchema, chosen: Media) -> JSONSchema:
+        kind = chosen.media_type
+        if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
+            return converted
+        if self._is_bytes(chosen):
+            return _BASE64
+        if media.is_text(kind):
+            # An object schema for XML describes the tree; what we take is its text.
+            is_string = object_of(converted).get("type") == "string"
+            return (
+                converted
+                if is_string
+                else {"type": "string", "description": f"Text of type {kind}."}
+            )
+        return converted
+
+    def _is_bytes(self, chosen: Media) -> bool:
+        kind = chosen.media_type
+        if media.is_text(kind):
+            return False
+        if media.is_range(kind):
+            schema = self._schemas.resolve(chosen.schema)
+            return chosen.schema is True or is_file(schema)
+        return True
+
+    def _flattened(self) -> list[str]:
+        """The names of the body's properties, if it is a plain object of them."""
+        chosen = self.media
+        if chosen is None or not (
+            media.is_json(chosen.media_type)
+            or media.is_form(chosen.media_type)
+            or media.is_multipart(chosen.media_type)
+        ):
+            return []
+        schema = self._schemas.resolve(chosen.schema)
+        if not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"}):
+            return []
+        return list(self._schemas.flattened(chosen.schema)["properties"])
+
+    def draft(self, method: str, base: str, arguments: JSONObject, accept: str) -> Draft:
+        """The request that these arguments make.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
+        """
+        draft = Draft(
+            method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
+        )
+        draft.query.extend(self._literal_query)
+        for argument in self._rest:
+            if argument.name not in arguments:
+                continue
+            parameter, value = argument.parameter, arguments[argument.name]
+            if parameter.place == "query":
+                draft.query.extend(query_pairs(parameter, value))
+            elif parameter.place == "header":
+                text = header_value(parameter, value)
+                enforce_header(parameter.name, text)
+                draft.headers[parameter.name] = text
+            else:
+                draft.cookies.append(cookie_text(parameter, value))
+        self._add_body(draft, arguments)
+        return draft
+
+    def _add_body(self, draft: Draft, arguments: JSONObject) -> None:
+        if self.media is None:
+            return
+        if self._flat:
+            value: Any = {name: arguments[name] for name in self._flat if name in arguments}
+            if not value and not (self._model.body is not None and self._model.body.required):
+                return
+        elif BODY in arguments:
+            value = arguments[BODY]
+        else:
+            return
+        payload = write_body(self.media, value, self._schemas, is_bytes=self._is_bytes(self.media))
+        draft.body = payload.content
+        draft.headers["Content-Type"] = payload.content_type
+
+    def _path(self, arguments: JSONObject) -> str:
+        pieces = self._pieces
+        if len(pieces) == 1:
+            return pieces[0]
+        out = [pieces[0]]
+        for index in range(1, len(pieces), 2):
+            argument = self._by_path_name.get(pieces[index])
+            if argument is None or argument.name not in arguments:
+                raise _missing(argument.name if argument is not None else pieces[index])
+            value = arguments[argument.name]
+            enforce_argument(argument.name, value)
+            filled = path_value(argument.parameter, value)
+            if not filled:
+                raise refusal(argument.name, "an empty value")
+            out += (filled, pieces[index + 1])
+        path = "".join(out)
+        enforce_segments(path, self._template)
+        return path
+
+    # ---- what comes out
+
+    def response(self) -> Response | None:
+        """The answer to expect: the best of the good ones."""
+        good = {r.status.upper(): r for r in self._model.responses}
+        ranked = ["200", "201", *sorted(s for s in good if s[:1] == "2" and s.isdigit()), "2XX"]
+        with_content = [good[s] for s in ranked if s in good and good[s].media]
+        if with_content:
+            return with_content[0]
+        for status in (*ranked, "DEFAULT"):
+            if status in good:
+                return good[status]
+        return None
+
+    def output_media(self, *, is_stream: bool) -> Media | None:
+        """The representation to expect of a good answer."""
+        response = self.response()
+        if response is None:
+            return None
+        if is_stream:
+            for candidate in response.media:
+                if media.essence(candidate.media_type) == EVENT_STREAM:
+                    return candidate
+        return media.best(response.media)
+
+    def output_schema(self, *, is_stream: bool) -> JSONSchema:
+        """The schema of a good answer's data; of one item's for a stream."""
+        chosen = self.output_media(is_stream=is_stream)
+        if chosen is None:
+            return {}
+        if is_stream:
+            return self._schemas.build(self._item_schema(chosen), Direction.RESPONSE)
+        if media.is_json(chosen.media_type):
+            return self._schemas.build(chosen.schema, Direction.RESPONSE)
+        if media.is_range(chosen.media_type):
+            return {}
+        # Text is a string whatever an object schema for XML says about its tree; bytes are checked by nobody.
+        return {"type": "string"} if media.is_text(chosen.media_type) else {}
+
+    def _item_schema(self, chosen: Media) -> Any:
+        """3.2 describes a whole event; what we yield is its data."""
+        if chosen.item_schema is None:
+            return chosen.schema
+        data = self._schemas.properties(chosen.item_schema).get("data")
+        if data is None:
+            return chosen.item_schema
+        return self._schemas.resolve(data).get("contentSchema", data)
+
+    def accept(self, *, is_stream: bool) -> str:
+        """The Accept header: what is expected, and anything rather than nothing."""
+        if is_stream:
+            return f"{EVENT_STREAM}, application/json;q=0.5"
+        chosen = self.output_media(is_stream=False)
+        kind = chosen.media_type if chosen is not None else "application/json"
+        return kind if kind.startswith("*/*") else f"{kind}, */*;q=0.1"
+
+    @property
+    def declares_redirects(self) -> bool:
+        """Whether a redirect is one of the declared answers."""
+        return any(response.status[:1] == "3" for response in self._model.responses)
+
+
+def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """The parameters, path ones as the template has them: those it lacks are dropped, those it adds are strings."""
+    names = template_names(path)
+    known = {p.name for p in parameters if p.place == "path"}
+    added = [
+        Parameter(name=name, place="path", required=True, schema={"type": "string"})
+        for name in names
+        if name not in known
+    ]
+    return [p for p in parameters if p.place != "path" or p.name in names] + added
+
+
+def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
+    """Whether no argument may fill this parameter: it is the client's, or configuration fills it."""
+    if parameter.place == "header":
+        return is_owned(parameter.name) or ("header", parameter.name.lower()) in owned
+    return (parameter.place, parameter.name) in owned
+
+
+def _described(schema: JSONObject, argument: Argument) -> JSONObject:
+    parameter = argument.parameter
+    notes: JSONObject = {}
+    if parameter.description:
+        notes["description"] = parameter.description
+    if parameter.deprecated:
+        notes["deprecated"] = True
+    if argument.name != parameter.name:
+        said = notes.get("description") or schema.get("description") or ""
+        where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
+        notes["description"] = f"{said} {where}".strip()
+    return {**schema, **notes} if notes else schema
+
+
+def _missing(name: str) -> CallError:
+    message = f"The path argument {name!r} is missing."
+    return CallError(
+        ErrorCode.VALIDATION_ERROR,
+        message,
+        {"errors": [{"path": pointer(name), "message": message, "keyword": "required"}]},
+    )

@@ -1,0 +1,56 @@
+"""From the bytes of a document to JSON builtins, within a size.
+
+JSON goes through msgspec, anything else through YAML 1.2.
+"""
+
+import codecs
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from operations.errors import DocumentError
+from operations.openapi.collector import collector_at_rest
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """`content`, JSON or YAML, as JSON builtins.
+
+    Raises:
+        DocumentError: If it is neither, or larger than `max_bytes`.
+    """
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(raw) > max_bytes:
+        raise DocumentError(f"larger than {max_bytes} bytes")
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            raw = raw[len(mark) :].decode(encoding, "replace").encode()
+            break
+    if raw.lstrip()[:1] in (b"{", b"["):
+        try:
+            with collector_at_rest():
+                return msgspec.json.decode(raw)
+        except RecursionError:
+            raise DocumentError("nested too deeply") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # YAML's flow style begins with the same characters
+    # Only now is a YAML reader needed, and a missing extra worth a complaint.
+    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.yaml").decode_yaml
+    try:
+        with collector_at_rest():
+            return decode_yaml(raw.decode())
+    except UnicodeDecodeError:
+        raise DocumentError("not UTF-8 text") from None
+    except RecursionError:
+        raise DocumentError("nested too deeply") from None

@@ -1,0 +1,217 @@
+"""As whom a request is made: the document's security schemes, and the operator's credentials for them.
+
+Rule 1: credentials come from configuration or from the context, never from arguments.
+Rule 2: a credential that cannot be had is a refusal, not a request without it.
+"""
+
+import base64
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode
+from operations.openapi.config import (
+    BasicCredential,
+    ClientCredentials,
+    HTTPAuth,
+    HTTPServiceConfig,
+    auth_of,
+    credential_of,
+)
+from operations.openapi.headers import enforce_header
+from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.oauth import TokenSource, TokenSources
+from operations.types import JSONObject
+
+
+@dataclass(slots=True)
+class Signature:
+    """What makes a request the operator's or the caller's."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    query: list[str] = field(default_factory=list[str])
+    cookies: list[str] = field(default_factory=list[str])
+
+    secrets: list[str] = field(default_factory=list[str])
+    """To be kept out of errors."""
+
+    tokens: list[TokenSource] = field(default_factory=list[TokenSource])
+    """Whose tokens were used: they are told when one is refused."""
+
+
+class Security:
+    """Signs the requests of one service.
+
+    Args:
+        schemes: The document's security schemes, as 3.x spells them.
+        default: The document's own security requirement.
+        config: The operator's credentials.
+        sources: Where OAuth2 tokens come from.
+    """
+
+    def __init__(
+        self, schemes: JSONObject, default: Any, config: HTTPServiceConfig, sources: TokenSources
+    ) -> None:
+        self._schemes = schemes
+        self._default = default
+        self._auth = auth_of(config)
+        self._credentials = {
+            name: credential_of(given) for name, given in config.credentials.items()
+        }
+        self._headers = dict(config.headers)
+        self._sources = sources
+        for name, value in self._headers.items():
+            enforce_header(name, value)
+
+    def owned(self) -> frozenset[tuple[str, str]]:
+        """The `(place, name)` of everything configuration sets; no argument may."""
+        names = {("header", name.lower()) for name in self._headers}
+        if self._auth is not None:
+            names.add(("header", _auth_header(self._auth).lower()))
+        for scheme_name in self._credentials:
+            scheme = object_of(self._schemes.get(scheme_name))
+            if scheme.get("type") == "apiKey":
+                name = text_of(scheme.get("name"))
+                place = text_of(scheme.get("in"))
+                names.add((place, name.lower() if place == "header" else name))
+        return frozenset(names)
+
+    async def sign(self, requirement: Any, context: OperationContext) -> Signature:
+        """What to add to a request of an operation with this security requirement.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if a credential cannot be had.
+        """
+        signature = Signature()
+        signature.headers.update(self._headers)
+        signature.secrets.extend(self._headers.values())
+        for name, scopes in self._chosen(requirement).items():
+            scheme = object_of(self._schemes.get(name))
+            await self._apply(
+                signature, name, scheme, [text_of(s) for s in list_of(scopes)], context
+            )
+        if self._auth is not None:
+            token = await _secret(_auth_secret(self._auth), context)
+            if token is not None:
+                _apply_auth(signature, self._auth, token)
+        for name, value in signature.headers.items():
+            enforce_header(name, value)
+        return signature
+
+    def _chosen(self, requirement: Any) -> JSONObject:
+        """The first alternative whose schemes all have credentials; empty where none has."""
+        alternatives = list_of(self._default if requirement is None else requirement)
+        for alternative in alternatives:
+            schemes = object_of(alternative)
+            if schemes and all(name in self._credentials for name in schemes):
+                return schemes
+        return {}
+
+    async def _apply(
+        self,
+        signature: Signature,
+        name: str,
+        scheme: JSONObject,
+        scopes: list[str],
+        context: OperationContext,
+    ) -> None:
+        credential: Any = self._credentials[name]
+        if callable(credential):
+            credential = credential_of(await _secret(credential, context))
+            if credential is None:
+                return
+        kind = text_of(scheme.get("type"))
+        if isinstance(credential, ClientCredentials):
+            source = self._sources.get(name, credential, scheme, scopes)
+            token = await source.token()
+            signature.tokens.append(source)
+            _authorize(signature, "Bearer", token)
+        elif kind == "apiKey":
+            _apply_key(signature, scheme, str(credential))
+        elif isinstance(credential, (BasicCredential, tuple)) or (
+            kind == "http" and text_of(scheme.get("scheme")).lower() == "basic"
+        ):
+            _authorize(signature, "Basic", _basic(credential))
+        else:
+            word = text_of(scheme.get("scheme")) if kind == "http" else ""
+            # Scheme names are the same in any case; bearer is the one servers expect capitalised.
+            _authorize(
+                signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential)
+            )
+
+
+def _authorize(signature: Signature, word: str, token: str) -> None:
+    signature.headers["Authorization"] = f"{word} {token}"
+    signature.secrets.append(token)
+
+
+def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
+    name = text_of(scheme.get("name"))
+    signature.secrets.append(key)
+    match scheme.get("in"):
+        case "query":
+            signature.query.append(f"{quote(name, safe='')}={quote(key, safe='')}")
+        case "cookie":
+            signature.cookies.append(f"{name}={quote(key, safe='')}")
+        case _:
+            signature.headers[name] = key
+
+
+def _apply_auth(signature: Signature, auth: HTTPAuth, token: str) -> None:
+    prefix = auth.prefix
+    if auth.type == "basic":
+        token = _basic(token)
+        prefix = "Basic" if prefix is None else prefix
+    elif auth.type == "bearer":
+        prefix = "Bearer" if prefix is None else prefix
+    signature.headers[_auth_header(auth)] = f"{prefix} {token}" if prefix else token
+    signature.secrets.append(token)
+
+
+def _auth_secret(auth: HTTPAuth) -> Any:
+    if auth.username is not None:
+        return f"{auth.username}:{auth.password or ''}"
+    return auth.token
+
+
+def _auth_header(auth: HTTPAuth) -> str:
+    return auth.header_name or ("X-API-Key" if auth.type == "apiKey" else "Authorization")
+
+
+def _basic(credential: Any) -> str:
+    """`user:password` encoded; what has no colon is taken to be encoded already."""
+    if isinstance(credential, BasicCredential):
+        text = f"{credential.username}:{credential.password}"
+    elif isinstance(credential, tuple):
+        text = ":".join(str(part) for part in credential)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    else:
+        text = str(credential)
+    return base64.b64encode(text.encode()).decode() if ":" in text else text
+
+
+async def _secret(source: Any, context: OperationContext) -> Any:
+    """A secret that is there, or that `source` finds for this caller.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if finding it fails. Why is in the cause, not in the message.
+    """
+    if not callable(source):
+        return source
+    try:
+        found: Any = source(context)
+        return await found if inspect.isawaitable(found) else found
+    except CallError:
+        raise
+    except Exception as error:
+        raise CallError(ErrorCode.ACCESS_DENIED, "The credential could not be obtained.") from error
+
+
+def redacted(text: str, secrets: Mapping[str, str] | list[str]) -> str:
+    """`text` without the secrets that were sent, should the other side have echoed them."""
+    for secret in secrets:
+        if len(secret) >= 4 and secret in text:
+            text = text.replace(secret, "[redacted]")
+    return text

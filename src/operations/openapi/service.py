@@ -1,0 +1,322 @@
+"""From a document to operations that can be called: the adapter's front.
+
+service = from_openapi(document, HTTPServiceConfig(namespace="petstore"))
+registry.register_all(service)
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import msgspec
+
+from operations.access import OPEN, AccessControl
+from operations.openapi.client import Client
+from operations.openapi.collector import collector_at_rest
+from operations.openapi.config import HTTPServiceConfig, Outline
+from operations.openapi.declared_answers import Declared, DeclaredAnswers
+from operations.openapi.document import Description, Entry, Problem
+from operations.openapi.endpoint import Endpoint, Shared
+from operations.openapi.files import bundle_files, bundle_urls
+from operations.openapi.hosts import TrustedHosts
+from operations.openapi.names import operation_names, safe_name
+from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.oauth import TokenSources
+from operations.openapi.paging import Paging, declared_paging
+from operations.openapi.security import Security
+from operations.schema import Schema
+from operations.specs import Operation, OperationSpec, OperationType
+from operations.types import JSONObject
+
+Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
+"""Reads a file by its path: `read=`."""
+
+_LOGGER = logging.getLogger("operations")
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
+_IDEMPOTENT = frozenset({"PUT", "DELETE"})
+PAGES = ".pages"
+"""Added to an operation's name for the subscription to all its pages."""
+
+
+class OpenAPIService:
+    """The operations of one HTTP API, and the connections they use.
+
+    Iterating gives the operations. It opens with the first call; leaving its `async with` block, or `aclose`,
+    closes its connections, and closing twice is harmless.
+
+    Attributes:
+        operations: Everything imported.
+        problems: What the document says that could not be used, operation by operation.
+        title: What the document calls itself.
+        version: The API's version, as the document tells it.
+    """
+
+    def __init__(
+        self, operations: list[Operation], problems: list[Problem], info: JSONObject, client: Client
+    ) -> None:
+        self.operations = operations
+        self.problems = problems
+        self.title = text_of(info.get("title"))
+        self.version = text_of(info.get("version"))
+        self._client = client
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def __repr__(self) -> str:
+        return f"<OpenAPIService {self.title!r} of {len(self)} operations>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+
+def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
+    """Turn every path and method of a decoded document into an operation.
+
+    Nothing is read but the document: references to other files or addresses lead nowhere.
+
+    Args:
+        document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be altered afterwards.
+        config: Where the API lives, as whom to call it, what to import.
+
+    Raises:
+        DocumentError: If it is no object.
+        ValueError: If the configuration cannot be right.
+    """
+    return _import(document, config, None, None)
+
+
+async def from_openapi_file(
+    path: str | Path, config: HTTPServiceConfig, read: Read | None = None
+) -> OpenAPIService:
+    """`from_openapi` for a JSON or YAML file, and the files beside it that it refers to.
+
+    Args:
+        path: The document.
+        config: As for `from_openapi`; `document_root` widens what references may reach.
+        read: Reads a file by its path, instead of the file system; may be a coroutine function.
+
+    Raises:
+        DocumentError: If a file cannot be read, is too large, or is neither JSON nor YAML.
+        ValueError: If the configuration cannot be right.
+    """
+    document = await bundle_files(
+        Path(path), read, root=config.document_root, max_bytes=config.max_document_bytes
+    )
+    return await asyncio.to_thread(_import, document, config, None, str(path))
+
+
+async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIService:
+    """`from_openapi` for a document at an address, and those beside it that it refers to.
+
+    The address may be any; credentials are not sent to fetch it, and go to its origin afterwards.
+
+    Raises:
+        DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
+        ValueError: If the configuration cannot be right.
+    """
+    client = Client(config, TrustedHosts([url]))
+    try:
+        document = await bundle_urls(url, client.download, max_bytes=config.max_document_bytes)
+    finally:
+        await client.aclose()
+    return await asyncio.to_thread(_import, document, config, url, url)
+
+
+def _import(
+    document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
+) -> OpenAPIService:
+    with collector_at_rest():
+        return _Importer(document, config, address=address, source=source).service()
+
+
+class _Draft(msgspec.Struct, gc=False):
+    """An operation before it has its name."""
+
+    entry: Entry
+    wanted: str
+    title: str | None
+    description: str
+    tags: tuple[str, ...]
+    declared: Declared
+    meta: JSONObject
+
+
+class _Importer:
+    """Makes one service."""
+
+    def __init__(
+        self, document: Any, config: HTTPServiceConfig, *, address: str | None, source: str | None
+    ) -> None:
+        self._config = config
+        self._description = description = Description(document)
+        trusted = [url for url in (config.base_url, address) if url is not None]
+        self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
+        base = config.base_url or address or ""
+        security = Security(
+            description.security_schemes(),
+            description.document.get("security"),
+            config,
+            TokenSources(base, client.is_trusted, client.fetch),
+        )
+        self._shared = Shared(
+            config=config, description=description, client=client, security=security, base=address
+        )
+        self._answers = DeclaredAnswers(description)
+        self._version = text_of(description.info.get("version")) or "1.0.0"
+        self._source = source or description.title or "openapi"
+
+    def service(self) -> OpenAPIService:
+        description = self._description
+        # One sweep: what is read of an operation is read while it is at hand. Names need all of them.
+        drafts = [self._draft(entry) for entry in description.entries()]
+        names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
+        operations: list[Operation] = []
+        if self._has_rules():
+            for draft, name in zip(drafts, names, strict=True):
+                operations.extend(self._ruled(draft, _outline(draft, name)))
+        else:
+            for draft, name in zip(drafts, names, strict=True):
+                operations.append(self._operation(draft, name, OPEN))
+        problems = description.problems
+        for problem in problems:
+            _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
+        return OpenAPIService(operations, problems, description.info, self._client)
+
+    def _has_rules(self) -> bool:
+        config = self._config
+        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
+        return any(rule is not None for rule in rules)
+
+    def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
+        """What the operator's rules make of one operation: nothing, itself, or itself and its pages."""
+        if self._is_wanted(outline):
+            operation = self._operation(draft, self._renamed(outline), self._access(outline))
+            yield operation
+            yield from self._pages(draft.entry, operation, outline)
+
+    def _draft(self, entry: Entry) -> _Draft:
+        operation = entry.operation
+        summary, description = operation.get("summary"), operation.get("description")
+        wanted, tags = operation.get("operationId"), operation.get("tags")
+        declared = self._answers.read(entry)
+        meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
+        if operation.get("deprecated") is True:
+            meta["deprecated"] = True
+        if declared.links:
+            meta["links"] = declared.links
+        title = summary if type(summary) is str else None
+        return _Draft(
+            entry,
+            wanted if type(wanted) is str else "",
+            title,
+            description if type(description) is str else title or "",
+            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
+            declared,
+            meta,
+        )
+
+    def _operation(self, draft: _Draft, name: str, access: AccessControl) -> Operation:
+        entry, declared = draft.entry, draft.declared
+        is_stream, method = declared.is_stream, entry.method
+        endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
+        if is_stream:
+            kind = OperationType.SUBSCRIPTION
+        else:
+            kind = OperationType.QUERY if method in _SAFE_METHODS else OperationType.MUTATION
+        spec = OperationSpec(
+            name=name,
+            namespace=self._config.namespace,
+            version=self._version,
+            type=kind,
+            title=draft.title,
+            description=draft.description,
+            tags=draft.tags,
+            input_schema=Schema(endpoint.input_schema, lenient=True),
+            output_schema=Schema(endpoint.output_schema, lenient=True),
+            error_schemas=declared.errors,
+            access_control=access,
+            idempotent=method in _IDEMPOTENT,
+            meta=draft.meta,
+        )
+        return Operation(spec, endpoint.subscribe if is_stream else endpoint.call, None, False)
+
+    def _is_wanted(self, outline: Outline) -> bool:
+        include, exclude = self._config.include, self._config.exclude
+        if include is not None and not include(outline):
+            return False
+        return exclude is None or not exclude(outline)
+
+    def _renamed(self, outline: Outline) -> str:
+        rename = self._config.rename
+        if rename is None:
+            return outline.name
+        wanted = rename(outline) if callable(rename) else rename.get(outline.name, outline.name)
+        name = safe_name(wanted)
+        if not name:
+            raise ValueError(f"{outline.name} cannot be renamed to {wanted!r}")
+        return name
+
+    def _access(self, outline: Outline) -> AccessControl:
+        access = self._config.access
+        if access is None:
+            return OPEN
+        return access if isinstance(access, AccessControl) else access(outline)
+
+    def _pages(self, entry: Entry, listed: Operation, outline: Outline) -> Iterator[Operation]:
+        """The subscription to all pages, where there is a way to get them."""
+        paging = self._paging(entry, outline)
+        spec = listed.spec
+        if paging is None or spec.type is not OperationType.QUERY:
+            return
+        endpoint = Endpoint(self._shared, entry, is_stream=False)
+        yield Operation(
+            OperationSpec(
+                name=spec.name + PAGES,
+                namespace=spec.namespace,
+                version=spec.version,
+                type=OperationType.SUBSCRIPTION,
+                title=spec.title,
+                description=f"Every page of {spec.id}, one by one.",
+                tags=spec.tags,
+                input_schema=spec.input_schema,
+                output_schema=spec.output_schema,
+                error_schemas=spec.error_schemas,
+                access_control=spec.access_control,
+                meta=spec.meta,
+            ),
+            partial(endpoint.pages, paging),
+            None,
+            False,
+        )
+
+    def _paging(self, entry: Entry, outline: Outline) -> Paging | None:
+        rule = self._config.pagination
+        if rule is None:
+            return None
+        if rule == "document":
+            return declared_paging(entry.operation, object_of(entry.operation.get("responses")))
+        return rule(outline) if callable(rule) else rule.get(outline.name)
+
+
+def _outline(draft: _Draft, name: str) -> Outline:
+    return Outline(
+        method=draft.entry.method,
+        path=draft.entry.path,
+        name=name,
+        tags=draft.tags,
+        deprecated="deprecated" in draft.meta,
+    )

@@ -1,0 +1,179 @@
+"""A subscription to an event stream: one envelope per event, across reconnections.
+
+A stream ends when the server closes it. Where the server gives its events ids, a stream can also be taken up
+again: after a lost connection, and after a close, we ask once more with `Last-Event-ID`. It is over when the
+server then says so (204), has nothing new, or begins again from events we have had.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from secrets import SystemRandom
+from typing import Any
+
+import msgspec
+
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope, http_envelope
+from operations.errors import CallError, ErrorCode
+from operations.openapi import media
+from operations.openapi.answers import read_data, shown_headers
+from operations.openapi.client import REPEATABLE, Client, Draft
+from operations.openapi.model import EVENT_STREAM
+from operations.openapi.nodes import object_of
+from operations.openapi.security import Security
+from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
+
+DONE = "[DONE]"
+"""The data with which many APIs end a stream."""
+
+MAX_PAUSE = 30.0
+"""Seconds we wait at most before reconnecting, whatever the server asks for."""
+
+_PAUSE = 0.25
+_REMEMBERED = 1000
+_RANDOM = SystemRandom()
+
+
+class EventStream:
+    """One subscription.
+
+    Args:
+        client: Sends requests.
+        security: Signs them.
+        draft: The request.
+        context: The call this serves.
+        as_text: Whether an event's data is text even where it looks like JSON.
+        is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
+        retries: How often to reconnect in vain.
+        limits: `max_event_bytes`, `max_response_bytes`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        security: Security,
+        draft: Draft,
+        context: OperationContext,
+        *,
+        as_text: bool,
+        is_ours: bool,
+        retries: int,
+        limits: tuple[int, int],
+    ) -> None:
+        self._client = client
+        self._security = security
+        self._draft = draft
+        self._context = context
+        self._as_text = as_text
+        self._is_ours = is_ours
+        self._retries = retries if draft.method in REPEATABLE else 0
+        self._max_event, self._max_response = limits
+        self._last_id = ""
+        self._pause = _PAUSE
+        self._seen: dict[str, None] = {}
+        self._is_over = False
+
+    async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The events, until the stream is over."""
+        failures = 0
+        while True:
+            count, lost = 0, None
+            try:
+                async with aclosing(self._connection()) as items:
+                    async for envelope in items:
+                        count += 1
+                        yield envelope
+            except CallError as error:
+                if error.code != ErrorCode.UNAVAILABLE:
+                    if self._last_id and count == 0:
+                        # We came back to a stream that had ended; that it is gone now is no failure.
+                        return
+                    raise
+                lost = error
+            failures = 0 if count else failures + 1
+            if self._is_over:
+                return
+            if lost is not None:
+                if failures > self._retries or not self._retries:
+                    raise lost
+            elif not self._last_id or not self._retries or count == 0:
+                return
+            await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
+
+    async def _connection(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The events of one response."""
+        draft = self._draft
+        if self._last_id:
+            draft.headers["Last-Event-ID"] = self._last_id
+        async with self._client.stream(draft, self._security, self._context) as (response, chunks):
+            headers = shown_headers(response.headers)
+            kind = response.headers.get("content-type", "")
+            if response.status == 204:
+                self._is_over = True
+                return
+            if media.essence(kind) != EVENT_STREAM:
+                self._is_over = True
+                yield await self._single(response.status, headers, kind, chunks)
+                return
+            # A fresh decoder: an id in this response is one the server sent in it.
+            decoder = EventStreamDecoder(max_event_bytes=self._max_event)
+            is_resumed = bool(self._last_id)
+            async for chunk in chunks:
+                for event in decoder.feed(chunk):
+                    if event.last_event_id:
+                        if is_resumed and event.last_event_id in self._seen:
+                            self._is_over = True
+                            return
+                        is_resumed = False
+                        self._remember(event.last_event_id)
+                    if event.data == DONE or (self._is_ours and event.event == "complete"):
+                        self._is_over = True
+                        return
+                    yield self._envelope(event, response.status, headers, kind)
+                if decoder.retry is not None:
+                    self._pause = min(decoder.retry / 1000, MAX_PAUSE)
+
+    def _remember(self, event_id: str) -> None:
+        self._last_id = event_id
+        self._seen[event_id] = None
+        if len(self._seen) > _REMEMBERED:
+            # A server that begins again repeats the first ids, one that overlaps the last: forget the middle.
+            del self._seen[list(self._seen)[_REMEMBERED // 2]]
+
+    def _envelope(
+        self, event: ServerSentEvent, status: int, headers: Mapping[str, str], kind: str
+    ) -> ResponseEnvelope[Any]:
+        if self._is_ours and event.event == "error":
+            raise CallError.from_wire(object_of(_data(event.data, as_text=False)))
+        return http_envelope(
+            _data(event.data, as_text=self._as_text),
+            status_code=status,
+            headers={**headers, "sse-event": event.event, "last-event-id": self._last_id},
+            content_type=kind,
+        )
+
+    async def _single(
+        self, status: int, headers: dict[str, str], kind: str, chunks: AsyncIterator[bytes]
+    ) -> ResponseEnvelope[Any]:
+        """The server answered with one thing rather than a stream."""
+        content = b""
+        async for chunk in chunks:
+            content += chunk
+            if len(content) > self._max_response:
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    f"The answer is larger than {self._max_response} bytes.",
+                )
+        data = read_data(content, kind, status=status, expects_json=not self._as_text)
+        return http_envelope(data, status_code=status, headers=headers, content_type=kind)
+
+
+def _data(text: str, *, as_text: bool) -> Any:
+    """An event's data: JSON where it is, unless text is what was promised."""
+    if as_text:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return text

@@ -1,0 +1,184 @@
+"""YAML 1.2 as JSON: the core schema's scalars and nothing else.
+
+`ryaml` reads nearly every document and is fast. What it cannot hold (integers beyond 64 bit, nesting beyond
+128) is read again from PyYAML's event stream, which is slow and exact.
+
+Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags choose no class.
+Rule 2: duplicate keys, and aliases that multiply, are refused.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from operations.errors import DocumentError, MissingExtraError
+from operations.openapi.nodes import is_list, is_object
+
+try:
+    import yaml
+    from ryaml import InvalidYamlError, loads  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
+except ModuleNotFoundError as error:
+    raise MissingExtraError("Reading YAML", extra="openapi") from error
+
+MAX_DEPTH = 500
+"""How deep a document may nest."""
+
+MAX_ALIASED_NODES = 1_000_000
+"""How many values aliases may repeat, all together."""
+
+_INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
+_OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+
+def decode_yaml(text: str) -> Any:
+    """`text` as JSON builtins; keys are strings, merge keys (`<<`) are merged.
+
+    Raises:
+        DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
+    """
+    try:
+        return _plain(loads(text))
+    except DocumentError:
+        raise
+    except (InvalidYamlError, ValueError):
+        # Either not YAML, which the exact reader explains, or beyond what the fast one holds.
+        return _Reader().read(text)
+
+
+def _plain(value: Any) -> Any:
+    """What `ryaml` gave, with string keys, merged and free of NaN. Its own limit bounds the depth."""
+    if is_object(value):
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            result[key if type(key) is str else _key(key)] = _plain(item)
+        return _merged(result) if "<<" in result else result
+    if is_list(value):
+        return [_plain(item) for item in value]
+    if type(value) is float and value - value != 0:
+        raise DocumentError(f"{value} is not a JSON number")
+    return value
+
+
+def _key(key: Any) -> str:
+    """A key that YAML read as something else, as JSON would have written it."""
+    if type(key) in {int, float, bool, type(None)}:
+        return msgspec.json.encode(key).decode()
+    raise DocumentError("a key is not a scalar")
+
+
+def _merged(mapping: dict[str, Any]) -> dict[str, Any]:
+    """`mapping` with what `<<` names put in; its own keys win, then those named first."""
+    named = mapping["<<"]
+    sources = named if is_list(named) else [named]
+    result: dict[str, Any] = {}
+    for source in reversed(sources):
+        if not is_object(source):
+            return mapping
+        result.update(source)
+    result.update((key, item) for key, item in mapping.items() if key != "<<")
+    return result
+
+
+class _Reader:
+    """Builds JSON from PyYAML's events with a stack of its own, so that depth costs no recursion."""
+
+    def __init__(self) -> None:
+        self._root: list[Any] = []
+        self._stack: list[Any] = [self._root]
+        self._keys: list[str | None] = [None]
+        self._anchors: dict[str, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._names: list[str | None] = []
+        self._aliased = 0
+
+    def read(self, text: str) -> Any:
+        try:
+            parse: Callable[..., Iterable[Any]] = yaml.parse  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            for event in parse(text, Loader=yaml.CSafeLoader):
+                self._take(event)
+        except yaml.YAMLError as error:
+            raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
+        if len(self._root) > 1:
+            raise DocumentError("more than one YAML document")
+        return self._root[0] if self._root else None
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            value = _scalar(event)
+            self._anchor(event.anchor, value)
+            self._put(value)
+        elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            if len(self._stack) > MAX_DEPTH:
+                raise DocumentError("nested too deeply")
+            self._names.append(event.anchor)
+            self._stack.append({} if isinstance(event, yaml.MappingStartEvent) else [])
+            self._keys.append(None)
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            value = self._stack.pop()
+            self._keys.pop()
+            if is_object(value) and "<<" in value:
+                value = _merged(value)
+            self._anchor(self._names.pop(), value)
+            self._put(value)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise DocumentError(f"unknown alias *{event.anchor}")
+            value = self._anchors[event.anchor]
+            self._aliased += self._size(value)
+            if self._aliased > MAX_ALIASED_NODES:
+                raise DocumentError("aliases repeat too much")
+            self._put(value)
+
+    def _anchor(self, name: str | None, value: Any) -> None:
+        # Only finished nodes get their name: an alias to an open one would be a cycle.
+        if name:
+            self._anchors[name] = value
+
+    def _size(self, value: Any) -> int:
+        """How many values `value` stands for, aliases in it counted in full."""
+        if not is_object(value) and not is_list(value):
+            return 1
+        known = self._sizes.get(id(value))
+        if known is None:
+            items: Iterable[Any] = value.values() if is_object(value) else value
+            known = 1 + sum(self._size(item) for item in items)
+            self._sizes[id(value)] = known
+        return known
+
+    def _put(self, value: Any) -> None:
+        holder = self._stack[-1]
+        if is_list(holder):
+            holder.append(value)
+        elif self._keys[-1] is None:
+            key = value if isinstance(value, str) else _key(value)
+            if key in holder:
+                raise DocumentError(f"duplicate key {key!r}")
+            self._keys[-1] = key
+        else:
+            holder[self._keys[-1]] = value
+            self._keys[-1] = None
+
+
+def _scalar(event: Any) -> Any:
+    """A scalar by the core schema: quoted text is text, plain text is what it looks like."""
+    text: str = event.value
+    if not event.implicit[0]:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return text if len(text.lstrip("+-")) > 1 and text.lstrip("+-")[0] == "0" else int(text)
+    if _OCTAL_OR_HEX.fullmatch(text):
+        return int(text, 0)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        return number if number - number == 0 else text
+    return text

@@ -1,0 +1,50 @@
+"""A real HTTP server in the test's own loop, and documents in one line."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from operations import OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncGenerator[str]:
+    """Answer every request with `handler`; gives the server's address."""
+    application = web.Application(client_max_size=1 << 26)
+    application.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(
+        application, auto_decompress=False, shutdown_timeout=0.1, access_log=None
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def document(path: str = "/thing", method: str = "get", /, **operation: Any) -> dict[str, Any]:
+    """A document with one operation, called `call`; `components` and `security` go to its top."""
+    outer: tuple[str, ...] = ("components", "servers")
+    top = {key: operation.pop(key) for key in outer if key in operation}
+    responses = {"200": {"description": "ok", "content": {"application/json": {}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "test", "version": "1"},
+        "paths": {path: {method: {"operationId": "call", "responses": responses, **operation}}},
+        **top,
+    }
+
+
+@asynccontextmanager
+async def imported(doc: dict[str, Any], **config: Any) -> AsyncGenerator[OperationRegistry]:
+    """A registry with the operations of `doc` in the namespace `api`."""
+    async with OperationRegistry() as registry:
+        registry.register_all(from_openapi(doc, HTTPServiceConfig(namespace="api", **config)))
+        yield registry

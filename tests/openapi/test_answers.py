@@ -1,0 +1,423 @@
+"""What comes back: data by media type, errors with their bodies, limits, retries, time."""
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, ErrorCode, OperationContext
+from operations.openapi.client import retry_after
+
+
+def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
+    async def respond(request: web.Request) -> web.Response:
+        extra = {name.replace("_", "-"): value for name, value in headers.items()}
+        response = web.Response(body=content, status=status, headers=extra)
+        if content_type is None:
+            response.headers["Content-Type"] = ""
+        else:
+            response.headers["Content-Type"] = content_type
+        return response
+
+    return respond
+
+
+BARE = {"200": {"description": "ok"}}
+SCHEMALESS = document(responses=BARE)
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "data"),
+    [
+        (b'{"a":[1,null]}', "application/json", {"a": [1, None]}),
+        (b'{"a":1}', "application/problem+json; charset=utf-8", {"a": 1}),
+        (b'{"a":1}', "Application/JSON", {"a": 1}),
+        ('{"a":"é"}'.encode("latin-1"), "application/json; charset=iso-8859-1", {"a": "é"}),
+        ('{"a":"é"}'.encode("utf-16"), "application/json", {"a": "é"}),
+        ('{"a":"é"}'.encode("utf-16-le"), "application/json", {"a": "é"}),
+        (b'\xef\xbb\xbf{"a":1}', "application/json", {"a": 1}),
+        (b"123456789012345678901234567890", "application/json", 123456789012345678901234567890),
+        (b"null", "application/json", None),
+        ("héllo".encode(), "text/plain; charset=utf-8", "héllo"),
+        ("héllo".encode("latin-1"), "text/plain; charset=latin-1", "héllo"),
+        (b"<a/>", "application/xml", "<a/>"),
+        (b"\x89PNG\0", "image/png", b"\x89PNG\0"),
+        (b"\0\1", "application/octet-stream", b"\0\1"),
+        (b"anything", None, b"anything"),
+        (b"", "application/json", None),
+    ],
+)
+async def test_data_is_what_the_media_type_says(
+    content: bytes, content_type: str | None, data: Any
+) -> None:
+    async with (
+        serving(responding(content, content_type)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        envelope = await registry.execute("api.call", {})
+
+    assert envelope.data == data
+    assert envelope.meta.source == "http"
+    assert envelope.meta.status_code == 200
+
+
+async def test_an_envelope_has_status_headers_and_content_type() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        response = web.json_response({"a": 1}, status=201)
+        response.headers.add("X-Many", "a")
+        response.headers.add("X-Many", "b")
+        return response
+
+    async with serving(respond) as url, imported(SCHEMALESS, base_url=url) as registry:
+        meta: Any = (await registry.execute("api.call", {})).meta
+
+    assert meta.status_code == 201
+    assert meta.headers["x-many"] == "a, b"
+    assert meta.content_type == "application/json; charset=utf-8"
+
+
+async def test_no_content_and_head_give_none() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        if request.method == "HEAD":
+            return web.Response(
+                headers={"Content-Type": "application/json", "Content-Length": "10"}
+            )
+        return web.Response(status=204)
+
+    async with serving(respond) as url:
+        for method in ("delete", "head"):
+            doc = document("/thing", method, responses=BARE)
+            async with imported(doc, base_url=url) as registry:
+                assert (await registry.execute("api.call", {})).data is None
+
+
+async def test_json_that_is_called_something_else_is_read_where_json_is_promised() -> None:
+    for kind in ("text/plain", "text/html", None):
+        async with (
+            serving(responding(b'{"a":1}', kind)) as url,
+            imported(document(), base_url=url) as registry,
+        ):
+            assert (await registry.execute("api.call", {})).data == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/html"])
+async def test_what_should_be_json_and_is_not_is_an_error(kind: str) -> None:
+    async with (
+        serving(responding(b"<html>sign in</html>", kind)) as url,
+        imported(document(), base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("content", [b"NaN", b'{"a":Infinity}', b'"\\ud800"', b"[" * 100_000, b"{"])
+async def test_what_is_not_json_is_refused(content: bytes) -> None:
+    async with (
+        serving(responding(content, "application/json")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_a_bad_status_is_raised_with_the_answer_in_its_details() -> None:
+    content = json.dumps({"reason": "gone"}).encode()
+    async with (
+        serving(responding(content, "application/problem+json", 404, X_Trace="t1")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    error = caught.value
+    assert (error.code, str(error)) == (ErrorCode.EXECUTION_ERROR, "HTTP 404: Not Found")
+    assert error.details["statusCode"] == 404
+    assert error.details["headers"]["x-trace"] == "t1"
+    assert error.details["contentType"] == "application/problem+json"
+    assert error.details["body"] == {"reason": "gone"}
+    assert not error.retryable
+
+
+@pytest.mark.requirement("R17")
+async def test_an_errors_body_is_capped() -> None:
+    async with (
+        serving(responding(b"x" * 200_000, "text/plain", 400)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert len(caught.value.details["body"]) == 64 << 10
+    assert caught.value.details["truncated"] is True
+
+
+async def test_bytes_in_an_error_are_base64() -> None:
+    async with (
+        serving(responding(b"\x00\xff", "application/pdf", 400)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.details["body"] == "AP8="
+    assert caught.value.details["encoding"] == "base64"
+
+
+@pytest.mark.parametrize(
+    ("coding", "encode"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes),
+     ("gzip, gzip", lambda b: gzip.compress(gzip.compress(b)))],
+)  # fmt: skip
+async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
+    content = json.dumps(["x" * 300_000]).encode()
+    async with (
+        serving(responding(encode(content), "application/json", Content_Encoding=coding)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == ["x" * 300_000]
+
+
+@pytest.mark.requirement("R18")
+async def test_a_bomb_is_refused_while_it_unfolds() -> None:
+    bomb = gzip.compress(gzip.compress(bytes(256 << 20), 9), 9)
+    assert len(bomb) < 2000
+    async with (
+        serving(responding(bomb, "application/json", Content_Encoding="gzip, gzip")) as url,
+        imported(SCHEMALESS, base_url=url, max_response_bytes=1 << 20) as registry,
+    ):
+        before = _resident()
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert _resident() - before < (1 << 20) + (16 << 20)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - no file of ours
+        return int(file.read().split()[1]) * 4096
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_large_answer_or_request_is_refused(chunked: bool) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if not chunked:
+            return web.Response(body=bytes(2000))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(20):
+            await response.write(bytes(100))
+        return response
+
+    doc = document("/thing", "post", requestBody={"content": {"text/plain": {}}})
+    async with (
+        serving(respond) as url,
+        imported(doc, base_url=url, max_response_bytes=1000, max_request_bytes=1000) as registry,
+    ):
+        for arguments in ({}, {"body": "x" * 1001}):
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", arguments)
+            assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+async def test_time_that_runs_out_is_a_timeout() -> None:
+    released = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.Response:
+        await released.wait()
+        return web.Response()
+
+    async with serving(respond) as url:
+        async with imported(SCHEMALESS, base_url=url, timeout=0.1) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+            assert caught.value.code == ErrorCode.TIMEOUT
+        async with imported(SCHEMALESS, base_url=url) as registry:
+            context = OperationContext(deadline=time.time() * 1000 + 100)
+            with anyio.fail_after(5), pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {}, context)
+            assert caught.value.code == ErrorCode.TIMEOUT
+        released.set()
+
+
+async def test_nobody_there_is_unavailable(unused_port: int) -> None:
+    async with imported(
+        SCHEMALESS, base_url=f"http://127.0.0.1:{unused_port}", retries=0
+    ) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
+
+
+async def test_a_connection_that_breaks_off_is_unavailable() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"x")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with serving(respond) as url, imported(SCHEMALESS, base_url=url, retries=0) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_cancelling_a_call_closes_its_request() -> None:
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.Response:
+        arrived.set()
+        while request.transport is not None and not request.transport.is_closing():
+            await asyncio.sleep(0.005)
+        left.set()
+        return web.Response()
+
+    async with serving(respond) as url, imported(SCHEMALESS, base_url=url) as registry:
+        call = asyncio.create_task(registry.execute("api.call", {}))
+        await arrived.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with anyio.fail_after(1):
+            await left.wait()
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.parametrize(
+    ("method", "expected"), [("get", 3), ("put", 3), ("post", 1), ("patch", 1)]
+)
+async def test_only_what_is_safe_to_repeat_is_repeated(
+    status: int, method: str, expected: int
+) -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        return web.Response(status=status, headers={"Retry-After": "0"})
+
+    async with (
+        serving(respond) as url,
+        imported(document("/thing", method), base_url=url, timeout=10) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert count == expected
+    assert caught.value.retryable
+
+
+async def test_a_repeated_request_can_succeed() -> None:
+    statuses = [503, 200]
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({}, status=statuses.pop(0))
+
+    async with serving(respond) as url, imported(document(), base_url=url) as registry:
+        assert (await registry.execute("api.call", {})).data == {}
+
+
+async def test_retry_after_beyond_the_calls_time_is_not_waited_for() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=503, headers={"Retry-After": "3600"})
+
+    async with serving(respond) as url, imported(document(), base_url=url) as registry:
+        with anyio.fail_after(2), pytest.raises(CallError):
+            await registry.execute("api.call", {})
+
+
+def test_retry_after_is_a_number_or_a_date() -> None:
+    assert retry_after("7") == 7
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert retry_after("Wed, 21 Oct 2999 07:28:00 GMT") > 10**9
+    assert retry_after("Wed, 21 Oct 2999 07:28:00") > 10**9
+    assert retry_after("soon") == 0
+    assert retry_after("") == 0
+
+
+async def test_a_declared_redirect_is_an_answer() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": "https://elsewhere.example/file"})
+
+    doc = document(responses={"302": {"description": "found"}})
+    async with serving(respond) as url, imported(doc, base_url=url) as registry:
+        meta: Any = (await registry.execute("api.call", {})).meta
+
+    assert meta.status_code == 302
+    assert meta.headers["location"] == "https://elsewhere.example/file"
+
+
+async def test_answers_are_normalised_against_the_declared_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "d": {"default": 1}},
+        "required": ["n", "d"],
+    }
+    responses = {"200": {"description": "", "content": {"application/json": {"schema": schema}}}}
+    async with (
+        serving(responding(b'{"n":"7","extra":true}', "application/json")) as url,
+        imported(document(responses=responses), base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == {"n": 7, "d": 1}
+
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\0\xff\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        HEAD,
+        HEAD + b"Content-Length: -1\r\n\r\n{}",
+        HEAD + b"Content-Length: 10\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc",
+        HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"Bad Header: \x01\r\n\r\n",
+    ],
+    ids=range(12),
+)
+async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
+    garbage: bytes,
+) -> None:
+    answers = [garbage, GOOD]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        # A POST: what is safe to repeat would be repeated, and find the good answer.
+        doc = document("/thing", "post", responses=BARE)
+        async with imported(doc, base_url=url, timeout=10) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+            assert caught.value.code in {ErrorCode.UNAVAILABLE, ErrorCode.EXECUTION_ERROR}
+            assert (await registry.execute("api.call", {})).data == {}

@@ -1,0 +1,172 @@
+"""Lists of many pages as subscriptions."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, OperationType
+from operations.openapi import (
+    CursorPaging,
+    HTTPServiceConfig,
+    LinkPaging,
+    OffsetPaging,
+    PagePaging,
+    URLPaging,
+    from_openapi,
+)
+from operations.openapi.paging import Page, Paging, value_at
+
+ITEMS = list(range(7))
+
+
+def listing(*names: str, **more: Any) -> dict[str, Any]:
+    integer = {"type": "integer"}
+    parameters = [{"name": n, "in": "query", "schema": integer} for n in names]
+    return document("/items", parameters=parameters, **more)
+
+
+async def pages(request: web.Request) -> web.Response:
+    """The same seven items, told in every way at once."""
+    query = request.query
+    size = int(query.get("limit", 3))
+    start = int(query.get("offset", query.get("cursor", (int(query.get("page", 1)) - 1) * size)))
+    items = ITEMS[start : start + size]
+    body: dict[str, Any] = {"items": items}
+    headers = {}
+    if start + size < len(ITEMS):
+        link = f"http://{request.host}/items?offset={start + size}"
+        body |= {"next": start + size, "nextLink": link}
+        headers["Link"] = (
+            f'<{link}&first>; rel="first", </items?offset={start + size}>; rel="next last"'
+        )
+    return web.json_response(body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "paging",
+    [
+        LinkPaging(),
+        URLPaging(next="/nextLink"),
+        CursorPaging(argument="cursor", next="/next"),
+        PagePaging(argument="page", items="/items"),
+        OffsetPaging(argument="offset", limit="limit", items="/items"),
+    ],
+    ids=lambda paging: type(paging).__name__,
+)
+async def test_every_page_is_an_envelope(paging: Paging) -> None:
+    doc = listing("cursor", "page", "offset", "limit")
+    async with (
+        serving(pages) as url,
+        imported(doc, base_url=url, pagination={"call": paging}) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data["items"] == [0, 1, 2]
+        found = [envelope async for envelope in registry.subscribe("api.call.pages", {})]
+
+    assert [item for envelope in found for item in envelope.data["items"]] == ITEMS
+    assert found[0].meta.status_code == 200  # type: ignore[union-attr]
+
+
+async def test_a_rule_decides_by_operation() -> None:
+    config = HTTPServiceConfig(
+        namespace="api",
+        pagination=lambda outline: LinkPaging() if outline.path == "/items" else None,
+    )
+    names = [operation.spec.id for operation in from_openapi(listing(), config)]
+    assert names == ["api.call", "api.call.pages"]
+    assert len(list(from_openapi(document("/other"), config))) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (
+            {"x-ms-pageable": {"nextLinkName": "@odata.nextLink"}},
+            URLPaging(next="/@odata.nextLink"),
+        ),
+        (
+            {
+                "x-speakeasy-pagination": {
+                    "type": "offsetLimit",
+                    "inputs": [
+                        {"name": "offset", "in": "parameters", "type": "offset"},
+                        {"name": "limit", "in": "parameters", "type": "limit"},
+                    ],
+                    "outputs": {"results": "$.data.items"},
+                }
+            },
+            OffsetPaging(argument="offset", limit="limit", items="/data/items"),
+        ),
+        (
+            {
+                "x-speakeasy-pagination": {
+                    "type": "cursor",
+                    "inputs": [{"name": "after", "in": "parameters", "type": "cursor"}],
+                    "outputs": {"nextCursor": "$.next"},
+                }
+            },
+            CursorPaging(argument="after", next="/next"),
+        ),
+        (
+            {"responses": {"200": {"description": "", "headers": {"Link": {}}}}},
+            LinkPaging(),
+        ),
+        ({}, None),
+    ],
+)
+def test_a_document_can_tell_how(more: dict[str, Any], expected: Paging | None) -> None:
+    config = HTTPServiceConfig(namespace="api", pagination="document")
+    operations = list(from_openapi(listing(**more), config))
+    if expected is None:
+        assert len(operations) == 1
+    else:
+        assert operations[1].spec.type is OperationType.SUBSCRIPTION
+        assert operations[1].handler.args == (expected,)  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("R06")
+async def test_a_next_page_at_another_origin_is_not_asked_for() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"next": "https://elsewhere.example/items?page=2"})
+
+    async with (
+        serving(respond) as url,
+        imported(
+            document(), base_url=url, pagination={"call": URLPaging(next="/next")}
+        ) as registry,
+    ):
+        with pytest.raises(CallError, match="origin"):
+            async for _ in registry.subscribe("api.call.pages", {}):
+                pass
+
+
+async def test_a_list_that_names_itself_as_its_next_page_ends() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"next": str(request.url), "cursor": "same"})
+
+    doc = document(
+        "/items", parameters=[{"name": "cursor", "in": "query", "schema": {"type": "string"}}]
+    )
+    for paging in (URLPaging(next="/next"), CursorPaging(argument="cursor", next="/cursor")):
+        async with (
+            serving(respond) as url,
+            imported(doc, base_url=url, pagination={"call": paging}) as registry,
+        ):
+            found = [envelope async for envelope in registry.subscribe("api.call.pages", {})]
+        assert len(found) <= 2
+
+
+def test_pointers_lead_to_values_or_nowhere() -> None:
+    data = {"a": [{"b/c": 1}], "": 2}
+    assert value_at(data, "") == data
+    assert value_at(data, "/a/0/b~1c") == 1
+    assert value_at(data, "/a/-1/b~1c") == 1
+    assert value_at(data, "/a/7") is None
+    assert value_at(data, "/x/y") is None
+    assert value_at("text", "/a") is None
+
+
+def test_a_link_header_without_a_next_page_ends() -> None:
+    page = Page({}, "http://x/", {"link": '<http://x/2>; rel="prev"'}, None)
+    assert LinkPaging().following(page) is None

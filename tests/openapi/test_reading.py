@@ -1,0 +1,303 @@
+"""Documents from bytes: JSON, YAML 1.2, encodings, bombs, several files, canaries."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, serving
+
+from operations import OperationRegistry
+from operations.errors import CallError, DocumentError
+from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, from_openapi_url
+from operations.openapi.reading import decode_document
+from operations.openapi.yaml import _Reader
+
+CONFIG = HTTPServiceConfig(namespace="api")
+
+
+@pytest.mark.requirement("R29")
+def test_yaml_is_the_core_schema_of_version_1_2() -> None:
+    text = """
+    a: no
+    b: 12:30
+    c: 2020-01-01
+    d: 07
+    e: 0o17
+    f: 0x1F
+    g: ~
+    h: 1e3
+    i: True
+    j: 1_000
+    k: "1"
+    l: yes
+    200: ok
+    true: t
+    """
+    expected = {
+        "a": "no", "b": "12:30", "c": "2020-01-01", "d": "07", "e": 15, "f": 31, "g": None, "h": 1000.0, "i": True,
+        "j": "1_000", "k": "1", "l": "yes", "200": "ok", "true": "t",
+    }  # fmt: skip
+    assert decode_document(text) == expected
+    assert _Reader().read(text) == expected
+
+
+def test_integers_of_any_size_stay_exact() -> None:
+    assert decode_document("a: 123456789012345678901234567890") == {
+        "a": 123456789012345678901234567890
+    }
+
+
+def test_merge_keys_are_merged_and_aliases_followed() -> None:
+    text = "base: &b {x: 1, y: 1}\nmore: &m {y: 2, z: 2}\nall: {<<: [*b, *m], x: 0}\nsame: *b\n"
+    decoded = decode_document(text)
+    assert decoded["all"] == {"x": 0, "y": 1, "z": 2}
+    assert decoded["same"] == {"x": 1, "y": 1}
+    assert _Reader().read(text) == decoded
+
+
+def _laughs() -> str:
+    lines = ["a: &a [" + ",".join(["x"] * 9) + "]"]
+    for one, two in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{two}: &{two} [" + ",".join([f"*{one}"] * 9) + "]")
+    return "\n".join(lines)
+
+
+@pytest.mark.requirement("R29")
+@pytest.mark.parametrize(
+    "text",
+    [
+        _laughs(),
+        _laughs().replace("[*", "[{<<: {k: *").replace(",*", "}},{<<: {k: *").replace("]", "}}]"),
+        "a: 1\na: 2",
+        "a: &a [*a]",
+        "a: *nobody",
+        "[" * 100_000,
+        "{" * 100_000,
+        "- " * 5000,
+        "? [a]\n: b",
+        "a: .nan",
+        "--- a\n--- b",
+        "a: 'x",
+        "a: \0",
+        b"\xff\xff\xff",
+    ],
+    ids=range(14),
+)
+def test_what_is_no_document_is_refused(text: str | bytes) -> None:
+    with pytest.raises(DocumentError):
+        decode_document(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_byte_order_marks_tell_the_encoding(encoding: str) -> None:
+    assert decode_document('{"a": "é"}'.encode(encoding)) == {"a": "é"}
+    if encoding != "utf-8":
+        assert decode_document("a: é".encode(encoding)) == {"a": "é"}
+
+
+@pytest.mark.requirement("R18")
+def test_a_document_has_a_size() -> None:
+    with pytest.raises(DocumentError, match="larger"):
+        decode_document(b" " * 101, max_bytes=100)
+
+
+@pytest.mark.requirement("R13")
+@settings(deadline=None)
+@given(text=st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(DocumentError):
+        decode_document(text)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["#/paths", "#/components/x", "array", "object"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["$ref", "paths", "/x", "get", "post", "parameters", "name", "in", "schema", "type", "properties", "items",
+             "responses", "200", "default", "content", "application/json", "requestBody", "components", "schemas",
+             "allOf", "enum", "required", "servers", "url", "security", "tags", "operationId", "$defs", "nullable"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+@pytest.mark.requirement("R13")
+@settings(deadline=None)
+@given(paths=JSON, components=JSON, swagger=st.booleans())
+def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger: bool) -> None:
+    version = {"swagger": "2.0"} if swagger else {"openapi": "3.0.0"}
+    doc = {**version, "paths": {"/{a}/b": paths, "/c": {"get": paths}}, "components": components}
+    for operation in from_openapi(doc, CONFIG):
+        spec = operation.spec
+        for schema in (
+            spec.input_schema,
+            spec.output_schema,
+            *(e.schema for e in spec.error_schemas),
+        ):
+            # What a document describes wrongly is found when it is used, and then it is a CallError.
+            with contextlib.suppress(CallError):
+                assert isinstance(schema.document, (dict, bool))
+
+
+@pytest.mark.parametrize("whole", [None, [], "text", 7])
+def test_what_is_no_object_is_no_description(whole: Any) -> None:
+    with pytest.raises(DocumentError):
+        from_openapi(whole, CONFIG)
+
+
+# ---- several files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, echo: Echo) -> Path:
+    """A document that refers to what it may and to what it may not."""
+    inside = tmp_path / "api"
+    (inside / "parts").mkdir(parents=True)
+    (tmp_path / "secret.json").write_text('{"type": "string", "const": "CANARY"}')
+    (inside / "linked.json").symlink_to(tmp_path / "secret.json")
+    refs = {
+        "inside": "parts/thing.yaml",
+        "fragment": "parts/more.json#/defs/a~1b",
+        "outside": "../secret.json",
+        "absolute": str(tmp_path / "secret.json"),
+        "file": f"file://{tmp_path}/secret.json",
+        "link": "linked.json",
+        "encoded": "%2e%2e/secret.json",
+        "remote": f"{echo.url}/schema.json",
+        "missing": "nowhere.json",
+    }
+    schema = {"type": "object", "properties": {name: {"$ref": ref} for name, ref in refs.items()}}
+    body = {"content": {"application/json": {"schema": schema}}}
+    doc = document("/thing", "post", requestBody=body)
+    doc["paths"]["/item"] = {"$ref": "parts/path.yaml"}
+    (inside / "openapi.json").write_text(json.dumps(doc))
+    (inside / "parts" / "thing.yaml").write_text(
+        "type: object\nproperties:\n  up: {$ref: 'more.json#/defs/root'}\n"
+    )
+    (inside / "parts" / "more.json").write_text(
+        json.dumps(
+            {
+                "defs": {
+                    "a/b": {"type": "integer"},
+                    "root": {"$ref": "#/defs/self"},
+                    "self": {"type": "boolean"},
+                }
+            }
+        )
+    )
+    (inside / "parts" / "path.yaml").write_text("get: {operationId: item, responses: {}}\n")
+    return inside / "openapi.json"
+
+
+@pytest.mark.requirement("R04")
+async def test_references_reach_the_documents_folder_and_nothing_else(
+    folder: Path, echo: Echo
+) -> None:
+    echo.seen.clear()
+    service = await from_openapi_file(folder, CONFIG)
+
+    specs = {operation.spec.name: operation.spec for operation in service}
+    assert specs.keys() == {"call", "item"}
+    schema: Any = specs["call"].input_schema.document
+    assert "CANARY" not in json.dumps(schema)
+    properties = schema["properties"]["body"]["properties"]
+    found = {name for name, value in properties.items() if value != {}}
+    assert found == {"inside", "fragment"}
+    names = {kind.get("type") for kind in schema["$defs"].values()}
+    assert names == {"object", "integer", "boolean", None}
+    assert echo.seen == []
+
+
+@pytest.mark.requirement("R04")
+def test_importing_a_decoded_document_reads_nothing(folder: Path, echo: Echo) -> None:
+    echo.seen.clear()
+    (operation,) = from_openapi(json.loads(folder.read_bytes()), CONFIG)
+    schema: Any = operation.spec.input_schema.document
+    assert set(map(str, schema["properties"]["body"]["properties"].values())) == {"{}"}
+    assert echo.seen == []
+
+
+async def test_files_can_be_read_by_something_else(tmp_path: Path) -> None:
+    files = {
+        "virtual/openapi.yaml": "openapi: 3.1.0\npaths:\n  /a: {$ref: 'paths/a.yaml'}\n",
+        "virtual/paths/a.yaml": "get: {operationId: a, responses: {}}\n",
+    }
+    asked: list[str] = []
+
+    async def read(path: str) -> str:
+        asked.append(path)
+        return files[path]
+
+    service = await from_openapi_file("virtual/openapi.yaml", CONFIG, read=read)
+    assert [operation.spec.name for operation in service] == ["a"]
+    assert asked == list(files)
+
+
+async def test_a_file_that_is_not_there_is_a_document_error(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="cannot be read"):
+        await from_openapi_file(tmp_path / "none.json", CONFIG)
+
+
+@pytest.mark.requirement("R04")
+async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) -> None:
+    echo.seen.clear()
+    asked: list[str] = []
+    refs = [
+        "b.json",
+        "/api/sub/c.json",
+        "../out.json",
+        "/out.json",
+        f"{echo.url}/x.json",
+        "sub/../../out.json",
+    ]
+    schema = {"properties": {str(index): {"$ref": ref} for index, ref in enumerate(refs)}}
+    doc = document("/t", "post", requestBody={"content": {"application/json": {"schema": schema}}})
+
+    async def respond(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.path == "/api/openapi.json":
+            return web.json_response(doc)
+        if request.path.startswith("/api/"):
+            return web.json_response({"type": "string"})
+        return web.json_response({"origin": request.headers.get("Authorization")})
+
+    auth = {"type": "bearer", "token": "T"}
+    async with serving(respond) as url:
+        config = HTTPServiceConfig(namespace="api", auth=auth)
+        async with await from_openapi_url(f"{url}/api/openapi.json", config) as service:
+            (operation,) = service
+            found: Any = operation.spec.input_schema.document
+            # No server is named: calls go to the document's own origin, which may have credentials.
+            answer = await OperationRegistry([operation]).execute("api.call", {"body": {}})
+
+    assert sorted(asked) == ["/api/b.json", "/api/openapi.json", "/api/sub/c.json", "/t"]
+    assert len(found["$defs"]) == 2
+    assert echo.seen == []
+    assert answer.data == {"origin": "Bearer T"}
+
+
+async def test_an_address_without_a_document_is_a_document_error(
+    echo: Echo, unused_port: int
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=404)
+
+    async with serving(respond) as url:
+        with pytest.raises(DocumentError, match="404"):
+            await from_openapi_url(f"{url}/openapi.json", CONFIG)
+    with pytest.raises(DocumentError, match="cannot be fetched"):
+        await from_openapi_url(f"http://127.0.0.1:{unused_port}/openapi.json", CONFIG)

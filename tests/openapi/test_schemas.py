@@ -1,0 +1,199 @@
+"""Schemas of every version become whole 2020-12 schemas."""
+
+from typing import Any
+
+import pytest
+
+from operations.openapi.keywords import FILE_SCHEMA
+from operations.openapi.references import References
+from operations.openapi.schemas import Direction, SchemaConverter
+from operations.schema import Schema
+
+
+def build(
+    schema: Any, direction: Direction = Direction.REQUEST, *, version: str = "3.0", **schemas: Any
+) -> Any:
+    references = References({"components": {"schemas": schemas}})
+    converter = SchemaConverter(references, ref_siblings=version != "3.0")
+    built = converter.build(schema, direction)
+    Schema(built).compile()
+    return built
+
+
+REF = {"$ref": "#/components/schemas/A"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
+        ({"type": "string", "nullable": False}, {"type": "string"}),
+        (
+            {"type": "string", "nullable": True, "enum": ["a"]},
+            {"type": ["string", "null"], "enum": ["a", None]},
+        ),
+        ({"nullable": True}, {}),
+        (
+            {"nullable": True, "allOf": [{"type": "object"}]},
+            {"anyOf": [{"allOf": [{"type": "object"}]}, {"type": "null"}]},
+        ),
+        ({"minimum": 1, "exclusiveMinimum": True}, {"exclusiveMinimum": 1}),
+        ({"maximum": 1, "exclusiveMaximum": False}, {"maximum": 1}),
+        ({"exclusiveMaximum": 3}, {"exclusiveMaximum": 3}),
+        ({"example": 1, "x-thing": 2, "xml": {}, "discriminator": {}}, {"examples": [1]}),
+        ({"items": [{"type": "string"}], "additionalItems": False},
+         {"prefixItems": [{"type": "string"}], "items": False}),
+        ({"type": "any"}, {}),
+        ({"type": "int"}, {"type": "integer"}),
+        ({"type": "String"}, {"type": "string"}),
+        ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
+        ({"type": "made up"}, {}),
+        ({"type": "file"}, {"type": "string"}),
+        ({"required": True, "minLength": "3", "maxLength": -1, "maximum": "x"}, {"minLength": 3}),
+        ({"required": ["a", "a", 1]}, {"required": ["a"]}),
+        ({"enum": [], "allOf": [], "properties": [], "pattern": 7}, {}),
+        ({"properties": {"a": None, "b": "x"}}, {"properties": {"a": True, "b": True}}),
+        ({"dependencies": {"a": ["b"], "c": {"type": "object"}}},
+         {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": {"type": "object"}}}),
+        ({"multipleOf": 0}, {}),
+        (None, True),
+        ([], True),
+        (False, False),
+    ],
+)  # fmt: skip
+def test_a_schema_is_translated(before: Any, after: Any) -> None:
+    assert build(before) == after
+
+
+def test_only_what_is_reached_is_carried() -> None:
+    built = build(
+        {"properties": {"a": REF}},
+        A={"items": {"$ref": "#/components/schemas/B"}},
+        B={"type": "object", "properties": {"again": REF}},
+        C={"type": "string"},
+    )
+    assert built["properties"]["a"] == {"$ref": "#/$defs/A"}
+    assert built["$defs"].keys() == {"A", "B"}
+    assert Schema(built).check({"a": [{"again": [{}]}]})
+    assert not Schema(built).check({"a": [{"again": 1}, 1]})
+
+
+def test_circles_and_dead_ends_allow_anything(caplog: pytest.LogCaptureFixture) -> None:
+    schemas: Any = {"A": {"$ref": "#/components/schemas/B"}, "B": REF}
+    assert Schema(build(REF, **schemas)).check("anything")
+    assert build({"$ref": "#/components/schemas/None"}) == {}
+    assert build({"$ref": "https://elsewhere.example/schema.json"}) == {}
+    assert "leads nowhere" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("3.0", {"$ref": "#/$defs/A", "description": "d"}),
+        ("3.1", {"$ref": "#/$defs/A", "description": "d", "minLength": 2}),
+    ],
+)
+def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, expected: Any) -> None:
+    built = build({**REF, "description": "d", "minLength": 2}, version=version, A={})
+    assert {key: value for key, value in built.items() if key != "$defs"} == expected
+
+
+def test_a_nullable_reference_may_be_null() -> None:
+    schema = Schema(build({**REF, "nullable": True}, A={"type": "object"}))
+    assert schema.check(None)
+    assert schema.check({})
+    assert not schema.check(1)
+
+
+def test_what_is_read_only_is_not_asked_for_and_what_is_write_only_not_expected() -> None:
+    thing = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "readOnly": True},
+            "password": {"type": "string", "writeOnly": True},
+            "name": {"type": "string"},
+            "made": {"$ref": "#/components/schemas/Stamp"},
+        },
+        "required": ["id", "password", "name", "made"],
+    }
+    stamp = {"type": "string", "readOnly": True}
+    request = build(thing, Direction.REQUEST, Stamp=stamp)
+    response = build(thing, Direction.RESPONSE, Stamp=stamp)
+    assert request["properties"].keys() == {"password", "name"}
+    assert request["required"] == ["password", "name"]
+    assert response["properties"].keys() == {"id", "name", "made"}
+    assert response["required"] == ["id", "name", "made"]
+
+
+def test_a_part_that_requires_what_another_part_hides_does_not_require_it() -> None:
+    base = {"type": "object", "properties": {"id": {"readOnly": True}, "name": {}}}
+    schema = {"allOf": [REF, {"required": ["id", "name"]}]}
+    assert build(schema, A=base)["allOf"][1] == {"required": ["name"]}
+    assert build(schema, Direction.RESPONSE, A=base)["allOf"][1] == {"required": ["id", "name"]}
+
+
+def test_files_are_files_only_where_the_request_is_no_json() -> None:
+    binary = {"type": "string", "format": "binary"}
+    assert build(binary) == binary
+    assert build(binary, Direction.UPLOAD) == FILE_SCHEMA
+    assert build({"contentMediaType": "image/png"}, Direction.UPLOAD) == FILE_SCHEMA
+    encoded = {"type": "string", "contentMediaType": "image/png", "contentEncoding": "base64"}
+    assert build(encoded, Direction.UPLOAD) == encoded
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "#/components/schemas/a~1b%7Bc%7D",
+        "#/components/schemas/a~1b{c}",
+        "#there",
+        "https://x.example/id",
+        "#/$defs/In",
+    ],
+)
+def test_references_are_found_however_they_are_written(ref: str) -> None:
+    schemas: Any = {
+        "a/b{c}": {"type": "integer"},
+        "B": {"$anchor": "there", "type": "integer"},
+        "C": {"$id": "https://x.example/id", "type": "integer"},
+        "D": {"$defs": {"In": {"type": "integer"}}},
+    }
+    built = build({"$ref": ref}, version="3.1", **schemas)
+    assert Schema(built).check(1)
+    assert not Schema(built).check("x")
+
+
+def test_definitions_with_odd_names_get_safe_and_distinct_ones() -> None:
+    schemas: Any = {"a b": {"type": "string"}, "a_b": {"type": "integer"}, "a/b": {"type": "null"}}
+    refs = [{"$ref": f"#/components/schemas/{name}"} for name in ("a b", "a_b", "a~1b")]
+    built = build({"oneOf": refs}, **schemas)
+    assert len(built["$defs"]) == 3
+    assert Schema(built).check("x")
+    assert Schema(built).check(1)
+    assert Schema(built).check(None)
+    assert not Schema(built).check([])
+
+
+def test_what_nests_without_end_is_cut() -> None:
+    deep: Any = {"type": "string"}
+    for _ in range(400):
+        deep = {"type": "array", "items": deep}
+    assert Schema(build(deep), lenient=True).document
+
+
+@pytest.mark.requirement("R20")
+def test_parts_that_multiply_are_visited_once() -> None:
+    schemas: Any = {
+        f"A{level}": {
+            "allOf": [{"$ref": f"#/components/schemas/A{level + 1}"}] * 10,
+            "properties": {f"p{level}": {}},
+        }
+        for level in range(30)
+    }
+    schemas["A30"] = {"properties": {"id": {"readOnly": True}}, "required": ["id"]}
+    references = References({"components": {"schemas": schemas}})
+    converter = SchemaConverter(references, ref_siblings=True)
+    root = {"$ref": "#/components/schemas/A0"}
+    assert len(converter.properties(root)) == 31
+    assert converter.flattened(root)["required"] == ["id"]
+    assert isinstance(converter.build(root, Direction.REQUEST), dict)

@@ -1,0 +1,318 @@
+"""As whom requests are made: schemes of the document, credentials of the operator or of the caller."""
+
+import asyncio
+import base64
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import web
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, ErrorCode, Identity, OperationContext
+from operations.openapi import (
+    BasicCredential,
+    ClientCredentials,
+    HTTPAuth,
+    HTTPServiceConfig,
+    from_openapi,
+)
+
+
+def secured(scheme: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return document(
+        **{
+            "security": [{"key": ["read"]}],
+            "components": {"securitySchemes": {"key": scheme}},
+            **more,
+        }
+    )
+
+
+BEARER = {"type": "http", "scheme": "bearer"}
+
+
+@pytest.mark.parametrize(
+    ("auth", "name", "value"),
+    [
+        (HTTPAuth(type="bearer", token="t"), "authorization", "Bearer t"),
+        (HTTPAuth(type="bearer", token="t", prefix="Token"), "authorization", "Token t"),
+        (HTTPAuth(type="bearer", token="t", header_name="X-Auth"), "x-auth", "Bearer t"),
+        (HTTPAuth(type="apiKey", token="t"), "x-api-key", "t"),
+        (HTTPAuth(type="apiKey", token="t", header_name="X-Key", prefix="Key"), "x-key", "Key t"),
+        (HTTPAuth(type="basic", token="u:p"), "authorization", "Basic dTpw"),
+        (HTTPAuth(type="basic", token="dTpw"), "authorization", "Basic dTpw"),
+        ({"type": "apiKey", "token": "t", "headerName": "X-Key"}, "x-key", "t"),
+        ({"type": "basic", "username": "u", "password": "p"}, "authorization", "Basic dTpw"),
+    ],
+)
+async def test_one_credential_signs_every_request(
+    auth: Any, name: str, value: str, echo: Echo
+) -> None:
+    echo.seen.clear()
+    async with imported(document(), base_url=echo.url, auth=auth) as registry:
+        await registry.execute("api.call", {})
+
+    assert echo.seen[0].header(name) == value
+
+
+@pytest.mark.parametrize(
+    "credential", [("u", "p"), BasicCredential(username="u", password="p"), "u:p"]
+)
+async def test_basic_credentials_come_in_any_shape(credential: Any, echo: Echo) -> None:
+    echo.seen.clear()
+    doc = secured({"type": "http", "scheme": "basic"})
+    async with imported(doc, base_url=echo.url, credentials={"key": credential}) as registry:
+        await registry.execute("api.call", {})
+
+    assert echo.seen[0].header("authorization") == "Basic dTpw"
+
+
+async def test_a_credential_can_be_the_callers(echo: Echo) -> None:
+    echo.seen.clear()
+
+    async def token(context: OperationContext) -> str:
+        assert context.identity is not None
+        return f"token-of-{context.identity.id}"
+
+    async with imported(secured(BEARER), base_url=echo.url, credentials={"key": token}) as registry:
+        await asyncio.gather(
+            *(
+                registry.execute("api.call", {}, OperationContext(identity=Identity(who, [])))
+                for who in ("ann", "ben")
+            )
+        )
+
+    sent = {seen.header("authorization") for seen in echo.seen}
+    assert sent == {"Bearer token-of-ann", "Bearer token-of-ben"}
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize("place", ["auth", "credentials"])
+async def test_a_credential_that_cannot_be_had_is_a_refusal(place: str, echo: Echo) -> None:
+    echo.seen.clear()
+
+    def fail(context: OperationContext) -> str:
+        raise KeyError("CANARY")
+
+    config: dict[str, Any] = (
+        {"auth": HTTPAuth(type="bearer", token=fail)}
+        if place == "auth"
+        else {"credentials": {"key": fail}}
+    )
+    async with imported(secured(BEARER), base_url=echo.url, **config) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert "CANARY" not in str(caught.value.to_wire())
+    assert echo.seen == []
+
+
+async def test_the_first_alternative_with_credentials_is_used(echo: Echo) -> None:
+    echo.seen.clear()
+    schemes = {name: {"type": "apiKey", "in": "header", "name": name} for name in ("a", "b", "c")}
+    doc = document(
+        security=[{"a": [], "b": []}, {"c": []}, {}], components={"securitySchemes": schemes}
+    )
+    for credentials in ({"a": "1", "c": "3"}, {"a": "1", "b": "2", "c": "3"}, {}):
+        async with imported(doc, base_url=echo.url, credentials=credentials) as registry:
+            await registry.execute("api.call", {})
+
+    sent = [[seen.header(name) for name in "abc"] for seen in echo.seen]
+    assert sent == [[None, None, "3"], ["1", "2", None], [None, None, None]]
+
+
+async def test_an_operation_without_security_gets_no_scheme(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = secured(BEARER, security=[])
+    doc["security"] = [{"key": []}]
+    async with imported(doc, base_url=echo.url, credentials={"key": "t"}) as registry:
+        await registry.execute("api.call", {})
+
+    assert echo.seen[0].header("authorization") is None
+
+
+async def test_swagger_schemes_are_the_same_schemes(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = {
+        "swagger": "2.0",
+        "info": {},
+        "paths": {"/x": {"get": {"operationId": "call", "responses": {}}}},
+        "security": [{"b": [], "k": []}],
+        "securityDefinitions": {
+            "b": {"type": "basic"},
+            "k": {"type": "apiKey", "in": "query", "name": "key"},
+        },
+    }
+    async with imported(
+        doc, base_url=echo.url, credentials={"b": ("u", "p"), "k": "K"}
+    ) as registry:
+        await registry.execute("api.call", {})
+
+    assert echo.seen[0].header("authorization") == "Basic dTpw"
+    assert echo.seen[0].target == "/x?key=K"
+
+
+class Provider:
+    """An OAuth2 provider, an OpenID one, and the API behind them, on one server."""
+
+    def __init__(self, lifetime: float | None = 3600) -> None:
+        self.asked: list[tuple[str | None, dict[str, list[str]]]] = []
+        self.used: list[str | None] = []
+        self.lifetime = lifetime
+        self.refused: set[str] = set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/.well-known/openid-configuration":
+            return web.json_response({"token_endpoint": f"http://{request.host}/token"})
+        if request.path == "/token":
+            await asyncio.sleep(0.02)
+            self.asked.append(
+                (request.headers.get("Authorization"), parse_qs(await request.text()))
+            )
+            answer: dict[str, Any] = {"access_token": f"token{len(self.asked)}"}
+            if self.lifetime is not None:
+                answer["expires_in"] = self.lifetime
+            return web.json_response(answer)
+        sent = request.headers.get("Authorization")
+        self.used.append(sent)
+        if sent in self.refused:
+            return web.json_response({}, status=401)
+        return web.json_response({})
+
+
+CLIENT = ClientCredentials(client_id="id", client_secret="s3:cret")
+
+
+def oauth(url: str) -> dict[str, Any]:
+    flows = {"clientCredentials": {"tokenUrl": url, "scopes": {"read": ""}}}
+    return secured({"type": "oauth2", "flows": flows})
+
+
+async def test_client_credentials_are_exchanged_once_for_many_callers() -> None:
+    provider = Provider()
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(20)))
+
+    ((authorization, fields),) = provider.asked
+    assert authorization == "Basic " + base64.b64encode(b"id:s3%3Acret").decode()
+    assert fields == {"grant_type": ["client_credentials"], "scope": ["read"]}
+    assert provider.used == ["Bearer token1"] * 20
+
+
+async def test_a_token_is_renewed_before_it_expires() -> None:
+    provider = Provider(lifetime=0.2)
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        await registry.execute("api.call", {})
+        await registry.execute("api.call", {})
+        await asyncio.sleep(0.2)
+        await registry.execute("api.call", {})
+
+    assert provider.used == ["Bearer token1", "Bearer token1", "Bearer token2"]
+
+
+async def test_a_refused_token_is_not_used_again() -> None:
+    provider = Provider(lifetime=None)
+    provider.refused.add("Bearer token1")
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        with pytest.raises(CallError):
+            await registry.execute("api.call", {})
+        await registry.execute("api.call", {})
+
+    assert provider.used == ["Bearer token1", "Bearer token2"]
+
+
+async def test_one_callers_leaving_does_not_take_the_token_from_others() -> None:
+    provider = Provider()
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        first = asyncio.create_task(registry.execute("api.call", {}))
+        second = asyncio.create_task(registry.execute("api.call", {}))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    assert len(provider.asked) == 1
+
+
+async def test_the_provider_can_be_discovered() -> None:
+    provider = Provider()
+    async with serving(provider.answer) as url:
+        scheme = {
+            "type": "openIdConnect",
+            "openIdConnectUrl": f"{url}/.well-known/openid-configuration",
+        }
+        client = ClientCredentials(client_id="id", client_secret="s", send_in="body", scopes=("x",))
+        async with imported(secured(scheme), base_url=url, credentials={"key": client}) as registry:
+            await registry.execute("api.call", {})
+
+    assert provider.used == ["Bearer token1"]
+    ((authorization, fields),) = provider.asked
+    assert authorization is None
+    assert fields["client_id"] == ["id"]
+    assert fields["client_secret"] == ["s"]
+    assert fields["scope"] == ["x"]
+
+
+@pytest.mark.requirement("R05")
+async def test_a_clients_secret_does_not_go_where_only_the_document_points(echo: Echo) -> None:
+    echo.seen.clear()
+    provider = Provider()
+    async with serving(provider.answer) as url:
+        stolen = oauth(f"{echo.url}/token")
+        async with imported(stolen, base_url=url, credentials={"key": CLIENT}) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+        assert caught.value.code == ErrorCode.ACCESS_DENIED
+        assert echo.seen == []
+
+        told = ClientCredentials(client_id="id", client_secret="s", token_url=f"{url}/token")
+        async with imported(stolen, base_url=url, credentials={"key": told}) as registry:
+            await registry.execute("api.call", {})
+    assert provider.used == ["Bearer token1"]
+
+
+@pytest.mark.requirement("R16")
+async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="CANARY")
+
+    async with (
+        serving(refuse) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert "CANARY" not in str(caught.value.to_wire())
+
+
+def test_a_credential_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="credential"):
+        from_openapi(document(), HTTPServiceConfig(namespace="api", credentials={"key": {}}))
+
+
+def test_reprs_hold_no_secret() -> None:
+    values = [
+        HTTPAuth(type="bearer", token="CANARY"),
+        BasicCredential(username="u", password="CANARY"),
+        ClientCredentials(client_id="i", client_secret="CANARY", parameters={"a": "CANARY"}),
+    ]
+    assert "CANARY" not in repr(values)

@@ -1,0 +1,428 @@
+"""Documents become operations: specs, rules, problems, and calls through a registry."""
+
+import asyncio
+import datetime
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, imported
+
+from operations import (
+    AccessControl,
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+)
+from operations.openapi import HTTPRequest, HTTPServiceConfig, Outline, Select, from_openapi
+
+CONFIG = HTTPServiceConfig(namespace="api")
+OK = {"200": {"description": "ok"}}
+
+
+def spec_of(doc: dict[str, Any], **config: Any) -> OperationSpec:
+    (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api", **config))
+    return operation.spec
+
+
+def many(*entries: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for method, path, operation in entries:
+        paths.setdefault(path, {})[method] = {"responses": OK, **operation}
+    return {"openapi": "3.0.3", "info": {"title": "t", "version": "2.1"}, "paths": paths}
+
+
+def test_a_spec_holds_what_the_document_says() -> None:
+    doc = document(
+        "/pets/{id}", summary="Show", description="Shows a pet.", tags=["pets", 7], deprecated=True
+    )
+    spec = spec_of(doc)
+    assert spec.id == "api.call"
+    assert (spec.version, spec.title, spec.description, spec.tags) == (
+        "1",
+        "Show",
+        "Shows a pet.",
+        ("pets",),
+    )
+    assert spec.meta == {
+        "method": "GET",
+        "path": "/pets/{id}",
+        "source": "test",
+        "deprecated": True,
+    }
+    assert OperationSpec.decode(spec.encode()) == spec
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "idempotent"),
+    [
+        ("get", OperationType.QUERY, False),
+        ("head", OperationType.QUERY, False),
+        ("options", OperationType.QUERY, False),
+        ("trace", OperationType.QUERY, False),
+        ("query", OperationType.QUERY, False),
+        ("post", OperationType.MUTATION, False),
+        ("patch", OperationType.MUTATION, False),
+        ("put", OperationType.MUTATION, True),
+        ("delete", OperationType.MUTATION, True),
+    ],
+)
+def test_a_method_tells_the_type(method: str, kind: OperationType, idempotent: bool) -> None:
+    spec = spec_of(document("/x", method))
+    assert (spec.type, spec.idempotent) == (kind, idempotent)
+
+
+def test_methods_without_a_field_of_their_own_are_operations_too() -> None:
+    doc = {
+        "openapi": "3.2.0",
+        "paths": {"/x": {"additionalOperations": {"COPY": {"responses": OK}}}},
+    }
+    assert spec_of(doc).meta["method"] == "COPY"
+
+
+def test_bad_answers_are_declared_errors() -> None:
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/E"}}}}
+    doc = document(
+        responses={**OK, "404": {"description": "gone", **body}, "4XX": {"$ref": "#/components/responses/Bad"},
+                   "default": {"description": "?"}, "x-note": {}},
+        components={"schemas": {"E": {"type": "object"}}, "responses": {"Bad": {"description": "bad", **body}}},
+    )  # fmt: skip
+    errors = {error.code: error for error in spec_of(doc).error_schemas}
+    assert {code: (e.description, e.http_status) for code, e in errors.items()} == {
+        "HTTP_404": ("gone", 404),
+        "HTTP_4XX": ("bad", None),
+        "HTTP_ERROR": ("?", None),
+    }
+    for code in ("HTTP_404", "HTTP_4XX"):
+        assert errors[code].schema.check({"body": {}})
+        assert not errors[code].schema.check({"body": 1})
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected"),
+    [
+        ({"201": "b", "200": "a"}, "a"),
+        ({"201": "b", "202": "c"}, "b"),
+        ({"2XX": "x", "204": None}, "x"),
+        ({"default": "d"}, "d"),
+        ({"default": "d", "204": None}, None),
+        ({"404": "e"}, None),
+    ],
+)
+def test_the_output_is_the_best_good_answers(
+    responses: dict[str, Any], expected: str | None
+) -> None:
+    nodes = {
+        status: {
+            "description": "",
+            **({"content": {"application/json": {"schema": {"const": word}}}} if word else {}),
+        }
+        for status, word in responses.items()
+    }
+    output = spec_of(document(responses=nodes)).output_schema.document
+    assert output == ({"const": expected} if expected else {})
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"text/plain": "t", "application/hal+json": "h"}, {"const": "h"}),
+        ({"application/xml": "x", "application/json": "j"}, {"const": "j"}),
+        ({"text/csv": "t"}, {"type": "string"}),
+        ({"application/xml": "x"}, {"type": "string"}),
+        ({"image/png": "p"}, {}),
+        ({"*/*": "a"}, {}),
+    ],
+)
+def test_json_is_preferred_and_other_data_is_not_described_as_json(
+    content: Any, expected: Any
+) -> None:
+    media = {kind: {"schema": {"const": word}} for kind, word in content.items()}
+    doc = document(responses={"200": {"description": "", "content": media}})
+    assert spec_of(doc).output_schema.document == expected
+
+
+def test_links_are_carried_in_the_meta() -> None:
+    links = {"next": {"operationId": "call"}}
+    doc = document(responses={"200": {"description": "", "links": links}})
+    assert spec_of(doc).meta["links"] == links
+
+
+def test_the_input_is_closed_and_says_what_is_required() -> None:
+    doc = document(
+        "/x/{id}",
+        "post",
+        parameters=[
+            {"name": "q", "in": "query", "description": "search", "deprecated": True, "schema": {"default": 1}}
+        ],
+        requestBody={"required": True, "description": "a thing", "content": {"application/json": {}}},
+    )  # fmt: skip
+    assert spec_of(doc).input_schema.document == {
+        "type": "object",
+        "properties": {
+            "q": {"default": 1, "description": "search", "deprecated": True},
+            "id": {"type": "string"},
+            "body": {"description": "a thing"},
+        },
+        "required": ["id", "body"],
+        "additionalProperties": False,
+    }
+
+
+def test_an_operations_parameter_overrides_its_paths() -> None:
+    doc = document("/x", parameters=[{"name": "Q", "in": "header", "schema": {"type": "integer"}}])
+    shared = [
+        {"name": "q", "in": "header", "schema": {"type": "string"}},
+        {"name": "r", "in": "query"},
+    ]
+    doc["paths"]["/x"]["parameters"] = shared
+    schema: Any = spec_of(doc).input_schema.document
+    assert schema["properties"] == {"Q": {"type": "integer"}, "r": {}}
+
+
+async def test_a_body_can_be_flattened(echo: Echo) -> None:
+    echo.seen.clear()
+    base = {
+        "type": "object",
+        "properties": {"id": {"type": "integer", "readOnly": True}},
+        "required": ["id"],
+    }
+    thing = {
+        "allOf": [base, {"properties": {"name": {"type": "string"}, "q": {}}, "required": ["name"]}]
+    }
+    doc = document(
+        "/x",
+        "post",
+        parameters=[{"name": "q", "in": "query", "schema": {"type": "string"}}],
+        requestBody={"required": True, "content": {"application/json": {"schema": thing}}},
+    )
+    schema: Any = spec_of(doc, flatten_body=True).input_schema.document
+    assert set(schema["properties"]) == {"q_query", "name", "q"}
+    assert schema["required"] == ["name"]
+    async with imported(doc, base_url=echo.url, flatten_body=True) as registry:
+        await registry.execute("api.call", {"q_query": "x", "name": "n", "q": None})
+    assert echo.seen[0].target == "/x?q=x"
+    assert echo.seen[0].json == {"name": "n", "q": None}
+
+
+PETS = many(
+    ("get", "/pets", {"operationId": "listPets", "tags": ["pets"]}),
+    ("post", "/pets", {"operationId": "addPet", "tags": ["pets", "write"]}),
+    ("get", "/users/me", {"operationId": "me", "tags": ["users"], "deprecated": True}),
+)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, ["listPets", "addPet", "me"]),
+        ({"include": Select(tags=("pets",))}, ["listPets", "addPet"]),
+        ({"include": Select(tags=("pets",), methods=("get",))}, ["listPets"]),
+        ({"exclude": Select(paths=("/users/*",))}, ["listPets", "addPet"]),
+        ({"exclude": lambda outline: outline.deprecated}, ["listPets", "addPet"]),
+        ({"rename": {"listPets": "list"}}, ["list", "addPet", "me"]),
+        ({"rename": lambda o: f"{o.method}-{o.name}"}, ["GET-listPets", "POST-addPet", "GET-me"]),
+    ],
+)
+def test_rules_choose_and_rename(rules: dict[str, Any], expected: list[str]) -> None:
+    service = from_openapi(PETS, HTTPServiceConfig(namespace="api", **rules))
+    assert [operation.spec.name for operation in service] == expected
+    assert len(service) == len(expected)
+
+
+def test_a_name_nobody_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be renamed"):
+        from_openapi(PETS, HTTPServiceConfig(namespace="api", rename={"me": "é"}))
+
+
+async def test_access_is_one_rule_or_one_for_each(echo: Echo) -> None:
+    def rule(outline: Outline) -> AccessControl:
+        return AccessControl(["pets:write"]) if outline.method == "POST" else AccessControl()
+
+    async with imported(PETS, base_url=echo.url, access=rule) as registry:
+        await registry.execute("api.listPets", {})
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.addPet", {})
+        assert caught.value.code == ErrorCode.ACCESS_DENIED
+        context = OperationContext(identity=Identity("a", ["pets:write"]))
+        await registry.execute("api.addPet", {}, context)
+    assert spec_of(document(), access=AccessControl(["x"])).access_control == AccessControl(["x"])
+
+
+async def test_imported_operations_are_called_from_others(echo: Echo) -> None:
+    async with imported(PETS, base_url=echo.url) as registry:
+
+        @registry.operation("local.both")
+        async def both(context: OperationContext) -> list[str]:
+            first = await context.env.api.listPets({})
+            second = await context.env["api"]["addPet"]({})
+            return [first.data["method"], second.data["method"]]
+
+        assert (await registry.execute("local.both", {})).data == ["GET", "POST"]
+
+
+def test_an_invalid_part_costs_its_operation_and_is_reported() -> None:
+    doc = many(("get", "/good", {}))
+    doc["paths"] |= {
+        "/list": {"get": {"parameters": {}}},
+        "/text": {"get": "no"},
+        "/parameter": {"get": {"parameters": ["no"]}, "post": {"responses": OK}},
+        "/nameless": {"get": {"parameters": [{"in": "query"}]}},
+        "/nowhere": {"get": {"parameters": [{"name": "a", "in": "moon"}]}},
+        "/dangling": {"get": {"parameters": [{"$ref": "#/components/parameters/None"}]}},
+        "/shared": {"parameters": [7], "get": {}, "put": {}},
+        "/path": 7,
+        "/gone": {"$ref": "#/paths/nowhere"},
+        "x-note": {},
+    }
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.name for operation in service] == ["get_good", "post_parameter"]
+    assert [problem.where for problem in service.problems] == [
+        "GET /list", "GET /text", "GET /parameter", "GET /nameless", "GET /nowhere", "GET /dangling", "GET /shared",
+        "PUT /shared", "/path", "/gone",
+    ]  # fmt: skip
+    assert all(problem.reason and problem.is_skipped for problem in service.problems)
+
+
+def test_a_path_item_can_be_a_reference() -> None:
+    doc = many()
+    doc["components"] = {"pathItems": {"P": {"get": {"operationId": "p", "responses": OK}}}}
+    doc["paths"]["/p"] = {"$ref": "#/components/pathItems/P"}
+    assert spec_of(doc).name == "p"
+
+
+@pytest.mark.parametrize(
+    ("places", "config", "expected"),
+    [
+        ({"document": ["{scheme}://host.example/{v}"]}, {}, "https://host.example/v1/x"),
+        (
+            {"document": ["https://{v}.example"]},
+            {"server_variables": {"v": "eu"}},
+            "https://eu.example/x",
+        ),
+        (
+            {"document": ["https://a.example"], "path": ["https://b.example/p/"]},
+            {},
+            "https://b.example/p/x",
+        ),
+        (
+            {"path": ["https://b.example"], "operation": ["https://c.example"]},
+            {},
+            "https://c.example/x",
+        ),
+        (
+            {"operation": ["https://c.example"]},
+            {"base_url": "https://d.example/v2/"},
+            "https://d.example/v2/x",
+        ),
+    ],
+)
+async def test_the_nearest_server_is_called_unless_the_operator_says_another(
+    places: dict[str, list[str]], config: dict[str, Any], expected: str
+) -> None:
+    variables = {"scheme": {"default": "https"}, "v": {"default": "v1"}}
+    doc = document("/x")
+    holders = {"document": doc, "path": doc["paths"]["/x"], "operation": doc["paths"]["/x"]["get"]}
+    for place, urls in places.items():
+        holders[place]["servers"] = [{"url": url, "variables": variables} for url in urls]
+    transport = Recording()
+    async with imported(doc, transport=transport, **config) as registry:
+        await registry.execute("api.call", {})
+    assert transport.sent[0].url == expected
+
+
+async def test_without_any_address_a_call_says_what_is_missing() -> None:
+    async with imported(document()) as registry:
+        with pytest.raises(CallError, match="base_url"):
+            await registry.execute("api.call", {})
+
+
+class Answered:
+    """An answer made by hand."""
+
+    status = 200
+    reason = "OK"
+
+    def __init__(self) -> None:
+        self.headers = {"content-type": "application/json"}
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        yield b'{"ok":'
+        yield b"true}"
+
+
+class Recording:
+    """Another client in aiohttp's place."""
+
+    def __init__(self) -> None:
+        self.sent: list[HTTPRequest] = []
+        self.is_closed = False
+
+    @asynccontextmanager
+    async def send(self, request: HTTPRequest) -> AsyncGenerator[Answered]:
+        self.sent.append(request)
+        yield Answered()
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_transport_can_be_put_in_and_stays_its_makers() -> None:
+    transport = Recording()
+    async with imported(document(), base_url="https://x.example", transport=transport) as registry:
+        assert (await registry.execute("api.call", {})).data == {"ok": True}
+    assert not transport.is_closed
+
+
+@pytest.mark.requirement("R03")
+async def test_a_test_double_is_never_given_a_header_that_is_two() -> None:
+    transport = Recording()
+    parameters = [{"name": "X-Note", "in": "header", "schema": {"type": "string"}}]
+    doc = document(parameters=parameters)
+    async with imported(doc, base_url="https://x.example", transport=transport) as registry:
+        with pytest.raises(CallError):
+            await registry.execute("api.call", {"X-Note": "a\r\nb: c"})
+    assert transport.sent == []
+    with pytest.raises(CallError):
+        from_openapi(doc, HTTPServiceConfig(namespace="api", headers={"X": "a\nb"}))
+
+
+def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
+    service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
+
+    async def call() -> Any:
+        try:
+            return (await OperationRegistry(list(service)).execute("api.call", {})).data["method"]
+        finally:
+            await service.aclose()
+
+    assert [asyncio.run(call()), asyncio.run(call())] == ["GET", "GET"]
+
+
+async def test_paths_with_a_query_or_a_fragment_are_sent_as_they_mean(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = many(("get", "/a?fixed=1", {"operationId": "q"}), ("get", "/a#two", {"operationId": "f"}))
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.q", {})
+        await registry.execute("api.f", {})
+    assert [seen.target for seen in echo.seen] == ["/a?fixed=1", "/a"]
+
+
+def test_a_document_that_another_reader_made_imports_too() -> None:
+    day = datetime.date(2020, 1, 1)
+    body = {
+        "content": {
+            "application/json": {"schema": {"properties": {1: {"default": day, "enum": [day]}}}}
+        }
+    }
+    responses: dict[Any, Any] = {200: {"description": "", **body}, 404: {"description": "gone"}}
+    spec = spec_of({"openapi": "3.0.0", "paths": {"/x": {"get": {"responses": responses}}}})
+    expected = {"properties": {"1": {"default": "2020-01-01", "enum": ["2020-01-01"]}}}
+    assert spec.output_schema.document == expected
+    assert [error.http_status for error in spec.error_schemas] == [404]

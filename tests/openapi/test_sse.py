@@ -1,0 +1,86 @@
+"""Every case of the shared event-stream table, under every way to cut it."""
+
+import base64
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operations.errors import CallError, ErrorCode
+from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
+
+TABLE = Path(__file__).parents[3] / "shared" / "sse" / "cases.json"
+CASES: list[dict[str, Any]] = json.loads(TABLE.read_bytes())["cases"] if TABLE.exists() else []
+
+needs_table = pytest.mark.skipif(not CASES, reason="the shared event-stream cases are not here")
+
+
+def decode(chunks: list[bytes]) -> tuple[list[ServerSentEvent], EventStreamDecoder]:
+    decoder = EventStreamDecoder()
+    return [event for chunk in chunks for event in decoder.feed(chunk)], decoder
+
+
+def expected(case: dict[str, Any]) -> list[ServerSentEvent]:
+    return [
+        ServerSentEvent(event=e["event"], data=e["data"], last_event_id=e["lastEventId"])
+        for e in case["events"]
+    ]
+
+
+@needs_table
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["id"]))
+def test_a_case_gives_its_events_under_every_split(case: dict[str, Any]) -> None:
+    body = base64.b64decode(case["body_b64"])
+    whole, decoder = decode([body])
+    assert whole == expected(case)
+    assert decoder.retry == case.get("retry")
+
+    assert decode([bytes([byte]) for byte in body])[0] == whole
+    for cut in range(len(body) + 1):
+        assert decode([body[:cut], body[cut:]])[0] == whole
+    if "chunks_b64" in case:
+        assert decode([base64.b64decode(chunk) for chunk in case["chunks_b64"]])[0] == whole
+
+
+@needs_table
+@settings(deadline=None)
+@given(data=st.data())
+def test_random_cuts_change_nothing(data: st.DataObject) -> None:
+    case = data.draw(st.sampled_from(CASES))
+    body = base64.b64decode(case["body_b64"])
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=6)) | {0, len(body)})
+    assert decode([body[a:b] for a, b in pairwise(cuts)])[0] == expected(case)
+
+
+@pytest.mark.requirement("R13")
+@settings(deadline=None)
+@given(chunks=st.lists(st.binary(max_size=40), max_size=8))
+def test_any_bytes_are_read_without_an_exception(chunks: list[bytes]) -> None:
+    decode(chunks)
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("piece", [b"data: " + b"x" * 99 + b"\n", b"x" * 100, b"id" * 50])
+def test_an_endless_event_is_refused_while_it_arrives(piece: bytes) -> None:
+    decoder = EventStreamDecoder(max_event_bytes=1000)
+    with pytest.raises(CallError) as caught:
+        for _ in range(20):
+            decoder.feed(piece)
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+def test_an_id_is_committed_by_the_blank_line_only() -> None:
+    decoder = EventStreamDecoder(last_event_id="1")
+    decoder.feed(b"id: 2\ndata: x\n")
+    assert decoder.last_event_id == "1"
+    decoder.feed(b"\n")
+    assert decoder.last_event_id == "2"
+
+
+def test_a_huge_retry_is_capped() -> None:
+    _, decoder = decode([b"retry: " + b"9" * 5000 + b"\n\n"])
+    assert decoder.retry == 10**9

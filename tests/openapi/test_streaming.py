@@ -1,0 +1,276 @@
+"""Event streams as subscriptions: events, reconnection, endings, and letting go."""
+
+import asyncio
+import gc
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, ErrorCode, OperationType
+from operations.openapi import HTTPServiceConfig, from_openapi
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def streaming(method: str = "get", schema: Any = None, **more: Any) -> dict[str, Any]:
+    media = {"schema": schema} if schema is not None else {}
+    responses = {"200": {"description": "", "content": {"text/event-stream": media}}}
+    return document("/events", method, responses=responses, **more)
+
+
+async def begin(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+async def collected(doc: dict[str, Any], url: str, **config: Any) -> list[Any]:
+    async with imported(doc, base_url=url, **config) as registry:
+        return [envelope async for envelope in registry.subscribe("api.call", {})]
+
+
+async def test_each_event_is_an_envelope_with_its_type_and_id() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Accept"].startswith("text/event-stream")
+        response = await begin(request)
+        await response.write(b'event: add\nid: 7\ndata: {"n": 1}\n\ndata: plain\n\n')
+        return response
+
+    async with serving(respond) as url:
+        first, second = await collected(streaming("post"), url)
+
+    assert (first.data, second.data) == ({"n": 1}, "plain")
+    assert first.meta.headers["sse-event"] == "add"
+    assert first.meta.headers["last-event-id"] == "7"
+    assert second.meta.headers["sse-event"] == "message"
+    assert first.meta.status_code == 200
+    assert first.meta.content_type == "text/event-stream"
+
+
+def test_a_stream_is_a_subscription_in_every_version() -> None:
+    swagger = {
+        "swagger": "2.0",
+        "produces": ["text/event-stream"],
+        "paths": {"/e": {"get": {"operationId": "call", "responses": {"200": {}}}}},
+    }
+    for doc in (streaming(), swagger):
+        (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+        assert operation.spec.type is OperationType.SUBSCRIPTION
+
+
+async def test_text_stays_text_where_text_is_declared() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b"data: 123\n\n")
+        return response
+
+    async with serving(respond) as url:
+        (only,) = await collected(streaming(schema={"type": "string"}), url)
+    assert only.data == "123"
+
+
+async def test_an_item_schema_describes_the_data_of_an_event() -> None:
+    item = {"properties": {"data": {"contentSchema": {"type": "object", "required": ["n"]}}}}
+    content = {"text/event-stream": {"itemSchema": item}}
+    doc = document(responses={"200": {"description": "", "content": content}})
+    (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    assert operation.spec.output_schema.document == {"type": "object", "required": ["n"]}
+
+
+async def test_done_ends_a_stream() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b"data: 1\n\ndata: [DONE]\n\ndata: 2\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == [1]
+
+
+async def test_a_lost_stream_is_taken_up_where_it_was() -> None:
+    asked: list[str | None] = []
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers.get("Last-Event-ID"))
+        response = await begin(request)
+        if len(asked) == 1:
+            await response.write(
+                b"retry: 10\n\nid: 1\ndata: 1\n\nid: 2\ndata: 2\n\nid: 3\ndata: lost"
+            )
+            assert request.transport is not None
+            request.transport.close()
+        elif len(asked) == 2:
+            await response.write(b"id: 3\ndata: 3\n\n")
+        else:
+            return web.Response(status=204)
+        return response
+
+    async with serving(respond) as url:
+        events = await collected(streaming(), url)
+
+    assert [event.data for event in events] == [1, 2, 3]
+    assert asked == [None, "2", "3"]
+
+
+async def test_a_stream_with_ids_that_begins_again_is_over() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b"retry: 1\nid: 1\ndata: 1\n\nid: 2\ndata: 2\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == [1, 2]
+
+
+async def test_a_stream_without_ids_ends_when_it_is_closed() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        await response.write(b"data: 1\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert len(await collected(streaming(), url)) == 1
+    assert count == 1
+
+
+async def test_a_mutations_stream_is_never_asked_for_twice() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        await response.write(b"id: 1\ndata: 1\n\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError) as caught:
+            await collected(streaming("post"), url)
+    assert count == 1
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_server_that_stays_away_is_unavailable() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        if count == 1:
+            response = await begin(request)
+            await response.write(b"retry: 1\nid: 1\ndata: 1\n\n")
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    items: list[Any] = []
+    async with serving(respond) as url, imported(streaming(), base_url=url) as registry:
+        with pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                items.append(envelope.data)  # noqa: PERF401 - what came before the error counts
+    assert items == [1]
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_an_error_answer_is_raised() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"why": "no"}, status=403)
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError) as caught:
+            await collected(streaming(), url)
+    assert caught.value.details["body"] == {"why": "no"}
+
+
+async def test_one_answer_instead_of_a_stream_is_one_item() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"a": 1})
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == [{"a": 1}]
+
+
+@pytest.mark.requirement("R18")
+async def test_an_event_without_end_is_refused() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        for _ in range(100):
+            await response.write(b"data: " + b"x" * 1000 + b"\n")
+        return response
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError) as caught:
+            await collected(streaming(), url, max_event_bytes=10_000)
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("R33")
+@pytest.mark.parametrize("how", ["break", "cancel", "drop"])
+async def test_the_connection_ends_when_the_consumer_stops(how: str) -> None:
+    gone = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        try:
+            while True:
+                await response.write(b"data: 1\n\n")
+                await asyncio.sleep(0.005)
+        except (ConnectionError, asyncio.CancelledError):
+            gone.set()
+            raise
+
+    async with serving(respond) as url, imported(streaming(), base_url=url) as registry:
+        started = asyncio.Event()
+
+        async def consume() -> None:
+            items = registry.subscribe("api.call", {})
+            async for _ in items:
+                started.set()
+                if how == "break":
+                    await items.aclose()
+                    break
+                if how == "drop":
+                    break
+
+        task = asyncio.create_task(consume())
+        await started.wait()
+        if how == "cancel":
+            task.cancel()
+        await asyncio.wait({task})
+        gc.collect()
+        with anyio.fail_after(1):
+            await gone.wait()
+
+
+async def test_an_exported_registrys_error_and_end_are_what_they_say() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b'data: {"n":1}\n\n')
+        end = request.query.get("end")
+        if end == "error":
+            await response.write(b'event: error\ndata: {"code":"EMPTY","message":"none left"}\n\n')
+        else:
+            await response.write(b"event: complete\ndata:\n\n")
+        await asyncio.sleep(30)
+        return response
+
+    parameters = [{"name": "end", "in": "query", "schema": {"type": "string"}}]
+    doc = streaming(parameters=parameters)
+    doc["paths"]["/events"]["get"]["x-operations"] = {"id": "a.b"}
+    async with serving(respond) as url, imported(doc, base_url=url, restore=True) as registry:
+        (operation,) = registry
+        events = [e.data async for e in registry.subscribe(operation.spec.id, {"end": "complete"})]
+        assert events == [{"n": 1}]
+        with pytest.raises(CallError) as caught:
+            async for _ in registry.subscribe(operation.spec.id, {"end": "error"}):
+                pass
+    assert caught.value.code == "EMPTY"
