@@ -131,6 +131,28 @@ async def test_an_export_carries_all_that_an_import_needs(
                 assert type(data) is type(value)
 
 
+@settings(max_examples=40, deadline=None)
+@given(made=registries())
+@pytest.mark.parametrize("version", ["2025-11-25", "auto"])
+async def test_an_import_of_a_trusted_export_has_the_same_contracts_and_results(
+    version: str, made: tuple[OperationRegistry, dict[str, Any]]
+) -> None:
+    registry, values = made
+    config = MCPClientConfig(server=to_mcp(registry), trust_annotations=True, version=version)
+    async with connect_mcp("far", config) as client:
+        imported = OperationRegistry(client)
+        for operation_id, (taken, value) in values.items():
+            original, restored = registry.get_spec(operation_id), imported.get_spec(operation_id)
+            assert original is not None
+            if original.type is OperationType.SUBSCRIPTION:
+                continue
+            assert restored is not None
+            assert contract(restored) == contract(original)
+            data = (await imported.execute(operation_id, taken)).data
+            assert data == value
+            assert type(data) is type(value)
+
+
 async def test_an_import_of_an_export_gives_back_the_operations() -> None:
     registry = example()
     config = MCPClientConfig(server=to_mcp(registry), trust_annotations=True)

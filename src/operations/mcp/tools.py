@@ -19,6 +19,7 @@ from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.names import safe_name
+from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
 from operations.schema import Schema, from_schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
@@ -76,7 +77,9 @@ def build_spec(
         idempotent=trusted and annotations.get("idempotentHint") is True,
         meta=meta,
     )
-    return config.guarded(restore_spec(spec, tool.get("_meta")) if trusted else spec)
+    if trusted:
+        spec = restore_schemas(restore_spec(spec, tool.get("_meta")), tool.get("_meta"))
+    return config.guarded(spec)
 
 
 def _output_schema(document: Any) -> Schema:
@@ -110,9 +113,10 @@ def build_tool(
         on_question: Called when a question goes to the caller; gives the id of the operation for its answer.
     """
     replayable, output_schema = spec.replayable, spec.output_schema
+    exported = spec.meta.get("_meta") if config.trust_annotations else None
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        arguments = _arguments(input)
+        arguments = _arguments(restore_arguments(input, exported))
         params = {"name": tool_name, "arguments": arguments}
         result = await request("tools/call", params, context, replayable=replayable)
         if is_question(result):
@@ -125,7 +129,7 @@ def build_tool(
             if is_question(result):
                 resume = {"operation": on_question(), "name": tool_name, "arguments": arguments}
                 return question_envelope(result, resume)
-        return tool_envelope(result, output_schema)
+        return restore_envelope(tool_envelope(result, output_schema), exported)
 
     return Operation(spec, call)
 
