@@ -33,7 +33,14 @@ def main() -> None:
         maybe: int | None = None,
     ) -> dict[str, Any]:
         """Every scalar there is."""
-        return {"word": word, "size": size, "on": on, "kind": kind, "either": either, "maybe": maybe}
+        return {
+            "word": word,
+            "size": size,
+            "on": on,
+            "kind": kind,
+            "either": either,
+            "maybe": maybe,
+        }
 
     @registry.operation("shape.lists", type="query")
     async def lists(numbers: list[int], words: list[str] | None = None) -> list[int]:
