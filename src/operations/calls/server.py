@@ -41,6 +41,7 @@ from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
 from operations.calls.services import SERVICES, service_operations
 from operations.errors import CallError, ErrorCode, TransportError
+from operations.outsiders import shown_error
 from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription
 from operations.registry import OperationRegistry
 
@@ -336,10 +337,7 @@ class CallServer:
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
-        if not error.unexpected or self._expose_errors:
-            return error
-        logger.error("%s failed", request.operation_id, exc_info=error)
-        return CallError(error.code, f"{request.operation_id} failed: request {request.request_id}")
+        return shown_error(error, request.request_id, expose=self._expose_errors)
 
     async def _announce(self, *, leaving: bool) -> None:
         if self.target.direct:

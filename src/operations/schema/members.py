@@ -41,8 +41,8 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
 
 def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
     """The member with the most points; of several the first."""
-    scores: dict[Plan, int] = {}
-    return max(members, key=lambda member: _score(planner.plan((member,)), value, scores))
+    scoring = _Scoring(value)
+    return max(members, key=lambda member: scoring.points(planner.plan((member,))))
 
 
 def _is_plausible(plan: Plan, value: Any) -> bool:
@@ -64,28 +64,37 @@ def _could_be(value: Any, plan: Plan) -> bool:
     return any(same(other, constant) for other in converted for constant in plan.constants)
 
 
-def _score(plan: Plan, value: Any, scores: dict[Plan, int]) -> int:
-    """The points of one member. `scores` keeps those of nested unions from being counted twice."""
-    if plan not in scores:
-        scores[plan] = 0
-        nested = [
-            max(_score(plan.member(member), value, scores) for member in choice.members)
-            for choice in plan.choices
-            if choice.members
-        ]
-        own = _properties(plan, value) if is_object(value) and plan.allows("object") else 0
-        scores[plan] = own + sum(nested) or int(plan.accepts(value))
-    return scores[plan]
+class _Scoring:
+    """The points of the members of one union. What several members ask is asked once."""
 
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._points: dict[Plan, int] = {}
+        self._valid: dict[tuple[Plan, str], bool] = {}
 
-def _properties(plan: Plan, value: dict[str, Any]) -> int:
-    points = 0
-    for name, (sites, *_) in plan.fields.items():
-        if name not in value or not sites:
-            continue
-        part = plan.part(sites)
-        points += _PRESENT
-        if part.constants is not None and len(part.constants) == 1:
-            points += _LITERAL * same(value[name], part.constants[0])
-        points += _VALID * part.accepts(value[name])
-    return points
+    def points(self, plan: Plan) -> int:
+        """The points of one member; a union inside it has those of its best."""
+        if plan not in self._points:
+            nested = sum(
+                max(self.points(plan.member(member)) for member in choice.members)
+                for choice in plan.choices
+                if choice.members
+            )
+            self._points[plan] = self._own(plan) + nested or int(plan.accepts(self._value))
+        return self._points[plan]
+
+    def _own(self, plan: Plan) -> int:
+        value = self._value
+        if not is_object(value) or not plan.allows("object"):
+            return 0
+        points = 0
+        for name, (sites, *_) in plan.fields.items():
+            if name in value and sites:
+                part = plan.part(sites)
+                points += _PRESENT
+                if part.constants is not None and len(part.constants) == 1:
+                    points += _LITERAL * same(value[name], part.constants[0])
+                if (part, name) not in self._valid:
+                    self._valid[part, name] = part.accepts(value[name])
+                points += _VALID * self._valid[part, name]
+        return points

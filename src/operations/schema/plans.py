@@ -33,6 +33,7 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_MERE = frozenset({"$comment", "$ref", "deprecated", "description", "title"})
 _BARE = frozenset({"default", "deprecated", "description", "examples", "format", "title", "type"})
 
 
@@ -86,7 +87,17 @@ class Planner:
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
         """The plan for a value that meets all of `sites`; none of them means that nothing is said."""
-        return self._kept(tuple(site.pointer for site in sites), sites, sites)
+        direct = tuple(map(self._direct, sites))
+        return self._kept(tuple(site.pointer for site in direct), direct, direct)
+
+    def _direct(self, site: Site) -> Site:
+        """Where a schema leads that says nothing but where to look: equal plans are then the same."""
+        while "$ref" in (keywords := self.document.keywords(site)) and _MERE.issuperset(keywords):
+            target = next(target for _, target in self.document.references(site))
+            if target is None:
+                break
+            site = target
+        return site
 
     def pick(self, plan: "Plan", picks: tuple[Site, ...]) -> "Plan":
         """`plan` with its choices made."""

@@ -23,8 +23,8 @@ from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.results import Kind, Repair
 
-_MAX_TRIALS = 10_000
-"""How many times a plan may meet a value on trial in one pass, however alternatives multiply."""
+_MAX_TRIALS = 1_000
+"""How many times plans may meet values on trial for one union, however alternatives multiply inside."""
 
 _MAX_DEFAULT = 100_000
 """How many bytes a default may have, with its own defaults filled."""
@@ -278,6 +278,8 @@ class _Run:
     def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
         value = _placed(to_json, value, path, room)
         picks: list[Site] = []
+        if not self._on_trial:
+            self._trials_left = _MAX_TRIALS
 
         def attempt(member: Plan) -> list[Repair] | None:
             return self._attempt(member, value, path, room)

@@ -5,7 +5,6 @@ Rule 2: what nobody declared goes out as its code, a neutral sentence and the re
 """
 
 import json
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +16,10 @@ from operations.access import Identity
 from operations.envelopes import HTTPResponseMeta, ResponseEnvelope
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
 from operations.openapi.export import BINARY, declared_status
+from operations.outsiders import shown_error
 from operations.server.faults import Header, RequestError
 from operations.specs import OperationSpec
 from operations.types import JSONObject
-
-logger = logging.getLogger("operations.server")
-
-MAX_DETAILS = 64 * 1024
-"""Bytes of an error's details that go out."""
 
 MAX_META = 4 * 1024
 """Bytes of an envelope's meta that fit into a header."""
@@ -114,14 +109,7 @@ def status_of(error: CallError, identity: Identity | None, spec: OperationSpec |
 
 def error_wire(error: CallError, request_id: str, *, exposed: bool) -> JSONObject:
     """What outsiders see of an error: `{code, message, details?, retryable?, requestId}`."""
-    wire = error.to_wire()
-    if error.unexpected:
-        logger.error("%s failed: %s", request_id, error.code, exc_info=error.__cause__ or error)
-        if not exposed:
-            neutral = f"The operation failed (request {request_id})"
-            wire = JSONObject(code=error.code, message=neutral)
-    if "details" in wire and len(msgspec.json.encode(wire["details"])) > MAX_DETAILS:
-        wire["details"] = {"omitted": f"details were larger than {MAX_DETAILS} bytes"}
+    wire = shown_error(error, request_id, expose=exposed).to_wire()
     wire["requestId"] = request_id
     return wire
 

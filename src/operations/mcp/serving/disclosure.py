@@ -13,7 +13,8 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.gateway import MAX_BATCH, BatchCall, Gateway
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
-from operations.mcp.serving.results import error_result, served_error, text_block, text_of
+from operations.mcp.serving.results import error_result, text_block, text_of
+from operations.outsiders import shown_error
 from operations.schema import Schema, format_value_errors
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -175,7 +176,7 @@ async def run_gateway_tool(
             return await run(arguments["operation"], arguments.get("input", {}), context)
         data = await _answer(name, arguments, gateway, context, expose)
     except CallError as error:
-        return error_result(error, f"gateway.{name}", context, expose=expose)
+        return error_result(error, context, expose=expose)
     return {"content": [text_block(text_of(data))], "structuredContent": data}
 
 
@@ -191,7 +192,7 @@ async def _answer(
         ]
 
         def describe(error: CallError) -> JSONObject:
-            return served_error(error, "gateway.batch", context, expose=expose)
+            return shown_error(error, context.request_id, expose=expose).to_wire()
 
         return {"results": await gateway.batch(calls, context, describe=describe)}
     kind = arguments.get("type")

@@ -5,9 +5,8 @@ Rule 2: an error is a result too, so that the model can read it; one nobody decl
         id, and its text stays here.
 """
 
-import logging
 from base64 import b64encode
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -15,16 +14,8 @@ from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError
 from operations.mcp.restoring import DATA_KEY, RESULT
+from operations.outsiders import shown_error
 from operations.types import JSONObject
-
-logger = logging.getLogger("operations.mcp")
-
-_MAX_DETAILS = 64 * 1024
-"""Bytes of JSON an error's details may have."""
-
-_SECRET_HEADERS = frozenset({
-    "authorization", "cookie", "proxy-authenticate", "proxy-authorization", "set-cookie", "www-authenticate",
-})  # fmt: skip
 
 _MAGIC: Final = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -87,51 +78,13 @@ def _box(data: Any, boxed: bool) -> Any:
     return {RESULT: data} if boxed else data
 
 
-def error_result(
-    error: CallError, operation_id: str, context: OperationContext, *, expose: bool
-) -> JSONObject:
+def error_result(error: CallError, context: OperationContext, *, expose: bool) -> JSONObject:
     """The `tools/call` result of an error."""
-    wire = served_error(error, operation_id, context, expose=expose)
+    wire = shown_error(error, context.request_id, expose=expose).to_wire()
     text = f"{wire['code']}: {wire['message']}"
     if "details" in wire:
         text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
     return {"content": [text_block(text)], "structuredContent": wire, "isError": True}
-
-
-def served_error(
-    error: CallError, operation_id: str, context: OperationContext, *, expose: bool
-) -> JSONObject:
-    """What an outsider is told of an error; what was not meant for it is logged instead."""
-    if error.unexpected and not expose:
-        logger.error(
-            "%s failed (request %s)",
-            operation_id,
-            context.request_id,
-            exc_info=error.__cause__ or error,
-        )
-        details = {"requestId": context.request_id}
-        return {"code": error.code, "message": "The operation failed.", "details": details}
-    wire = error.to_wire()
-    if "details" in wire:
-        wire["details"] = _shown(wire["details"])
-    return wire
-
-
-def _shown(details: Any) -> Any:
-    """Details without the credentials an upstream's headers may hold, and of bounded length."""
-    if isinstance(details, dict):
-        fields = cast("JSONObject", details)
-        headers = fields.get("headers")
-        if isinstance(headers, dict):
-            shown = {
-                name: value
-                for name, value in cast("JSONObject", headers).items()
-                if name.lower() not in _SECRET_HEADERS
-            }
-            details = {**fields, "headers": shown}
-    if len(msgspec.json.encode(details)) > _MAX_DETAILS:
-        return {"omitted": f"details were longer than {_MAX_DETAILS} bytes"}
-    return cast("Any", details)
 
 
 def binary_block(data: bytes, mime_type: str | None) -> JSONObject:

@@ -23,9 +23,10 @@ from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.prompts import prompt_result
 from operations.mcp.serving.resources import arguments_from_text, resource_result
-from operations.mcp.serving.results import error_result, served_error, text_of, tool_result
+from operations.mcp.serving.results import error_result, text_of, tool_result
 from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import now
+from operations.outsiders import shown_error
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -155,7 +156,7 @@ class Service:
                 return await self._collect(spec, value, context)
             envelope = await self.registry.execute(spec.id, value, context)
         except CallError as error:
-            return error_result(error, spec.id, context, expose=self.settings.expose_errors)
+            return error_result(error, context, expose=self.settings.expose_errors)
         return tool_result(
             envelope,
             boxed=tool.is_boxed(modern=modern),
@@ -277,7 +278,9 @@ class Service:
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
-            wire = served_error(error, spec.id, context, expose=self.settings.expose_errors)
+            wire = shown_error(
+                error, context.request_id, expose=self.settings.expose_errors
+            ).to_wire()
             code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
             raise MCPError(code, wire["message"], wire) from error
 

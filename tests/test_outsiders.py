@@ -1,0 +1,53 @@
+import logging
+
+import pytest
+
+from operations import CallError, ErrorCode, map_error
+from operations.outsiders import MAX_DETAILS, shown_error
+
+
+@pytest.mark.requirement("R16", "R17")
+def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    secret = ValueError("password hunter2")
+
+    shown = shown_error(map_error(secret), "r1")
+
+    assert shown.to_wire() == {
+        "code": ErrorCode.EXECUTION_ERROR,
+        "message": "The operation failed (request r1)",
+        "details": {"requestId": "r1"},
+    }
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "r1" in record.getMessage()
+
+
+def test_an_operator_may_expose_what_happened() -> None:
+    assert shown_error(map_error(ValueError("boom")), "r1", expose=True).message == "boom"
+
+
+@pytest.mark.requirement("R17")
+def test_what_was_meant_for_the_caller_passes(caplog: pytest.LogCaptureFixture) -> None:
+    error = CallError("TASK_CLOSED", "closed", {"id": 7}, retryable=True)
+
+    assert shown_error(error, "r1").to_wire() == error.to_wire()
+    plain = CallError("TASK_CLOSED", "closed")
+    assert shown_error(plain, "r1") is plain
+    assert not caplog.records
+
+
+@pytest.mark.requirement("R17")
+def test_an_upstreams_answer_passes_without_credentials() -> None:
+    details = {"statusCode": 500, "headers": {"Set-Cookie": "s=1", "x-a": "1"}, "body": {"why": 1}}
+
+    shown = shown_error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 500", details), "r1")
+
+    assert shown.details == {"statusCode": 500, "headers": {"x-a": "1"}, "body": {"why": 1}}
+    assert details["headers"] == {"Set-Cookie": "s=1", "x-a": "1"}
+
+
+@pytest.mark.parametrize("details", ["x" * MAX_DETAILS, object()], ids=["long", "not JSON"])
+def test_details_that_cannot_be_shown_say_so(details: object) -> None:
+    assert "omitted" in shown_error(CallError("X", "y", details), "r1").details
