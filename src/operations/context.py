@@ -113,6 +113,17 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             registry=self.registry,
         )
 
+    def with_metadata(self, **more: Any) -> "OperationContext":
+        """The same call, knowing more: whoever aborts the one aborts the other's nested calls too."""
+        if self._running is None:
+            msgspec.structs.force_setattr(self, "_running", set[asyncio.Task[Any]]())
+        return msgspec.structs.replace(
+            self,
+            request_id=self.request_id,
+            metadata={**self.metadata, **more},
+            env=cast("OperationEnv", None),
+        )
+
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:

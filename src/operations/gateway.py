@@ -8,7 +8,7 @@ Rule 1: everything here happens as the caller. What it may not call, it does not
 import asyncio
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -147,9 +147,20 @@ class Gateway:
         return await self._registry.execute(operation_id, input, _as_caller(context))
 
     async def batch(
-        self, calls: Sequence[BatchCall], context: OperationContext, *, concurrency: int = 8
+        self,
+        calls: Sequence[BatchCall],
+        context: OperationContext,
+        *,
+        concurrency: int = 8,
+        shown: Callable[[CallError], JSONObject] = CallError.to_wire,
     ) -> list[JSONObject]:
         """Run several, each on its own: `{"envelope": ...}` or `{"error": ...}` for each, in order.
+
+        Args:
+            calls: What to run.
+            context: Who asks.
+            concurrency: How many at a time.
+            shown: What the caller may see of an error; a door to outsiders hides unexpected ones.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; then none is run.
@@ -166,7 +177,7 @@ class Gateway:
                 try:
                     envelope = await self.call(call.operation, call.input, context)
                 except CallError as error:
-                    return {"error": error.to_wire()}
+                    return {"error": shown(error)}
                 return {"envelope": envelope.to_wire()}
 
         async with asyncio.TaskGroup() as group:

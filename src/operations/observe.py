@@ -35,6 +35,9 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     parent_request_id: str | None
     identity_id: str | None
 
+    traceparent: str | None = None
+    """The W3C trace context that the call came with, from its metadata."""
+
 
 class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
     """A subscription gave an item."""

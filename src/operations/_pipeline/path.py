@@ -139,15 +139,26 @@ async def before(
     context: OperationContext,
 ) -> Any:
     """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation."""
+    loop = asyncio.get_running_loop()
+    # As asyncio.wait for the first of the two with a timeout, at half its price.
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(max(0, deadline / 1000 - time()), wake)
+    work.add_done_callback(wake)
+    if result is not work:
+        result.add_done_callback(wake)
     try:
-        await asyncio.wait(
-            {result, work},
-            timeout=max(0, deadline / 1000 - time()),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await woken
     except asyncio.CancelledError:
         await stop(work, plan, context)
         raise
+    finally:
+        timer.cancel()
+        work.remove_done_callback(wake)
     if result.done() and not result.cancelled():
         return result.result()
     if work.done():

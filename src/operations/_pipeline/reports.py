@@ -30,6 +30,7 @@ def report_start(
             timestamp=now(),
             parent_request_id=context.parent_request_id,
             identity_id=identity_id,
+            traceparent=context.metadata.get("traceparent"),
         )
     )
 

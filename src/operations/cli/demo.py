@@ -44,7 +44,7 @@ def build_tracker() -> OperationRegistry:
         tasks[task.id] = task
         return task
 
-    @registry.operation("task.finish", scopes=["task:write"])
+    @registry.operation("task.finish", scopes=["task:write"], errors=[not_found])
     async def finish(id: int, context: OperationContext) -> Task:
         """Mark a task as done."""
         found = await context.env.task.get({"id": id})

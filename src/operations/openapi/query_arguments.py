@@ -1,0 +1,252 @@
+"""An operation's input as query parameters: which there are, and how their texts become values.
+
+The server reads requests by this table and the export describes it, so what is documented is what is taken.
+
+Rule 1: a text becomes a number, a truth value or null only where the schema allows one and the text is exactly
+        that in JSON; otherwise it stays text, and validation says what is wrong with it.
+Rule 2: an input that is no plain object of properties travels in one parameter, `input`, as JSON.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from operations._json import pointer
+from operations.errors import CallError, ErrorCode
+from operations.schema import Schema
+from operations.types import JSONObject, JSONSchema
+
+WHOLE = "input"
+"""The parameter that holds a whole input as JSON."""
+
+MAX_PARAMETERS = 1000
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_LITERALS = {"true": True, "false": False, "null": None}
+_ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
+_PLAIN = frozenset({
+    "$comment", "$defs", "$ref", "$schema", "additionalProperties", "default", "definitions", "deprecated",
+    "description", "example", "examples", "properties", "required", "title", "type",
+})  # fmt: skip
+"""What an object's schema may say for its properties to be parameters of their own."""
+
+_HOPS = 16
+"""How many references are followed from one place before it counts as saying nothing."""
+
+
+class Shape(Enum):
+    """How a parameter is written."""
+
+    SCALAR = "scalar"
+    """Once, as plain text."""
+
+    LIST = "list"
+    """Once for each item, as plain text."""
+
+    JSON = "json"
+    """Once, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryParameter:
+    """One parameter."""
+
+    name: str
+    shape: Shape
+    required: bool
+
+    schema: JSONSchema
+    """As it stands in the input's schema; its references start at that schema's root."""
+
+    convert: Callable[[str], Any]
+    """The value of one text."""
+
+
+class QueryArguments:
+    """The parameters of one input schema."""
+
+    def __init__(self, schema: Schema) -> None:
+        document = schema.document
+        self._root = document if isinstance(document, dict) else {}
+        self.is_whole = not _is_plain(document, self._root)
+        self.parameters = self._whole(schema) if self.is_whole else self._properties()
+        self._by_name = {parameter.name: parameter for parameter in self.parameters}
+
+    def read(self, query: bytes) -> Any:
+        """The input that a query string stands for.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` where a parameter is repeated that may not be.
+            ValueError: If the query is no text in UTF-8, or has too many parameters.
+        """
+        values: JSONObject = {}
+        for name, text in parse_qsl(
+            query.decode("ascii"), True, errors="strict", max_num_fields=MAX_PARAMETERS
+        ):
+            parameter = self._by_name.get(name)
+            value = text if parameter is None else parameter.convert(text)
+            if parameter is not None and parameter.shape is Shape.LIST:
+                values.setdefault(name, []).append(value)
+            elif name in values:
+                raise _repeated(name)
+            else:
+                values[name] = value
+        if not self.is_whole:
+            return values
+        for name in values:
+            if name != WHOLE:
+                raise _refused(name, f"is no parameter here: there is only {WHOLE!r}")
+        return values.get(WHOLE)
+
+    def _whole(self, schema: Schema) -> tuple[QueryParameter, ...]:
+        required = not schema.check(None) and not schema.check({})
+        return (
+            QueryParameter(
+                name=WHOLE, shape=Shape.JSON, required=required, schema=self._root, convert=_json
+            ),
+        )
+
+    def _properties(self) -> tuple[QueryParameter, ...]:
+        plain = _followed(self._root, self._root)
+        required = plain.get("required", ())
+        properties: JSONObject = plain.get("properties", {})
+        return tuple(
+            self._parameter(name, schema, name in required) for name, schema in properties.items()
+        )
+
+    def _parameter(self, name: str, schema: JSONSchema, required: bool) -> QueryParameter:
+        types = _types(schema, self._root)
+        shape, convert = Shape.JSON, cast("Callable[[str], Any]", _json)
+        if types <= _SCALARS:
+            shape, convert = Shape.SCALAR, self._scalar(schema, types)
+        elif types <= {"array", "null"}:
+            items = _followed(schema, self._root).get("items", True)
+            item_types = _types(items, self._root)
+            if item_types <= _SCALARS:
+                shape, convert = Shape.LIST, self._scalar(items, item_types)
+        return QueryParameter(
+            name=name, shape=shape, required=required, schema=schema, convert=convert
+        )
+
+    def _scalar(self, schema: JSONSchema, types: frozenset[str]) -> Callable[[str], Any]:
+        if "string" not in types:
+            return _literal
+        if types <= {"string", "null"}:
+            # Null cannot be told from its letters: whoever means it leaves the parameter out.
+            return str
+        # Several types: the first that fits. Scalars do not look at what surrounds the reference.
+        held: JSONObject = {
+            key: self._root[key]
+            for key in ("$defs", "definitions", "properties")
+            if key in self._root
+        }
+        judge = Schema({"allOf": [schema], **held}, lenient=True)
+
+        def choose(text: str) -> Any:
+            value = _literal(text)
+            return value if value is not text and judge.check(value) else text
+
+        return choose
+
+
+def _literal(text: str) -> Any:
+    if text in _LITERALS:
+        return _LITERALS[text]
+    return _json(text) if _NUMBER.fullmatch(text) else text
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+
+
+def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
+    """Whether an input is an object that has properties and says little else about itself."""
+    if isinstance(document, bool):
+        return document
+    schema, kind = _followed(root, root), _followed(root, root).get("type", "object")
+    return all(key in _PLAIN or key.startswith("x-") for key in (*root, *schema)) and (
+        kind == "object" or (isinstance(kind, list) and "object" in kind)
+    )
+
+
+def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
+    """The schema that a chain of references ends at; empty where it leads nowhere."""
+    for _ in range(_HOPS):
+        if isinstance(schema, bool):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        held: Any = root
+        if not reference.startswith("#"):
+            return {}
+        for token in reference[1:].split("/")[1:]:
+            name = token.replace("~1", "/").replace("~0", "~")
+            held = cast("JSONObject", held).get(name) if isinstance(held, dict) else None
+        if not isinstance(held, (dict, bool)):
+            return {}
+        schema = cast("JSONSchema", held)
+    return {}
+
+
+def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset[str]:
+    """The JSON types that values of a schema can have; all where it does not say."""
+    if hops == 0:
+        return _ALL
+    said = _followed(schema, root)
+    types = _ALL
+    kind = said.get("type")
+    if isinstance(kind, str):
+        types &= {kind}
+    elif isinstance(kind, list):
+        types &= frozenset(cast("list[str]", kind))
+    if "const" in said:
+        types &= {_type_of(said["const"])}
+    if isinstance(said.get("enum"), list):
+        types &= {_type_of(value) for value in said["enum"]}
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(said.get(keyword), list):
+            types &= frozenset[str]().union(*(_types(m, root, hops - 1) for m in said[keyword]))
+    for member in said.get("allOf", ()):
+        types &= _types(member, root, hops - 1)
+    return types
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _repeated(name: str) -> CallError:
+    return _refused(name, "is given more than once")
+
+
+def _refused(name: str, message: str) -> CallError:
+    path = pointer(name)
+    return CallError(
+        ErrorCode.VALIDATION_ERROR,
+        f"Invalid query: {path} {message}",
+        {"errors": [{"path": path, "message": message, "keyword": "query"}]},
+    )

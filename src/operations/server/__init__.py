@@ -1,0 +1,31 @@
+"""A registry as an HTTP API: one path per operation, streams, a gateway, a document, all filtered by who asks.
+
+    app = create_app(registry, identity=APIKeys.from_file("keys.json"))
+
+The `server` extra is needed; JSON Web Tokens (`operations.server.tokens`) need the `jwt` extra as well.
+"""
+
+from importlib import import_module
+
+from operations.errors import MissingExtraError
+
+try:
+    import_module("starlette")
+except ModuleNotFoundError as error:
+    raise MissingExtraError("operations.server", extra="server") from error
+
+from operations.server.api_keys import APIKeys, hash_key, new_key
+from operations.server.app import create_app
+from operations.server.identity import CredentialError, IdentityResolver, any_of
+from operations.server.limits import Limits
+
+__all__ = [
+    "APIKeys",
+    "CredentialError",
+    "IdentityResolver",
+    "Limits",
+    "any_of",
+    "create_app",
+    "hash_key",
+    "new_key",
+]

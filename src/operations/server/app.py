@@ -1,0 +1,127 @@
+"""`create_app`: a registry as an ASGI application.
+
+access log -> Host and Origin -> operations, gateway, pages, what is mounted
+"""
+
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Mount
+from starlette.types import ASGIApp
+
+from operations.registry import OperationRegistry
+from operations.server.doors import Doors, Nothing
+from operations.server.edge import Edge, Settings
+from operations.server.gateway import GatewayDoors
+from operations.server.hosts import LOOPBACK, HostGuard
+from operations.server.identity import IdentityResolver, any_of
+from operations.server.limits import Limits
+from operations.server.mounts import HTTPMount, SocketMount
+from operations.server.pages import Pages, Ready
+from operations.server.routes import OperationPaths
+from operations.telemetry.access_log import AccessLog
+from operations.telemetry.metrics import CallMetrics
+
+
+def create_app(
+    registry: OperationRegistry,
+    *,
+    identity: IdentityResolver | Sequence[IdentityResolver] | None = None,
+    title: str = "operations",
+    version: str = "1.0.0",
+    allowed_hosts: Collection[str] = LOOPBACK,
+    allowed_origins: Collection[str] = (),
+    limits: Limits | None = None,
+    timeout: float = 30,
+    expose_errors: bool = False,
+    mcp: ASGIApp | None = None,
+    websocket: ASGIApp | None = None,
+    console: ASGIApp | None = None,
+    ready: Ready | None = None,
+    resources: Iterable[AbstractAsyncContextManager[Any]] = (),
+) -> Starlette:
+    """Serve a registry over HTTP.
+
+    Whoever runs it decides where it listens; `operations.server.serve` does so on 127.0.0.1.
+
+    Args:
+        registry: What to serve. Operations registered later are served too. It is not closed here.
+        identity: Who asks; several are tried in turn. Without it nobody can sign in, and only open operations work.
+        title: Of the API, in its document.
+        version: Of the API, in its document.
+        allowed_hosts: Names this server answers to; `*` for any. By default those of this machine alone.
+        allowed_origins: `scheme://host[:port]` of pages elsewhere that may use this server (CORS).
+        limits: On sizes, times and rates.
+        timeout: Seconds a call may take.
+        expose_errors: Show outsiders the text of unexpected exceptions. For development.
+        mcp: An ASGI application to serve at `/mcp`.
+        websocket: An ASGI application to serve WebSockets at `/ws`.
+        console: An ASGI application to serve at `/`, for every path that is nothing else.
+        ready: Whether everything needed is there, for `/readyz`.
+        resources: Entered when the server starts, left when it stops.
+
+    A mounted application finds the caller's identity in `scope["operations.identity"]`; a credential that does not
+    hold never reaches it.
+    """
+    settings = Settings(timeout=timeout, expose_errors=expose_errors, limits=limits or Limits())
+    edge = Edge(registry, _one(identity), settings)
+    metrics = CallMetrics(registry)
+    registry.observe(metrics)
+    pages = Pages(edge, metrics, title=title, version=version, ready=ready)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with AsyncExitStack() as stack:
+            for resource in resources:
+                await stack.enter_async_context(resource)
+            yield
+            pages.is_up = False
+
+    routes: list[BaseRoute] = [
+        Doors(edge, {**GatewayDoors(edge).doors, **pages.doors}),
+    ]
+    if mcp is not None:
+        routes.append(HTTPMount("/mcp", mcp, edge))
+    if websocket is not None:
+        routes.append(SocketMount("/ws", websocket, edge))
+    routes.append(Mount("/", console) if console is not None else Nothing(edge))
+    middleware = [
+        Middleware(AccessLog),
+        Middleware(HostGuard, hosts=allowed_hosts, origins=allowed_origins),
+    ]
+    if allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[origin.rstrip("/") for origin in allowed_origins],
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=[
+                    "authorization",
+                    "content-type",
+                    "last-event-id",
+                    "operations-meta",
+                    "operations-timeout",
+                    "traceparent",
+                    "tracestate",
+                    "x-api-key",
+                ],
+                expose_headers=["operations-meta", "x-request-id"],
+            )
+        )
+    middleware.append(Middleware(OperationPaths, edge=edge))
+    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.state.edge = edge
+    return app
+
+
+def _one(
+    identity: IdentityResolver | Sequence[IdentityResolver] | None,
+) -> IdentityResolver | None:
+    if identity is None or callable(identity):
+        return identity
+    return any_of(*identity)

@@ -1,0 +1,244 @@
+"""What every endpoint of one app shares, and the steps every request takes.
+
+    who asks -> is there room -> read -> call -> reply
+
+Rule 1: each step can refuse, and then no later one happens.
+Rule 2: an endpoint gives a `Reply`, sends its response itself and gives none, or raises; turning errors into
+        responses happens here alone.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import time
+from typing import Any, TypeAlias
+
+import msgspec
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from operations.access import Identity
+from operations.context import NOTHING, OperationContext
+from operations.errors import CallError, map_error
+from operations.gateway import Gateway
+from operations.registry import OperationRegistry
+from operations.server.faults import ClientLeftError, malformed, refused_credential, unsupported
+from operations.server.identity import IdentityResolver, resolved
+from operations.server.limits import Gate, Limits, Rate, read_body
+from operations.server.replies import Reply, error_reply
+from operations.server.sessions import COOKIE, Sessions
+from operations.specs import OperationSpec
+
+logger = logging.getLogger("operations.server")
+
+IDENTITY = "operations.identity"
+"""Where the scope of a request holds who asks, for apps mounted here."""
+
+REQUEST_ID = "operations.request_id"
+
+_COOKIE = COOKIE.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an app treats its requests."""
+
+    timeout: float = 30
+    """Seconds a call may take, unless the request says otherwise (`Operations-Timeout`, milliseconds)."""
+
+    max_timeout: float = 600
+    """The most a request may say."""
+
+    heartbeat: float = 15
+    """Seconds of silence on a stream before a comment is sent, so that nobody on the way gives up."""
+
+    expose_errors: bool = False
+    """Show outsiders the text of unexpected exceptions."""
+
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request on its way."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: dict[bytes, bytes]
+    identity: Identity | None = None
+    context: OperationContext = field(default_factory=OperationContext)
+
+    spec: OperationSpec | None = None
+    """The operation that is called, once that is known."""
+
+    caller: str = ""
+    """By whom limits are counted: an identity, or an address."""
+
+    def identified(self, identity: Identity | None) -> None:
+        """Note who asks."""
+        self.identity = identity
+        if identity is not None:
+            self.caller = f"id:{identity.id}"
+        else:
+            client = self.scope.get("client")
+            self.caller = f"at:{client[0]}" if client else "at:"
+
+
+Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]
+
+
+class Edge:
+    """The shared part of an app.
+
+    Args:
+        registry: What is served.
+        resolver: Who asks; None lets nobody sign in.
+        settings: How requests are treated.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        resolver: IdentityResolver | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.registry = registry
+        self.gateway = Gateway(registry)
+        self.settings = settings or Settings()
+        self.resolver = resolver
+        self.sessions = Sessions()
+        limits = self.settings.limits
+        self.calls = Gate(limits.calls, limits.calls_per_caller)
+        self.streams = Gate(limits.streams, limits.streams_per_caller)
+        self.rate = Rate(limits.rate_per_caller, limits.burst)
+
+    async def identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+        """Who asks; also noted in the scope.
+
+        Raises:
+            RequestError: 401 if a credential does not hold, or finding out failed.
+        """
+        identity = None
+        if self.resolver is not None:
+            try:
+                connection = HTTPConnection(scope)
+                identity = await resolved(self.resolver, connection)
+                if identity is None and _COOKIE in headers.get(b"cookie", b""):
+                    identity = self.sessions(connection)
+            except Exception as error:
+                logger.info("refused a credential: %s", error)
+                logger.debug("refused a credential", exc_info=error)
+                raise refused_credential() from error
+        scope[IDENTITY] = identity
+        return identity
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
+        """Take one request through all steps and send what comes out."""
+        visit = Visit(scope, receive, send, dict(scope["headers"]))
+        try:
+            reply = await endpoint(visit)
+        except CallError as error:
+            reply = self.failure(error, visit)
+        except ClientLeftError:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer
+            unexpected = map_error(error)
+            unexpected.__cause__ = error
+            reply = self.failure(unexpected, visit)
+        if reply is not None:
+            scope[REQUEST_ID] = visit.context.request_id
+            await reply.send(send)
+
+    async def enter(self, visit: Visit, *, is_stream: bool = False) -> OperationContext:
+        """The context of the call a request makes: who, until when, as part of what.
+
+        A stream lasts as long as it lasts, unless the request says otherwise.
+
+        Raises:
+            CallError: If it may not come in.
+        """
+        identity = await self.identify(visit.scope, visit.headers)
+        visit.identified(identity)
+        self.rate.spend(visit.caller)
+        trace = visit.headers.get(b"traceparent")
+        seconds = self._seconds(visit.headers, None if is_stream else self.settings.timeout)
+        return OperationContext(
+            identity=identity,
+            deadline=None if seconds is None else (time() + seconds) * 1000,
+            metadata=NOTHING if trace is None else _trace(trace, visit.headers),
+            registry=self.registry,
+        )
+
+    def failure(self, error: CallError, visit: Visit) -> Reply:
+        """An error as the response to a request."""
+        return error_reply(
+            error,
+            visit.context.request_id,
+            identity=visit.identity,
+            spec=visit.spec,
+            exposed=self.settings.expose_errors,
+        )
+
+    def _seconds(self, headers: dict[bytes, bytes], default: float | None) -> float | None:
+        wanted = headers.get(b"operations-timeout")
+        if wanted is None:
+            return default
+        if not wanted.isdigit() or len(wanted) > 12:
+            raise malformed("Operations-Timeout is a number of milliseconds")
+        return min(int(wanted) / 1000, self.settings.max_timeout)
+
+    async def read_json(self, visit: Visit) -> Any:
+        """The body as JSON; None where there is none.
+
+        Raises:
+            RequestError: If it is something else, or too much of it.
+        """
+        body = await self.read(visit)
+        return decode_json(body) if body else None
+
+    async def read(self, visit: Visit) -> bytes:
+        """The body, which says it is JSON, or nothing.
+
+        Raises:
+            RequestError: 413, 408, 415.
+        """
+        headers = visit.headers
+        body = await read_body(visit.receive, headers, self.settings.limits)
+        if not body:
+            return body
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise unsupported("Send the body without Content-Encoding")
+        kind = headers.get(b"content-type", b"")
+        if kind != b"application/json" and not _is_json(kind):
+            # A page of another site can send whatever a form can, but not this type unasked.
+            raise unsupported("Send the body as application/json")
+        return body
+
+
+def decode_json(body: bytes | str) -> Any:
+    """A JSON text.
+
+    Raises:
+        RequestError: 400 if it is none.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(f"The body is not JSON: {error}") from None
+
+
+def _is_json(content_type: bytes) -> bool:
+    essence = content_type.partition(b";")[0].strip().lower()
+    return essence == b"application/json" or (
+        essence.startswith(b"application/") and essence.endswith(b"+json")
+    )
+
+
+def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
+    """The W3C trace context of a request, for whoever follows calls."""
+    trace = {"traceparent": traceparent.decode("latin-1")}
+    state = headers.get(b"tracestate")
+    if state is not None:
+        trace["tracestate"] = state.decode("latin-1")
+    return trace

@@ -1,0 +1,89 @@
+"""Who sends a request.
+
+Rule 1: an identity comes from a verified credential of the request, never from what the request says about itself.
+Rule 2: anything that goes wrong while finding out refuses the request. No credential at all is nobody, which is fine
+        for operations that require nothing.
+"""
+
+import inspect
+import logging
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from starlette.requests import HTTPConnection
+
+from operations.access import Identity
+from operations.errors import OperationsError
+
+logger = logging.getLogger("operations.server")
+
+
+class CredentialError(OperationsError):
+    """A credential was shown and does not hold. The text is for logs and never holds the credential."""
+
+
+class IdentityResolver(Protocol):
+    """Finds out who sends a request, or opens a WebSocket."""
+
+    def __call__(
+        self, connection: HTTPConnection, /
+    ) -> Identity | Awaitable[Identity | None] | None:
+        """The identity, or None where the request carries no credential of the kind this resolver knows.
+
+        May be a coroutine function.
+
+        Raises:
+            Exception: Whatever it raises refuses the request.
+        """
+        ...
+
+
+def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
+    """The first identity that one of several resolvers finds.
+
+    A credential that one refuses may be another's; the request is refused when one refused and none vouched.
+    """
+
+    async def resolve(connection: HTTPConnection) -> Identity | None:
+        refusal: Exception | None = None
+        for resolver in resolvers:
+            try:
+                identity = await resolved(resolver, connection)
+            except Exception as error:  # noqa: BLE001 - kept, and raised unless another vouches
+                refusal = error
+                continue
+            if identity is not None:
+                return identity
+        if refusal is not None:
+            raise refusal
+        return None
+
+    return resolve
+
+
+async def resolved(resolver: IdentityResolver, connection: HTTPConnection) -> Identity | None:
+    """What a resolver says.
+
+    Raises:
+        Exception: Whatever the resolver raises; also where it gives something else than an identity.
+    """
+    found = resolver(connection)
+    identity: Any = await found if inspect.isawaitable(found) else found
+    if identity is not None and not isinstance(identity, Identity):
+        raise TypeError(f"a resolver gave {type(identity).__name__}, which is no Identity")
+    return identity
+
+
+def bearer_token(connection: HTTPConnection) -> str | None:
+    """The token of `Authorization: Bearer`, if there is one.
+
+    Raises:
+        CredentialError: If there are two such headers: no telling which one a proxy looked at.
+    """
+    values = connection.headers.getlist("authorization")
+    if len(values) > 1:
+        raise CredentialError("more than one Authorization header")
+    if not values:
+        return None
+    scheme, _, token = values[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None

@@ -1,0 +1,167 @@
+"""How much one caller, and all callers together, may ask for.
+
+Rule 1: a limit is judged before the work it protects from, and refuses at once: nothing queues here.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from starlette.types import Receive
+
+from operations.errors import CallError, ErrorCode
+from operations.server.alarms import Alarm
+from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
+
+_REMEMBERED = 10_000
+"""Callers whose rate is kept; the longest silent one is forgotten first, which forgives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes."""
+
+    body_bytes: int = 4 * 1024 * 1024
+
+    body_seconds: float = 15
+    """For a whole body to arrive."""
+
+    calls: int = 1000
+    """At a time, from everybody."""
+
+    calls_per_caller: int = 250
+    """At a time. Who does not say who it is counts by its address."""
+
+    streams: int = 10_000
+    """Open at a time, from everybody."""
+
+    streams_per_caller: int = 2_000
+
+    rate_per_caller: float | None = None
+    """Requests per second, on average; None for as many as it likes."""
+
+    burst: int = 100
+    """Requests beyond the rate that a caller has saved up after a silence."""
+
+
+class Gate:
+    """Counts what is under way, and keeps it within a bound for each caller and for all."""
+
+    def __init__(self, most: int, most_per_caller: int) -> None:
+        self._most = most
+        self._most_per_caller = most_per_caller
+        self._by_caller: dict[str, int] = {}
+        self.total = 0
+
+    def enter(self, caller: str) -> "_Place":
+        """A place, which a `with` block holds for its length.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if there is none left.
+        """
+        mine = self._by_caller.get(caller, 0)
+        if mine >= self._most_per_caller:
+            raise _exhausted(f"Too many at a time: you have {mine}")
+        if self.total >= self._most:
+            raise _exhausted("Too many at a time")
+        return _Place(self, caller)
+
+    def count(self, caller: str, change: int) -> None:
+        """Note that a caller has one more, or one less, under way."""
+        self.total += change
+        now = self._by_caller.get(caller, 0) + change
+        if now:
+            self._by_caller[caller] = now
+        else:
+            del self._by_caller[caller]
+
+
+class _Place:
+    """Room for one thing at a gate."""
+
+    __slots__ = ("_caller", "_gate")
+
+    def __init__(self, gate: Gate, caller: str) -> None:
+        self._gate = gate
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        self._gate.count(self._caller, 1)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._gate.count(self._caller, -1)
+
+
+def _exhausted(message: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
+
+
+class Rate:
+    """A token bucket for each caller."""
+
+    def __init__(self, per_second: float | None, burst: int) -> None:
+        self._per_second = per_second
+        self._burst = float(burst)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def spend(self, caller: str, amount: int = 1) -> None:
+        """Take what a request costs.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has spent it all.
+        """
+        if self._per_second is None:
+            return
+        now = monotonic()
+        tokens, then = self._buckets.pop(caller, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - then) * self._per_second)
+        enough = tokens >= amount
+        self._buckets[caller] = (tokens - amount if enough else tokens, now)
+        if len(self._buckets) > _REMEMBERED:
+            self._buckets.popitem(last=False)
+        if not enough:
+            raise _exhausted("Too many requests: slow down")
+
+
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
+    """The body of a request.
+
+    Raises:
+        RequestError: 413 as soon as it is known to be too large, 408 if it takes too long.
+        ClientLeftError: If the client did not finish it.
+    """
+    length = headers.get(b"content-length")
+    if length is not None:
+        if not length.isdigit():
+            raise malformed("Content-Length is no number")
+        if len(length) > 18 or int(length) > limits.body_bytes:
+            raise _too_large(limits)
+    with Alarm(limits.body_seconds):
+        return await _collect(receive, limits)
+    raise RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
+
+
+async def _collect(receive: Receive, limits: Limits) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeftError
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limits.body_bytes:
+            raise _too_large(limits)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(
+        413,
+        ErrorCode.RESOURCE_EXHAUSTED,
+        f"The body is larger than {limits.body_bytes} bytes",
+        headers=[CLOSE],
+    )

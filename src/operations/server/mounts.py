@@ -1,0 +1,59 @@
+"""Applications of other protocols beside the operations: `/mcp` and `/ws`.
+
+Rule 1: who asks is found out here, in the same way as for every other request, and passed on in the scope.
+"""
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from operations.server.doors import route_path
+from operations.server.edge import Edge, Visit
+from operations.server.faults import RequestError
+
+
+class HTTPMount(BaseRoute):
+    """An ASGI application at one path, for every method."""
+
+    def __init__(self, path: str, app: ASGIApp, edge: Edge) -> None:
+        self._path = path
+        self._app = app
+        self._edge = edge
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a request is for the application."""
+        is_ours = scope["type"] == "http" and route_path(scope) == self._path
+        return (Match.FULL if is_ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Identify the caller, then let the application answer."""
+
+        async def endpoint(visit: Visit) -> None:
+            visit.identified(await self._edge.identify(scope, visit.headers))
+            self._edge.rate.spend(visit.caller)
+            await self._app(scope, receive, send)
+
+        await self._edge.serve(scope, receive, send, endpoint)
+
+
+class SocketMount(BaseRoute):
+    """An ASGI application for WebSockets at one path."""
+
+    def __init__(self, path: str, app: ASGIApp, edge: Edge) -> None:
+        self._path = path
+        self._app = app
+        self._edge = edge
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Whether a socket is for the application."""
+        is_ours = scope["type"] == "websocket" and route_path(scope) == self._path
+        return (Match.FULL if is_ours else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Identify the caller, then let the application talk."""
+        try:
+            await self._edge.identify(scope, dict(scope["headers"]))
+        except RequestError:
+            # Closing before accepting is how ASGI refuses a handshake (403).
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)

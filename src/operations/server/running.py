@@ -1,0 +1,109 @@
+"""Running an app under uvicorn, listening where it is safe to.
+
+Rule 1: 127.0.0.1 unless told otherwise. Listening to a network without knowing who asks is refused unless that, too,
+        is said.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+logger = logging.getLogger("operations.server")
+
+GRACE = 10
+"""Seconds that calls under way have to finish when the server stops."""
+
+_KEEP_ALIVE = 5
+_BACKLOG = 2048
+
+
+class InsecureBindError(ValueError):
+    """The server would have listened to a network without anybody having to say who they are."""
+
+
+def build_server(
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    allow_anonymous: bool = False,
+    trusted_proxies: str | None = None,
+) -> uvicorn.Server:
+    """A uvicorn server for an app of `create_app`, ready to run.
+
+    Args:
+        app: The application.
+        host: The address to listen on.
+        port: 0 for any that is free.
+        allow_anonymous: Listen to a network even though nobody can sign in.
+        trusted_proxies: Addresses whose `X-Forwarded-*` headers are believed, separated by commas; none by default.
+
+    Raises:
+        InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
+    """
+    if not is_loopback(host) and app.state.edge.resolver is None:
+        if not allow_anonymous:
+            raise InsecureBindError(
+                f"{host} can be reached by others, but the app has no identity resolver: "
+                "pass identity= to create_app, or allow_anonymous=True"
+            )
+        logger.warning("listening on %s without authentication", host)
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=trusted_proxies is not None,
+            forwarded_allow_ips=trusted_proxies,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+            backlog=_BACKLOG,
+        )
+    )
+
+
+@asynccontextmanager
+async def running(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
+    """Serve on this event loop for the length of an `async with` block; gives the address.
+
+    Raises:
+        InsecureBindError: As `build_server`.
+        OSError: If the port is taken.
+    """
+    server = build_server(app, host=host, port=port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        # Without signal handlers: the loop belongs to somebody else.
+        task = asyncio.create_task(server._serve([listener]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        try:
+            while not server.started and not task.done():  # noqa: ASYNC110 - nothing to await
+                await asyncio.sleep(0.005)
+            if task.done():
+                task.result()
+            name = f"[{host}]" if ":" in host else host
+            yield f"http://{name}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,178 @@
+"""Callers that show a JSON Web Token of an identity provider.
+
+Rule 1: signature, issuer, audience and expiry are all checked; a token for somebody else is no token.
+Rule 2: keys are fetched from the configured address only, off the event loop, and not more often than a pause allows,
+        however many unknown key ids arrive.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from time import monotonic
+from typing import Any, cast
+from urllib.request import Request, urlopen
+
+import msgspec
+from starlette.requests import HTTPConnection
+
+from operations.access import Identity
+from operations.errors import MissingExtraError
+from operations.server.identity import CredentialError, bearer_token
+from operations.types import JSONObject
+
+try:
+    import jwt
+except ModuleNotFoundError as error:
+    raise MissingExtraError("operations.server.tokens", extra="jwt") from error
+
+ASYMMETRIC = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+)
+"""Algorithms whose keys can be published. One with a shared secret has to be asked for."""
+
+_PAUSE = 30.0
+"""Seconds between two fetches of the keys."""
+
+_MAX_AGE = 3600.0
+"""Seconds after which the keys are fetched anew, so that a withdrawn one ends."""
+
+_MAX_JWKS = 1 << 20
+_MAX_TOKEN = 16 * 1024
+_FETCH_SECONDS = 5.0
+
+
+def default_identity(claims: JSONObject) -> Identity:
+    """`sub` as the id; the scopes of `scope` (words), `scp` and `permissions` (words or a list)."""
+    scopes: set[str] = set()
+    for name in ("scope", "scp", "permissions"):
+        held = claims.get(name, ())
+        words: Any = held.split() if isinstance(held, str) else held
+        scopes.update(str(word) for word in words)
+    return Identity(str(claims["sub"]), scopes)
+
+
+class JWTs:
+    """Resolves `Authorization: Bearer TOKEN` where the token is a JSON Web Token.
+
+    Args:
+        issuer: What `iss` must be.
+        audience: What `aud` must hold: the name this server has at the issuer.
+        jwks: The issuer's keys: the address of its JWKS, or the JWKS itself.
+        key: One key instead, such as a PEM text.
+        algorithms: Which signatures are believed.
+        identity: What identity a token's claims make. Its exceptions refuse.
+        leeway: Seconds by which clocks may differ.
+
+    Raises:
+        ValueError: If there are no keys, or two sources of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        issuer: str,
+        audience: str | Collection[str],
+        jwks: str | Mapping[str, Any] | None = None,
+        key: Any = None,
+        algorithms: Collection[str] = ASYMMETRIC,
+        identity: Callable[[JSONObject], Identity] = default_identity,
+        leeway: float = 30,
+    ) -> None:
+        if (jwks is None) == (key is None):
+            raise ValueError("give either jwks or key")
+        self._issuer = issuer
+        self._audience = [audience] if isinstance(audience, str) else list(audience)
+        self._keys = _Published(jwks) if jwks is not None else None
+        self._key = key
+        self._algorithms = list(algorithms)
+        self._identity = identity
+        self._leeway = leeway
+
+    async def __call__(self, connection: HTTPConnection) -> Identity | None:
+        """Whose token the request shows.
+
+        Raises:
+            CredentialError: If it does not hold.
+        """
+        token = bearer_token(connection)
+        if not token:
+            return None
+        if len(token) > _MAX_TOKEN:
+            raise CredentialError("a token that is too long")
+        try:
+            key = self._key if self._keys is None else await self._keys.key(_key_id(token))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=self._algorithms,
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=self._leeway,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError as problem:
+            # The class says what is wrong; the text could repeat parts of the token.
+            raise CredentialError(f"a token that does not hold: {type(problem).__name__}") from None
+        return self._identity(claims)
+
+
+def _key_id(token: str) -> str | None:
+    return cast("str | None", jwt.get_unverified_header(token).get("kid"))
+
+
+class _Published:
+    """The keys of a JWKS, given or fetched."""
+
+    def __init__(self, source: str | Mapping[str, Any]) -> None:
+        self._address = source if isinstance(source, str) else None
+        if self._address is not None and not self._address.startswith(("https://", "http://")):
+            raise ValueError("the keys of an issuer are at an http or https address")
+        self._keys: dict[str | None, Any] = {}
+        self._fetched = self._tried = float("-inf")
+        self._lock = asyncio.Lock()
+        if not isinstance(source, str):
+            self._take(dict(source))
+
+    async def key(self, key_id: str | None) -> Any:
+        # Whoever comes while the keys are on their way waits for them.
+        if self._address is not None and (self._lock.locked() or self._is_due(key_id)):
+            async with self._lock:
+                if self._is_due(key_id):
+                    await self._fetch(self._address)
+        found = self._keys.get(key_id)
+        if found is None and key_id is None and len(self._keys) == 1:
+            (found,) = self._keys.values()
+        if found is None:
+            raise CredentialError("a token signed with a key its issuer does not publish")
+        return found
+
+    def _is_due(self, key_id: str | None) -> bool:
+        now = monotonic()
+        wanted = now - self._fetched > _MAX_AGE or (key_id not in self._keys and key_id is not None)
+        return wanted and now - self._tried > _PAUSE
+
+    async def _fetch(self, address: str) -> None:
+        self._tried = monotonic()
+        self._take(await asyncio.to_thread(_fetched, address))
+        self._fetched = monotonic()
+
+    def _take(self, jwks: JSONObject) -> None:
+        self._keys = {
+            key.key_id: key
+            for key in jwt.PyJWKSet.from_dict(jwks).keys
+            if key.public_key_use in (None, "sig")
+        }
+
+
+def _fetched(address: str) -> JSONObject:
+    request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
+    with urlopen(request, timeout=_FETCH_SECONDS) as response:  # noqa: S310
+        return msgspec.json.decode(response.read(_MAX_JWKS), type=dict[str, Any])

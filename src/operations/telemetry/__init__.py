@@ -1,0 +1,1 @@
+"""Following calls: metrics, audit, access log, OpenTelemetry."""

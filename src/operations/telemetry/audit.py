@@ -1,0 +1,73 @@
+"""An audit record for every call: who, what, outcome, duration, id. Never arguments or results.
+
+registry.observe(Audit())
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from operations.observe import CallAbandoned, CallEvent, CallFinished
+
+logger = logging.getLogger("operations.audit")
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What is known about a call that ended."""
+
+    timestamp: int
+    """Milliseconds since the epoch, when it ended."""
+
+    request_id: str
+    parent_request_id: str | None = None
+
+    identity_id: str | None = None
+    """Who called; None for nobody known."""
+
+    operation_id: str
+
+    outcome: str
+    """`ok`, `abandoned`, or the error's code."""
+
+    milliseconds: float = 0.0
+
+
+class Audit:
+    """Observes a registry's calls and keeps a record of each.
+
+    Args:
+        sink: Takes each record, quickly; by default the logger `operations.audit`, one line of JSON for each.
+    """
+
+    def __init__(self, sink: Callable[[AuditRecord], None] | None = None) -> None:
+        self._sink = sink or _log
+
+    def __call__(self, event: CallEvent, /) -> None:
+        """Take notice of an event."""
+        if isinstance(event, CallFinished):
+            self._sink(
+                AuditRecord(
+                    timestamp=event.timestamp,
+                    request_id=event.request_id,
+                    parent_request_id=event.parent_request_id,
+                    identity_id=event.identity_id,
+                    operation_id=event.operation_id,
+                    outcome=event.code or "ok",
+                    milliseconds=round(event.duration * 1000, 3),
+                )
+            )
+        elif isinstance(event, CallAbandoned):
+            self._sink(
+                AuditRecord(
+                    timestamp=event.timestamp,
+                    request_id=event.request_id,
+                    operation_id=event.operation_id,
+                    outcome="abandoned",
+                )
+            )
+
+
+def _log(record: AuditRecord) -> None:
+    # As JSON, in which control characters are escaped: a record is one line whatever an id holds.
+    logger.info("%s", msgspec.json.encode(record).decode())

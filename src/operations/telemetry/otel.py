@@ -1,0 +1,152 @@
+"""Calls as OpenTelemetry spans and metrics.
+
+    stop = instrument(registry)
+
+Rule 1: a nested call is a child of the call it is part of; any other call continues the trace it came with
+        (`traceparent` in its metadata, which every door fills), or begins one.
+Rule 2: while a handler runs its span is the current one, and its metadata name it: what it calls elsewhere can pass the
+        trace on without knowing OpenTelemetry.
+Rule 3: no argument, result or message becomes an attribute.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+from operations._pipeline import Call, Next, NextStream
+from operations.envelopes import ResponseEnvelope
+from operations.errors import MissingExtraError
+from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
+from operations.registry import OperationRegistry
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import metrics, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError as error:
+    raise MissingExtraError("operations.telemetry.otel", extra="otel") from error
+
+_NAME = "operations"
+_W3C = TraceContextTextMapPropagator()
+
+
+def instrument(
+    registry: OperationRegistry,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> Callable[[], None]:
+    """Follow a registry's calls with spans and metrics; call what this returns to stop observing.
+
+    Args:
+        registry: Whose calls.
+        tracer_provider: Instead of the global one.
+        meter_provider: Instead of the global one.
+    """
+    spans = Spans(
+        trace.get_tracer(_NAME, tracer_provider=tracer_provider),
+        metrics.get_meter(_NAME, meter_provider=meter_provider),
+    )
+    registry.use(spans.around)
+    registry.use(spans.around_stream)
+    return registry.observe(spans)
+
+
+class Spans:
+    """The observer and the two middlewares, sharing the spans of calls under way."""
+
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._open: dict[str, Span] = {}
+        self._duration = meter.create_histogram(
+            "operations.call.duration", unit="s", description="How long calls took."
+        )
+        self._running = meter.create_up_down_counter(
+            "operations.call.running", description="Calls under way."
+        )
+
+    def __call__(self, event: CallEvent, /) -> None:
+        """Open a span when a call starts, close it when the call ends."""
+        if isinstance(event, CallStarted):
+            self._start(event)
+        elif isinstance(event, CallFinished):
+            self._finish(event)
+        elif isinstance(event, CallYielded) and event.request_id in self._open:
+            self._open[event.request_id].add_event("item", {"operations.item": event.index})
+
+    def _start(self, event: CallStarted) -> None:
+        parent = self._open.get(event.parent_request_id or "")
+        attributes: dict[str, str] = {
+            "operations.operation.id": event.operation_id,
+            "operations.request.id": event.request_id,
+        }
+        if event.identity_id is not None:
+            attributes["enduser.id"] = event.identity_id
+        self._open[event.request_id] = self._tracer.start_span(
+            event.operation_id,
+            context=_context_of(event, parent),
+            kind=SpanKind.INTERNAL if parent is not None else SpanKind.SERVER,
+            attributes=attributes,
+            start_time=event.timestamp * 1_000_000,
+        )
+        self._running.add(1, {"operations.operation.id": event.operation_id})
+
+    def _finish(self, event: CallFinished) -> None:
+        labels = {"operations.operation.id": event.operation_id}
+        self._running.add(-1, labels)
+        self._duration.record(event.duration, {**labels, "operations.code": event.code or "ok"})
+        span = self._open.pop(event.request_id, None)
+        if span is None:
+            return
+        if event.code is not None:
+            span.set_attribute("operations.code", event.code)
+            span.set_status(Status(StatusCode.ERROR, event.code))
+        span.end()
+
+    async def around(self, call: Call, next: Next) -> ResponseEnvelope[Any]:
+        """Run a query or mutation with its span as the current one."""
+        span = self._open.get(call.context.request_id)
+        if span is None:
+            return await next(call)
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            return await next(_carrying(call, span))
+
+    async def around_stream(
+        self, call: Call, next: NextStream
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Run a subscription with its span as the current one whenever its handler runs."""
+        span = self._open.get(call.context.request_id)
+        if span is None:
+            async for envelope in next(call):
+                yield envelope
+            return
+        async with aclosing(cast("Any", next(_carrying(call, span)))) as items:
+            while True:
+                # Only around the step: what is current while we are suspended is the consumer's business.
+                token = contexts.attach(trace.set_span_in_context(span))
+                try:
+                    envelope = await anext(items)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    contexts.detach(token)
+                yield envelope
+
+
+def _context_of(event: CallStarted, parent: Span | None) -> Context | None:
+    """What a call's span hangs from; None for whatever is current."""
+    if parent is not None:
+        return trace.set_span_in_context(parent)
+    if event.traceparent is not None:
+        return _W3C.extract({"traceparent": event.traceparent}, context=Context())
+    return None
+
+
+def _carrying(call: Call, span: Span) -> Call:
+    """The call with its span in its metadata, for whatever the handler calls elsewhere."""
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier, trace.set_span_in_context(span))
+    return replace(call, context=call.context.with_metadata(**carrier)) if carrier else call

@@ -1,0 +1,167 @@
+"""Host and Origin, before any work."""
+
+from typing import Any
+
+import pytest
+from starlette.types import Message
+from tests.server.asgi import Client
+
+from operations import OperationRegistry
+from operations.server import create_app
+
+ran: list[str] = []
+
+
+def serving(**options: Any) -> Client:
+    registry = OperationRegistry()
+    ran.clear()
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        ran.append("call")
+        return "done"
+
+    def resolve(_: Any) -> None:
+        ran.append("resolve")
+
+    return Client(create_app(registry, identity=resolve, **options))
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1", 200),
+        ("127.0.0.1:1234", 200),
+        ("[::1]", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 421),
+        ("evil.example:8000", 421),
+        ("localhost.evil.example", 421),
+        ("localhost.", 421),
+        ("localhost:80:80", 421),
+        ("localhost:x", 421),
+        ("localhost@evil.example", 421),
+        ("evil.example#localhost", 421),
+        ("127.0.0.1.nip.io", 421),
+        ("2130706433", 421),
+        ("127.1", 421),
+        ("0.0.0.0", 421),
+        ("::1", 421),
+        ("", 421),
+    ],
+)
+async def test_only_names_of_ours_are_answered(host: str, status: int) -> None:
+    response = await serving().post("/test/run", headers={"host": host})
+
+    assert response.status == status
+    assert ran == (["resolve", "call"] if status == 200 else [])
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("https://localhost:8000", 200),
+        ("HTTP://LOCALHOST:8000", 200),
+        ("http://localhost", 403),
+        ("http://localhost:8001", 403),
+        ("http://127.0.0.1:8000", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("file://localhost:8000", 403),
+        ("http://localhost:8000@evil.example", 403),
+        ("http://localhost:8000.evil.example", 403),
+        ("http://[", 403),
+    ],
+)
+async def test_only_pages_of_ours_may_talk(origin: str, status: int) -> None:
+    headers = {"host": "localhost:8000", "origin": origin}
+
+    response = await serving().post("/test/run", headers=headers)
+
+    assert response.status == status
+    assert ran == (["resolve", "call"] if status == 200 else [])
+    assert not any(name.startswith("access-control") for name in response.headers)
+
+
+@pytest.mark.parametrize("names", [["host", "host"], []])
+async def test_a_request_has_exactly_one_host(names: list[str]) -> None:
+    app = serving().app
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/test/run", "query_string": b"",
+        "headers": [(name.encode(), b"localhost") for name in names],
+    }  # fmt: skip
+    await app(scope, receive, send)
+
+    assert sent[0]["status"] == 421
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "localhost", "origin": "http://evil.example"},
+    ],
+)
+async def test_a_socket_from_elsewhere_is_closed_before_it_opens(headers: dict[str, str]) -> None:
+    opened: list[Any] = []
+
+    async def socket(scope: Any, receive: Any, send: Any) -> None:
+        opened.append(scope)
+
+    app = serving(websocket=socket).app
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "websocket", "path": "/ws", "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    await app(scope, None, send)  # type: ignore[arg-type]
+
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    assert opened == []
+
+
+async def test_probes_answer_to_any_name() -> None:
+    for target in ("/healthz", "/readyz"):
+        assert (await serving().get(target, headers={"host": "10.0.0.7:8000"})).status == 200
+
+
+async def test_names_and_pages_can_be_allowed() -> None:
+    client = serving(
+        allowed_hosts=["api.example", "other.example:444"], allowed_origins=["https://app.example/"]
+    )
+    page = {"host": "api.example", "origin": "https://app.example"}
+
+    assert (await client.post("/test/run", headers={"host": "api.example:8443"})).status == 200
+    assert (await client.post("/test/run", headers={"host": "other.example:444"})).status == 200
+    assert (await client.post("/test/run", headers={"host": "other.example"})).status == 421
+    assert (await client.post("/test/run", headers={"host": "localhost"})).status == 421
+    answer = await client.post("/test/run", headers=page)
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in answer.headers
+    preflight = await client.request(
+        "OPTIONS", "/test/run", headers={**page, "access-control-request-method": "POST"}
+    )
+    assert preflight.status == 200
+    assert (await client.post("/test/run", headers={**page, "origin": "https://b"})).status == 403
+    assert (
+        await serving(allowed_hosts=["*"]).post("/test/run", headers={"host": "x"})
+    ).status == 200

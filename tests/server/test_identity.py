@@ -1,0 +1,337 @@
+"""Who asks: keys, tokens, sessions, and what happens when finding out fails."""
+
+import asyncio
+import json
+import logging
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.requests import HTTPConnection
+from tests.server.asgi import Client
+
+from operations import Identity, OperationContext, OperationRegistry
+from operations.server import APIKeys, CredentialError, any_of, create_app, hash_key, new_key
+from operations.server.tokens import JWTs
+
+ISSUER, AUDIENCE = "https://issuer.example", "https://api.example"
+
+
+def serving(identity: Any, **options: Any) -> Client:
+    registry = OperationRegistry()
+
+    @registry.operation("who.am", type="query")
+    async def am(context: OperationContext) -> dict[str, Any]:
+        who = context.identity
+        return {"id": who.id, "scopes": sorted(who.scopes)} if who else {"id": None}
+
+    @registry.operation("who.secret", type="query", scopes=["secret"])
+    async def secret() -> str:
+        return "42"
+
+    @registry.operation("who.stream", scopes=["secret"])
+    async def stream() -> Any:
+        yield 42
+
+    return Client(create_app(registry, identity=identity, **options))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+# ------------------------------------------------------------ failing closed
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize("fault", [RuntimeError("db down"), CredentialError("x"), KeyError("x")])
+async def test_a_resolver_that_raises_refuses_everything_but_probes(fault: Exception) -> None:
+    def resolve(connection: HTTPConnection) -> Identity | None:
+        raise fault
+
+    client = serving(resolve)
+
+    for target in ("/who/am", "/search", "/schema?operation=who.am", "/openapi.json", "/metrics"):
+        response = await client.get(target)
+        assert (response.status, response.json["code"]) == (401, "ACCESS_DENIED"), target
+        assert b"db down" not in response.body
+    assert (await client.post("/call", json={"operation": "who.am"})).status == 401
+    assert (await client.get("/healthz")).status == 200
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize("odd", ["alice", True, {"id": "alice"}, 7])
+async def test_a_resolver_that_gives_something_else_refuses(odd: Any) -> None:
+    assert (await serving(lambda _: odd).get("/who/am")).status == 401
+
+
+async def test_resolvers_may_be_coroutine_functions_and_see_the_whole_request() -> None:
+    async def by_certificate(connection: HTTPConnection) -> Identity | None:
+        name = connection.headers.get("x-client-cn")
+        return Identity(name) if name else None
+
+    client = serving(by_certificate)
+
+    assert (await client.get("/who/am", headers={"x-client-cn": "eve"})).json["id"] == "eve"
+    assert (await client.get("/who/am")).json["id"] is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status", "who"),
+    [
+        (None, None, 200, None),
+        (None, "b", 200, "b"),
+        ("a", "b", 200, "a"),
+        ("raise", "b", 200, "b"),
+        ("raise", None, 401, None),
+        (None, "raise", 401, None),
+    ],
+)
+async def test_the_first_of_several_that_vouches_counts(
+    first: str | None, second: str | None, status: int, who: str | None
+) -> None:
+    def saying(name: str | None) -> Any:
+        def resolve(_: HTTPConnection) -> Identity | None:
+            if name == "raise":
+                raise CredentialError("not mine")
+            return Identity(name) if name else None
+
+        return resolve
+
+    response = await serving([saying(first), saying(second)]).get("/who/am")
+
+    assert response.status == status
+    if status == 200:
+        assert response.json["id"] == who
+    assert any_of() is not None
+
+
+# ------------------------------------------------------------ API keys
+
+
+def test_keys_are_long_random_and_never_kept() -> None:
+    keys = {new_key() for _ in range(100)}
+
+    assert len(keys) == 100
+    assert all(len(key) >= 43 for key in keys)
+    with pytest.raises(ValueError, match="not hashed") as caught:
+        APIKeys({"my-plain-key": Identity("alice")})
+    assert "my-plain-key" not in str(caught.value)
+
+
+async def test_a_key_is_known_by_its_hash_from_a_table_or_a_function() -> None:
+    async def find(digest: str) -> Identity | None:
+        return Identity("alice") if digest == hash_key("k") else None
+
+    for keys in (APIKeys({hash_key("k").upper(): Identity("alice")}), APIKeys(find)):
+        client = serving(keys)
+        assert (await client.get("/who/am", headers=bearer("k"))).json["id"] == "alice"
+        assert (await client.get("/who/am", headers={"x-api-key": "k"})).json["id"] == "alice"
+        assert (await client.get("/who/am", headers=bearer("K"))).status == 401
+        assert (await client.get("/who/am", headers=bearer("k" * 5000))).status == 401
+        assert (await client.get("/who/am?key=k&api_key=k")).status == 422
+
+
+async def test_a_file_of_keys_is_read_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.server.api_keys._LOOK_AGAIN", 0)
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({hash_key("old"): {"id": "alice", "scopes": ["secret"]}}))
+    client = serving(APIKeys.from_file(path))
+    assert (await client.get("/who/secret", headers=bearer("old"))).status == 200
+
+    path.write_text(json.dumps({hash_key("renewed"): {"id": "alice", "scopes": ["secret"]}}))
+    assert (await client.get("/who/secret", headers=bearer("old"))).status == 401
+    assert (await client.get("/who/secret", headers=bearer("renewed"))).status == 200
+
+    path.unlink()
+    assert (await client.get("/who/secret", headers=bearer("renewed"))).status == 401
+    with pytest.raises(OSError, match=r"keys\.json"):
+        APIKeys.from_file(path)
+
+
+@pytest.mark.requirement("R16")
+async def test_no_credential_is_ever_logged(caplog: pytest.LogCaptureFixture) -> None:
+    client = serving([APIKeys({hash_key("CANARY-k"): Identity("alice")}), tokens()])
+
+    with caplog.at_level(logging.DEBUG):
+        for credential in ("CANARY-k", "CANARY-wrong", token() + "CANARY", "CANARY.a.b"):
+            await client.get("/who/am", headers=bearer(credential))
+            await client.get("/who/am", headers={"x-api-key": credential})
+            await client.get("/who/am", headers={"cookie": f"operations_session={credential}"})
+
+    assert caplog.records
+    assert "CANARY" not in caplog.text
+
+
+# ------------------------------------------------------------ JSON Web Tokens
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def jwks(key: ec.EllipticCurvePrivateKey = KEY, kid: str = "one") -> dict[str, Any]:
+    public = jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    return {"keys": [{**public, "kid": kid, "use": "sig", "alg": "ES256"}]}
+
+
+def tokens(**options: Any) -> JWTs:
+    return JWTs(**{"issuer": ISSUER, "audience": AUDIENCE, "jwks": jwks(), **options})
+
+
+def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: Any) -> str:
+    said = {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "alice",
+        "exp": time.time() + 60,
+        "scope": "secret other",
+        **claims,
+    }
+    held = {name: value for name, value in said.items() if value is not ...}
+    return jwt.encode(held, key, algorithm, headers={"kid": kid})
+
+
+@pytest.mark.requirement("R23")
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (lambda: token(), 200),
+        (lambda: token(aud=["x", AUDIENCE]), 200),
+        (lambda: token(exp=time.time() - 10), 200),  # within the leeway
+        (lambda: token(aud="https://other.example"), 401),
+        (lambda: token(aud=...), 401),
+        (lambda: token(iss="https://evil.example"), 401),
+        (lambda: token(iss=...), 401),
+        (lambda: token(exp=time.time() - 3600), 401),
+        (lambda: token(exp=...), 401),
+        (lambda: token(nbf=time.time() + 3600), 401),
+        (lambda: token(sub=...), 401),
+        (lambda: token(scope=7), 401),
+        (lambda: token(key=OTHER_KEY), 401),
+        (lambda: token(kid="two"), 401),
+        (lambda: token(key="secret" * 10, algorithm="HS256"), 401),
+        (lambda: token(key=None, algorithm="none"), 401),
+        (lambda: token()[:-4] + "AAAA", 401),
+        (lambda: "not.a.token", 401),
+        (lambda: "x" * 20_000, 401),
+    ],
+    ids=[
+        "plain",
+        "one of several audiences",
+        "just expired",
+        "other audience",
+        "no audience",
+        "other issuer",
+        "no issuer",
+        "expired",
+        "no expiry",
+        "not yet",
+        "no subject",
+        "odd scope",
+        "other key",
+        "unknown key",
+        "shared secret",
+        "unsigned",
+        "altered",
+        "no token",
+        "too long",
+    ],
+)
+async def test_a_token_holds_for_us_alone(sent: Any, status: int) -> None:
+    response = await serving(tokens()).get("/who/secret", headers=bearer(sent()))
+
+    assert response.status == status
+
+
+async def test_claims_become_an_identity_by_default_or_by_a_function() -> None:
+    claims = {"scope": "a b", "scp": ["c"], "permissions": "d"}
+    plain = await serving(tokens()).get("/who/am", headers=bearer(token(**claims)))
+    own = serving(tokens(identity=lambda claims: Identity("x-" + claims["sub"], ["secret"])))
+
+    assert plain.json == {"id": "alice", "scopes": ["a", "b", "c", "d"]}
+    assert (await own.get("/who/am", headers=bearer(token()))).json["id"] == "x-alice"
+
+
+def test_tokens_need_one_source_of_keys() -> None:
+    for options in ({}, {"jwks": {"keys": []}, "key": "x"}, {"jwks": "file:///etc/passwd"}):
+        with pytest.raises((ValueError, jwt.PyJWTError)):
+            JWTs(issuer=ISSUER, audience=AUDIENCE, **options)
+
+
+async def test_published_keys_are_fetched_once_whatever_ids_arrive() -> None:
+    fetched: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            fetched.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(jwks()).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            client = serving(tokens(jwks=f"http://127.0.0.1:{server.server_port}/jwks"))
+            responses = await asyncio.gather(
+                *(client.get("/who/secret", headers=bearer(token(kid=k))) for k in ("one",) * 5),
+                *(client.get("/who/secret", headers=bearer(token(kid=f"k{n}"))) for n in range(20)),
+            )
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert [response.status for response in responses] == [200] * 5 + [401] * 20
+    assert fetched == ["/jwks"]
+
+
+# ------------------------------------------------------------ sessions
+
+
+async def test_signing_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use() -> None:
+    client = serving(APIKeys({hash_key("k"): Identity("alice", ["secret"])}))
+    assert (await client.post("/session")).status == 401
+
+    signed_in = await client.post("/session", headers=bearer("k"))
+    cookie = signed_in.headers["set-cookie"]
+    sent = {"cookie": cookie.partition(";")[0]}
+
+    assert signed_in.json == {"identity": {"id": "alice", "scopes": ["secret"]}}
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {p.strip() for p in cookie.split(";")}
+    assert "k" not in sent["cookie"].partition("=")[2][:1] or len(sent["cookie"]) > 50
+    assert (await client.get("/session", headers=sent)).json["identity"]["id"] == "alice"
+    assert (await client.get("/who/secret", headers=sent)).status == 200
+    assert (await client.get("/who/stream", headers=sent)).status == 200
+
+    signed_out = await client.request("DELETE", "/session", headers=sent)
+    assert "Max-Age=0" in signed_out.headers["set-cookie"]
+    assert (await client.get("/who/secret", headers=sent)).status == 401
+
+
+async def test_sessions_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(APIKeys({hash_key("k"): Identity("alice", ["secret"])}))
+    signed_in = await client.post("/session", headers=bearer("k"))
+    sent = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+    now = time.monotonic()
+
+    monkeypatch.setattr("operations.server.sessions.monotonic", lambda: now + 9 * 3600)
+
+    assert (await client.get("/who/secret", headers=sent)).status == 401
+
+
+async def test_the_cookie_of_a_made_up_session_is_refused() -> None:
+    client = serving(APIKeys({}))
+
+    response = await client.get("/who/am", headers={"cookie": "operations_session=guess"})
+
+    assert response.status == 401

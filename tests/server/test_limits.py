@@ -1,0 +1,157 @@
+"""Sizes, times, rates, and how much at a time."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message
+from tests.server.asgi import Client
+
+from operations import CallError, ErrorCode, Identity, OperationRegistry
+from operations.server import APIKeys, Limits, create_app, hash_key
+from operations.server.limits import Gate, Rate, read_body
+
+
+def serving(limits: Limits, **options: Any) -> tuple[Client, list[str]]:
+    registry = OperationRegistry()
+    ran: list[str] = []
+
+    @registry.operation("test.run")
+    async def run(text: str = "") -> int:
+        ran.append(text)
+        return len(text)
+
+    return Client(create_app(registry, limits=limits, **options)), ran
+
+
+@pytest.mark.requirement("R18")
+async def test_a_body_one_byte_too_large_is_refused_unread() -> None:
+    client, ran = serving(Limits(body_bytes=100))
+    body = b'{"text":"' + b"x" * 89 + b'"}'
+    kind = {"content-type": "application/json"}
+
+    assert len(body) == 100
+    assert (await client.request("POST", "/test/run", body=body, headers=kind)).status == 200
+    response = await client.request("POST", "/test/run", body=body + b" ", headers=kind)
+
+    assert (response.status, response.json["code"]) == (413, "RESOURCE_EXHAUSTED")
+    assert response.headers["connection"] == "close"
+    assert len(ran) == 1
+
+
+@pytest.mark.requirement("R18")
+async def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
+    taken = 0
+
+    async def receive() -> Message:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    with pytest.raises(CallError) as caught:
+        await read_body(receive, {}, Limits(body_bytes=10_000))
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert taken == 11
+
+
+@pytest.mark.parametrize("length", ["99999999999999999999999", "-1", "1_0", "٣"])
+async def test_a_length_that_is_none_is_refused(length: str) -> None:
+    with pytest.raises(CallError):
+        await read_body(_never, {b"content-length": length.encode()}, Limits())
+
+
+async def test_a_slow_body_runs_out_of_time() -> None:
+    with pytest.raises(CallError) as caught:
+        await read_body(_never, {}, Limits(body_seconds=0.01))
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.requirement("R39")
+async def test_calls_at_a_time_are_bounded_for_each_caller_and_for_all() -> None:
+    registry = OperationRegistry()
+    release = asyncio.Event()
+
+    @registry.operation("test.wait")
+    async def wait() -> None:
+        await release.wait()
+
+    keys = APIKeys({hash_key(name): Identity(name) for name in "abc"})
+    limits = Limits(calls=4, calls_per_caller=2)
+    client = Client(create_app(registry, limits=limits, identity=keys))
+
+    async def call(name: str) -> int:
+        return (await client.post("/test/wait", headers={"x-api-key": name})).status
+
+    calls = [asyncio.create_task(call(name)) for name in "aaabbbc"]
+    done, pending = await asyncio.wait(calls, return_when=asyncio.ALL_COMPLETED, timeout=0.2)
+    assert sorted(task.result() for task in done) == [429, 429, 429]
+    assert len(pending) == 4
+
+    release.set()
+    assert [await task for task in pending] == [200] * 4
+    assert await call("a") == 200
+
+
+@pytest.mark.requirement("R39")
+async def test_each_caller_has_a_rate_of_its_own() -> None:
+    client, ran = serving(Limits(rate_per_caller=0.001, burst=3))
+    other = Client(client.app, address="10.0.0.9")
+
+    statuses = [(await client.post("/test/run")).status for _ in range(5)]
+
+    assert statuses == [200, 200, 200, 429, 429]
+    assert (await other.post("/test/run")).status == 200
+    assert (await client.get("/healthz")).status == 200
+    assert len(ran) == 4
+
+
+async def test_a_batch_costs_what_its_calls_cost() -> None:
+    client, ran = serving(Limits(rate_per_caller=0.001, burst=5))
+    calls = {"calls": [{"operation": "test.run"}] * 6}
+
+    assert (await client.post("/batch", json=calls)).status == 429
+    assert ran == []
+
+
+def test_a_rate_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("operations.server.limits.monotonic", lambda: now)
+    rate = Rate(2.0, 2)
+
+    rate.spend("a", 2)
+    with pytest.raises(CallError):
+        rate.spend("a")
+    now = 0.5
+    rate.spend("a")
+    with pytest.raises(CallError):
+        rate.spend("a")
+
+
+def test_memory_of_rates_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.server.limits._REMEMBERED", 10)
+    rate = Rate(1.0, 1)
+
+    for number in range(100):
+        rate.spend(str(number))
+
+    assert len(rate._buckets) == 10
+
+
+def test_a_gate_forgets_who_has_left() -> None:
+    gate = Gate(10, 10)
+
+    with gate.enter("a"), gate.enter("a"), gate.enter("b"):
+        assert gate.total == 3
+
+    assert gate.total == 0
+    assert gate._by_caller == {}

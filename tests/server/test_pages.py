@@ -1,0 +1,141 @@
+"""The document, metrics, probes; what is mounted."""
+
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+from tests.server.asgi import Client
+
+from operations import Identity, OperationRegistry
+from operations.server import APIKeys, create_app, hash_key
+
+ALICE = {"authorization": "Bearer k"}
+KEYS = APIKeys({hash_key("k"): Identity("alice", ["secret"])})
+
+
+def serving(**options: Any) -> tuple[Client, OperationRegistry]:
+    registry = OperationRegistry()
+
+    @registry.operation("open.get", type="query")
+    async def get(id: int) -> int:
+        return id
+
+    @registry.operation("hidden.get", type="query", scopes=["secret"])
+    async def hidden() -> int:
+        return 42
+
+    return Client(create_app(registry, identity=KEYS, **options)), registry
+
+
+@pytest.mark.requirement("R07")
+async def test_the_document_shows_what_the_caller_may_call() -> None:
+    client, registry = serving(title="Demo", version="2.0")
+
+    anyone = (await client.get("/openapi.json")).json
+    alice = (await client.get("/openapi.json", headers=ALICE)).json
+
+    validate(alice)
+    assert list(anyone["paths"]) == ["/open/get"]
+    assert list(alice["paths"]) == ["/hidden/get", "/open/get"]
+    assert alice["info"] == {"title": "Demo", "version": "2.0"}
+
+    registry.unregister("open.get")
+    assert (await client.get("/openapi.json")).json["paths"] == {}
+
+
+@pytest.mark.requirement("R07")
+async def test_metrics_show_what_the_caller_may_call() -> None:
+    client, _ = serving()
+    await client.get("/open/get?id=1")
+    await client.get("/open/get?id=x")
+    await client.get("/hidden/get", headers=ALICE)
+    await client.post("/call", json={"operation": "made.up"})
+
+    anyone = (await client.get("/metrics")).body.decode()
+    alice = await client.get("/metrics", headers=ALICE)
+
+    assert 'operations_calls_total{operation="open.get",code=""} 1' in anyone
+    assert 'operations_calls_total{operation="open.get",code="VALIDATION_ERROR"} 1' in anyone
+    assert "hidden" not in anyone
+    assert "made" not in anyone
+    assert 'operations_calls_total{operation="hidden.get",code=""} 1' in alice.body.decode()
+    assert alice.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize("answer", [True, False, RuntimeError("no broker")])
+async def test_readiness_is_asked_for(answer: Any) -> None:
+    async def ready() -> bool:
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    client, _ = serving(ready=ready)
+
+    response = await client.get("/readyz")
+
+    assert response.status == (200 if answer is True else 503)
+    assert (await client.get("/healthz")).status == 200
+
+
+async def test_what_is_mounted_knows_who_asks() -> None:
+    seen: list[Any] = []
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope["path"], scope["operations.identity"]))
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body", "body": b"mounted"})
+
+    client, _ = serving(mcp=mounted)
+
+    assert (await client.post("/mcp", headers=ALICE)).body == b"mounted"
+    assert (await client.get("/mcp")).status == 202
+    assert (await client.post("/mcp", headers={"x-api-key": "wrong"})).status == 401
+    assert (await client.post("/mcp/other")).status == 404
+    assert [(path, who and who.id) for path, who in seen] == [("/mcp", "alice"), ("/mcp", None)]
+
+
+async def test_a_socket_knows_who_asks() -> None:
+    seen: list[Any] = []
+
+    async def socket(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["operations.identity"])
+        await send({"type": "websocket.accept"})
+
+    app = serving(websocket=socket)[0].app
+
+    async def connect(path: str, **headers: str) -> list[str]:
+        sent: list[str] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+
+        fields = [(name.replace("_", "-").encode(), v.encode()) for name, v in headers.items()]
+        scope = {"type": "websocket", "path": path, "query_string": b"",
+                 "headers": [(b"host", b"localhost"), *fields]}  # fmt: skip
+        await app(scope, None, send)  # type: ignore[arg-type]
+        return sent
+
+    assert await connect("/ws", authorization="Bearer k") == ["websocket.accept"]
+    assert await connect("/ws") == ["websocket.accept"]
+    assert await connect("/ws", authorization="Bearer wrong") == ["websocket.close"]
+    assert await connect("/elsewhere") == ["websocket.close"]
+    assert [who and who.id for who in seen] == ["alice", None]
+
+
+async def test_without_other_parts_their_paths_are_empty() -> None:
+    client, _ = serving()
+
+    for target in ("/mcp", "/ws", "/"):
+        assert (await client.get(target)).status == 404
+
+
+async def test_a_console_has_whatever_is_left() -> None:
+    async def console(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    client, _ = serving(console=console)
+
+    assert (await client.get("/")).body == b"/"
+    assert (await client.get("/style.css")).body == b"/style.css"
+    assert (await client.get("/open/get?id=1")).json == 1

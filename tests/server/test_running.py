@@ -1,0 +1,80 @@
+"""Where a server listens, and how it stops."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import anyio
+import pytest
+
+from operations import OperationRegistry
+from operations.server import APIKeys, create_app
+from operations.server.running import InsecureBindError, build_server, is_loopback, running
+
+
+@pytest.mark.requirement("R22")
+def test_it_listens_to_this_machine_unless_told(caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app(OperationRegistry())
+
+    assert build_server(app).config.host == "127.0.0.1"
+    for host in ("0.0.0.0", "::", "192.168.1.7", "example.org"):
+        with pytest.raises(InsecureBindError, match="identity"):
+            build_server(app, host=host)
+    with caplog.at_level(logging.WARNING):
+        build_server(app, host="0.0.0.0", allow_anonymous=True)
+    assert "without authentication" in caplog.text
+    assert build_server(create_app(OperationRegistry(), identity=APIKeys({})), host="0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+     ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
+)  # fmt: skip
+def test_loopback_is_known(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> None:
+    registry, steps = OperationRegistry(), list[str]()
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def resource() -> AsyncGenerator[None]:
+        steps.append("opened")
+        yield
+        steps.append("closed")
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        began.set()
+        await release.wait()
+        return "finished"
+
+    with anyio.fail_after(10):
+        async with aiohttp.ClientSession() as session:
+            async with running(create_app(registry, resources=[resource()])) as url:
+                assert steps == ["opened"]
+                call = asyncio.create_task(session.post(f"{url}/test/run"))
+                await began.wait()
+                asyncio.get_running_loop().call_later(0.1, release.set)
+            response = await call
+            assert await response.json() == "finished"
+    assert steps == ["opened", "closed"]
+
+
+async def test_a_taken_port_is_said() -> None:
+    app = create_app(OperationRegistry())
+
+    async with running(app) as url:
+        with pytest.raises(OSError, match="[Aa]ddress already in use"):
+            async with running(app, port=int(url.rpartition(":")[2])):
+                pass
+
+
+async def test_the_server_does_not_name_itself() -> None:
+    async with running(create_app(OperationRegistry())) as url, aiohttp.ClientSession() as session:
+        async with session.get(f"{url}/healthz") as response:
+            assert "server" not in response.headers

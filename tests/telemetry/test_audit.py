@@ -1,0 +1,79 @@
+import asyncio
+import logging
+import time
+
+import msgspec
+import pytest
+
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.telemetry.audit import Audit, AuditRecord
+
+
+@pytest.mark.requirement("R46")
+async def test_every_call_leaves_one_record_without_arguments(registry: OperationRegistry) -> None:
+    records: list[AuditRecord] = []
+    registry.observe(Audit(records.append))
+
+    @registry.operation("test.inner")
+    async def inner(secret: str) -> str:
+        return secret
+
+    @registry.operation("test.run", scopes=["run"])
+    async def run(secret: str, context: OperationContext) -> str:
+        return str((await context.env.test.inner({"secret": secret})).data)
+
+    alice = OperationContext(identity=Identity("alice", ["run"]), request_id="req-1")
+    await registry.execute("test.run", {"secret": "CANARY"}, alice)
+    with pytest.raises(CallError):
+        await registry.execute("test.run", {"secret": "CANARY"})
+    with pytest.raises(CallError):
+        await registry.execute("test.nope", {"secret": "CANARY"}, alice)
+
+    outer = records[1]
+    assert [(r.operation_id, r.outcome, r.identity_id) for r in records] == [
+        ("test.inner", "ok", "alice"),
+        ("test.run", "ok", "alice"),
+        ("test.run", "ACCESS_DENIED", None),
+        ("test.nope", "OPERATION_NOT_FOUND", "alice"),
+    ]
+    assert outer.request_id == "req-1"
+    assert records[0].parent_request_id == "req-1"
+    assert outer.milliseconds >= 0
+    assert b"CANARY" not in msgspec.json.encode(records)
+
+
+@pytest.mark.requirement("R46", "R47")
+async def test_records_are_lines_of_json_on_a_logger(
+    registry: OperationRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.observe(Audit())
+
+    @registry.operation("test.run")
+    async def run() -> None:
+        pass
+
+    eve = OperationContext(identity=Identity("eve\nCRITICAL owned"))
+    with caplog.at_level(logging.INFO, "operations.audit"):
+        await registry.execute("test.run", {}, eve)
+
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage()
+    assert msgspec.json.decode(record.getMessage())["identityId"] == "eve\nCRITICAL owned"
+
+
+async def test_a_handler_left_behind_is_recorded(registry: OperationRegistry) -> None:
+    records: list[AuditRecord] = []
+    registry.observe(Audit(records.append))
+    stop = asyncio.Event()
+
+    @registry.operation("test.block")
+    def block() -> None:
+        while not stop.is_set():
+            time.sleep(0.01)
+
+    with pytest.raises(CallError):
+        await registry.execute("test.block", {}, OperationContext(deadline=time.time() * 1000 + 30))
+    stop.set()
+
+    assert {record.outcome for record in records} == {"abandoned", "TIMEOUT"}
+    await registry.aclose()

@@ -1,0 +1,130 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.server.asgi import Client
+
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.server import create_app
+from operations.telemetry.otel import instrument
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+class Telemetry:
+    def __init__(self, registry: OperationRegistry) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.reader = InMemoryMetricReader()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        meters = MeterProvider([self.reader])
+        self.stop = instrument(registry, tracer_provider=provider, meter_provider=meters)
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+def build(registry: OperationRegistry) -> list[Any]:
+    seen: list[Any] = []
+
+    @registry.operation("test.inner")
+    async def inner(context: OperationContext) -> None:
+        seen.append((trace.get_current_span().get_span_context().span_id, context.metadata))
+
+    @registry.operation("test.outer")
+    async def outer(context: OperationContext, fail: bool = False) -> None:
+        await asyncio.create_task(context.env.call("test.inner"))
+        if fail:
+            raise CallError("GONE", "CANARY")
+
+    @registry.operation("test.items")
+    async def items(context: OperationContext) -> AsyncIterator[int]:
+        for number in range(3):
+            seen.append(trace.get_current_span().get_span_context().span_id)
+            yield number
+
+    return seen
+
+
+async def test_nested_calls_are_children_and_current_while_they_run(
+    registry: OperationRegistry,
+) -> None:
+    telemetry, seen = Telemetry(registry), build(registry)
+
+    await registry.execute("test.outer", {}, OperationContext(identity=Identity("alice")))
+
+    outer, inner = telemetry.spans()["test.outer"], telemetry.spans()["test.inner"]
+    assert outer.parent is None
+    assert inner.parent is not None
+    assert inner.context is not None
+    assert outer.context is not None
+    assert inner.parent.span_id == outer.context.span_id
+    ((current, metadata),) = seen
+    assert current == inner.context.span_id
+    assert metadata["traceparent"].split("-")[2] == f"{inner.context.span_id:016x}"
+    assert outer.attributes is not None
+    assert outer.attributes["enduser.id"] == "alice"
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+async def test_a_trace_goes_on_through_the_http_door(registry: OperationRegistry) -> None:
+    telemetry, seen = Telemetry(registry), build(registry)
+    client = Client(create_app(registry))
+    sent = {"traceparent": PARENT, "tracestate": "a=b"}
+
+    assert (await client.post("/test/outer", headers=sent)).status == 200
+    assert (
+        await client.post("/call", json={"operation": "test.inner"}, headers=sent)
+    ).status == 200
+    assert (await client.get("/test/items", headers={"traceparent": "garbage"})).status == 200
+
+    outer, items = telemetry.spans()["test.outer"], telemetry.spans()["test.items"]
+    assert outer.context is not None
+    assert outer.parent is not None
+    assert f"{outer.context.trace_id:032x}" == TRACE
+    assert f"{outer.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert items.parent is None
+    assert all(m["traceparent"].startswith(f"00-{TRACE}") for _, m in seen[:2])
+    assert seen[0][1]["tracestate"] == "a=b"
+
+
+async def test_failures_and_items_are_noted_without_their_words(
+    registry: OperationRegistry,
+) -> None:
+    telemetry, seen = Telemetry(registry), build(registry)
+
+    with pytest.raises(CallError):
+        await registry.execute("test.outer", {"fail": True})
+    async for _ in registry.subscribe("test.items"):
+        assert not trace.get_current_span().get_span_context().is_valid
+
+    failed, items = telemetry.spans()["test.outer"], telemetry.spans()["test.items"]
+    assert failed.attributes is not None
+    assert failed.attributes["operations.code"] == "GONE"
+    assert not failed.status.is_ok
+    assert "CANARY" not in failed.to_json()
+    assert [event.name for event in items.events] == ["item"] * 3
+    assert items.context is not None
+    assert seen[1:] == [items.context.span_id] * 3
+
+
+async def test_durations_are_measured_and_watching_can_stop(registry: OperationRegistry) -> None:
+    telemetry, _ = Telemetry(registry), build(registry)
+    await registry.execute("test.inner")
+
+    data = telemetry.reader.get_metrics_data()
+    assert data is not None
+    names = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
+    assert names == {"operations.call.duration", "operations.call.running"}
+
+    telemetry.stop()
+    await registry.execute("test.inner")
+    assert len(telemetry.exporter.get_finished_spans()) == 1
