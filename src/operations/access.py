@@ -109,4 +109,9 @@ def enforce_access(
         CallError: With code `ACCESS_DENIED`. The message never says which scope was missing.
     """
     if not check_access(access_control, identity):
-        raise CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")
+        raise access_denied(operation_id)
+
+
+def access_denied(operation_id: str) -> CallError:
+    """The refusal, which says no more than that it is one."""
+    return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")

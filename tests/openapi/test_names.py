@@ -2,7 +2,7 @@
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operations.openapi.names import MAX_NAME, argument_names, operation_names
@@ -38,6 +38,7 @@ def test_the_root_has_a_name() -> None:
     assert operation_names([("", "GET", "/"), ("", "POST", "")]) == ["get", "post"]
 
 
+@settings(deadline=None)
 @given(
     operations=st.lists(
         st.tuples(WORDS, st.sampled_from(["GET", "PUT"]), st.sampled_from(["/x", "/x/{id}", "/x-id", "/x_id", "/é"])),

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.openapi.echo import Echo
 from tests.openapi.serving import document, serving
 
+from operations import OperationRegistry
 from operations.errors import CallError, DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, from_openapi_url
 from operations.openapi.reading import decode_document
@@ -107,6 +108,7 @@ def test_a_document_has_a_size() -> None:
 
 
 @pytest.mark.requirement("R13")
+@settings(deadline=None)
 @given(text=st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(DocumentError):
@@ -134,6 +136,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.requirement("R13")
+@settings(deadline=None)
 @given(paths=JSON, components=JSON, swagger=st.booleans())
 def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger: bool) -> None:
     version = {"swagger": "2.0"} if swagger else {"openapi": "3.0.0"}
@@ -278,8 +281,6 @@ async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) 
         async with await from_openapi_url(f"{url}/api/openapi.json", config) as service:
             (operation,) = service
             found: Any = operation.spec.input_schema.document
-            from operations import OperationRegistry  # noqa: PLC0415
-
             # No server is named: calls go to the document's own origin, which may have credentials.
             answer = await OperationRegistry([operation]).execute("api.call", {"body": {}})
 

@@ -5,7 +5,7 @@ import logging
 import socket
 from contextlib import AsyncExitStack
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import pytest
 from aiohttp import web
@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
-from operations import CallError, ErrorCode
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.aiohttp_transport import AiohttpTransport
 from operations.openapi.hosts import TrustedHosts, enforce_public, is_public, origin_of
 from operations.openapi.model import Model, Parameter
 from operations.openapi.plan import Plan
 from operations.openapi.references import References
 from operations.openapi.schemas import SchemaConverter
+from operations.openapi.styles import query_pairs
 from operations.openapi.transport import HTTPRequest
 
 STRING = {"type": "string"}
@@ -91,7 +93,7 @@ def test_dot_segments_and_empty_values_are_refused(value: Any) -> None:
 
 @pytest.mark.requirement("R01")
 @given(value=st.one_of(st.text(), st.text("./\\%2e5;?#@:"), st.lists(st.text("./%a"), max_size=3)))
-@settings(max_examples=400)
+@settings(deadline=None, max_examples=400)
 @pytest.mark.parametrize("style", ["simple", "label", "matrix"])
 @pytest.mark.parametrize("explode", [False, True])
 def test_no_text_leaves_its_segment_in_any_style(value: Any, style: str, explode: bool) -> None:
@@ -408,8 +410,6 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
     )
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(refuse))
-        from operations.openapi import HTTPServiceConfig, from_openapi  # noqa: PLC0415
-
         config = HTTPServiceConfig(
             namespace="api",
             base_url=url,
@@ -420,8 +420,6 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
         )
         service = await stack.enter_async_context(from_openapi(doc, config))
         (operation,) = service
-        from operations import OperationRegistry  # noqa: PLC0415
-
         registry = OperationRegistry([operation])
         shown = [
             repr(config),
@@ -443,8 +441,6 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
 
 @pytest.mark.requirement("R23")
 async def test_the_callers_own_token_is_not_forwarded(echo: Echo) -> None:
-    from operations import Identity, OperationContext  # noqa: PLC0415
-
     echo.seen.clear()
     context = OperationContext(
         identity=Identity("user", ["a"]),
@@ -481,12 +477,8 @@ async def test_arguments_are_validated_before_anything_is_sent(echo: Echo) -> No
     name=st.text(),
     value=st.one_of(st.text(), st.lists(st.text()), st.dictionaries(st.text(), st.text())),
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_no_query_argument_adds_a_parameter(name: str, value: Any) -> None:
-    from urllib.parse import parse_qsl  # noqa: PLC0415
-
-    from operations.openapi.styles import query_pairs  # noqa: PLC0415
-
     try:
         f"{name}{value}".encode()
     except UnicodeEncodeError:

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from operations.openapi.keywords import FILE_SCHEMA
 from operations.openapi.references import References
-from operations.openapi.schemas import FILE_SCHEMA, Direction, SchemaConverter
+from operations.openapi.schemas import Direction, SchemaConverter
 from operations.schema import Schema
 
 
@@ -178,3 +179,21 @@ def test_what_nests_without_end_is_cut() -> None:
     for _ in range(400):
         deep = {"type": "array", "items": deep}
     assert Schema(build(deep), lenient=True).document
+
+
+@pytest.mark.requirement("R20")
+def test_parts_that_multiply_are_visited_once() -> None:
+    schemas: Any = {
+        f"A{level}": {
+            "allOf": [{"$ref": f"#/components/schemas/A{level + 1}"}] * 10,
+            "properties": {f"p{level}": {}},
+        }
+        for level in range(30)
+    }
+    schemas["A30"] = {"properties": {"id": {"readOnly": True}}, "required": ["id"]}
+    references = References({"components": {"schemas": schemas}})
+    converter = SchemaConverter(references, ref_siblings=True)
+    root = {"$ref": "#/components/schemas/A0"}
+    assert len(converter.properties(root)) == 31
+    assert converter.flattened(root)["required"] == ["id"]
+    assert isinstance(converter.build(root, Direction.REQUEST), dict)

@@ -1,5 +1,6 @@
 """Documents become operations: specs, rules, problems, and calls through a registry."""
 
+import asyncio
 import datetime
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -393,8 +394,6 @@ async def test_a_test_double_is_never_given_a_header_that_is_two() -> None:
 
 
 def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
-    import asyncio  # noqa: PLC0415
-
     service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
 
     async def call() -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operations.errors import CallError, ErrorCode
@@ -47,6 +47,7 @@ def test_a_case_gives_its_events_under_every_split(case: dict[str, Any]) -> None
 
 
 @needs_table
+@settings(deadline=None)
 @given(data=st.data())
 def test_random_cuts_change_nothing(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(CASES))
@@ -56,6 +57,7 @@ def test_random_cuts_change_nothing(data: st.DataObject) -> None:
 
 
 @pytest.mark.requirement("R13")
+@settings(deadline=None)
 @given(chunks=st.lists(st.binary(max_size=40), max_size=8))
 def test_any_bytes_are_read_without_an_exception(chunks: list[bytes]) -> None:
     decode(chunks)

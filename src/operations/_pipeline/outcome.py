@@ -16,7 +16,7 @@ from operations.envelopes import (
     local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
-from operations.schema import CompiledSchema, Repair, Schema, format_value_errors
+from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors
 from operations.specs import OperationSpec, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -31,81 +31,85 @@ _PLAIN = frozenset({bool, float, int, list, str, type(None)})
 def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     """What turns a handler's result into the envelope its caller gets."""
     operation_id = spec.id
-    normalise = _normaliser(spec, policy)
-    is_known = normalise is not to_json
+    compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
+    normalise, settle = _treatment(operation_id, compiled, policy)
 
     def finish(result: Any) -> Envelope:
         if type(result) not in _PLAIN:
             envelope = lift_envelope(result)
             if envelope is not None:
-                return _pass_on(envelope, normalise, is_known)
+                return pass_on(envelope)
             if isinstance(result, (bytes, bytearray, memoryview)):
                 return local_envelope(bytes(cast("bytes", result)), operation_id)
+        data, doubt = normalise(result)
+        if doubt is not None:
+            settle(data, doubt)
         # What `local_envelope` does, without the call: this is the last step of nearly every call.
         return ResponseEnvelope(
-            normalise(result),
-            LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000),
+            data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
         )
+
+    def pass_on(envelope: Envelope) -> Envelope:
+        """A handler's own envelope: the same meta, and data that fits where there is something to go by."""
+        meta = envelope.meta
+        if type(envelope.data) is bytes:
+            return envelope
+        if not isinstance(meta, LocalResponseMeta) and (
+            compiled is None
+            or (
+                isinstance(meta, MCPResponseMeta)
+                and (meta.is_error or meta.structured_content is None)
+            )
+        ):
+            return envelope
+        data, doubt = normalise(envelope.data)
+        if doubt is not None:
+            settle(data, doubt)
+        return ResponseEnvelope(data, meta)
 
     return finish
 
 
-def _pass_on(envelope: Envelope, normalise: Callable[[Any], Any], is_known: bool) -> Envelope:
-    """A handler's own envelope: the same meta, its data normalised where there is something to go by."""
-    data, meta = envelope.data, envelope.meta
-    if type(data) is bytes:
-        return envelope
-    if isinstance(meta, LocalResponseMeta):
-        return ResponseEnvelope(normalise(data), meta)
-    if not is_known:
-        return envelope
-    if isinstance(meta, MCPResponseMeta) and (meta.is_error or meta.structured_content is None):
-        return envelope
-    return ResponseEnvelope(normalise(data), meta)
+Doubt: TypeAlias = list[Repair] | None
+"""What is still to be said of a result: nothing (None), or its repairs, after which it may still not fit."""
 
 
-def _normaliser(spec: OperationSpec, policy: OutputPolicy) -> Callable[[Any], Any]:
-    """Makes a result JSON, and treats what does not fit the schema as `policy` says."""
-    operation_id, schema = spec.id, spec.output_schema
-    compiled = None if policy == "off" else _compiled(operation_id, schema)
+def _treatment(
+    operation_id: str, compiled: CompiledSchema | None, policy: OutputPolicy
+) -> tuple[Callable[[Any], tuple[Any, Doubt]], Callable[[Any, list[Repair]], None]]:
+    """What makes a result JSON, and what deals with the doubt that leaves, as `policy` says."""
+
+    def leave(value: Any) -> tuple[Any, Doubt]:
+        return to_json(value), None
+
+    def look(value: Any) -> tuple[Any, Doubt]:
+        return to_json(value), []
+
     if compiled is None:
-        return to_json
-    is_valid, cast_value = compiled.is_valid, compiled.normalise
+        return leave, _nothing_to_settle
+    errors, is_valid = compiled.errors, compiled.is_valid
 
-    def fits(value: Any) -> bool:
-        try:
-            return is_valid(value)
-        except ValueError:
-            return False
-
-    def repair(value: Any) -> Any:
-        data, repairs = cast_value(value)
-        if repairs is None:
-            return data
+    def report(data: Any, repairs: list[Repair]) -> None:
         if repairs:
             _report_repairs(operation_id, repairs)
-        if not fits(data):
-            _report_misfit(operation_id, schema, data)
-        return data
+        if not is_valid(data):
+            _report_misfit(operation_id, errors(data))
 
-    def report(value: Any) -> Any:
-        data = to_json(value)
-        if not fits(data):
-            _report_misfit(operation_id, schema, data)
-        return data
-
-    def refuse(value: Any) -> Any:
-        data = to_json(value)
-        if not fits(data):
-            errors = schema.errors(data)
+    def refuse(data: Any, _repairs: list[Repair]) -> None:
+        if not is_valid(data):
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
                 f"{operation_id} returned what its output schema does not allow",
-                {"errors": [msgspec.to_builtins(error) for error in errors]},
+                {"errors": msgspec.to_builtins(errors(data))},
             )
-        return data
 
-    return {"cast": repair, "warn": report, "strict": refuse}[policy]
+    if policy == "cast":
+        return compiled.normalise, report
+    return look, refuse if policy == "strict" else report
+
+
+def _nothing_to_settle(_data: Any, _repairs: list[Repair]) -> None:
+    """Without a schema there is no doubt."""
 
 
 def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
@@ -125,9 +129,7 @@ def _report_repairs(operation_id: str, repairs: Sequence[Repair]) -> None:
     )
 
 
-def _report_misfit(operation_id: str, schema: Schema, data: Any) -> None:
+def _report_misfit(operation_id: str, faults: Sequence[ValueFault]) -> None:
     logger.warning(
-        "%s: the result does not fit its schema:\n%s",
-        operation_id,
-        format_value_errors(schema.errors(data)),
+        "%s: the result does not fit its schema:\n%s", operation_id, format_value_errors(faults)
     )

@@ -13,7 +13,7 @@ from operations._json import JSONValueError
 from operations._pipeline.outcome import Envelope
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import report_start
-from operations.access import enforce_access
+from operations.access import AccessControl, access_denied, check_access
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, map_error
@@ -23,13 +23,19 @@ GRACE = 0.05
 """Seconds a handler has to clean up after it was cancelled before its caller stops waiting for it."""
 
 
+def enter(access: AccessControl, plan: Plan, context: OperationContext) -> None:
+    """The one place where a caller is let through or not."""
+    if not context.trusted and not check_access(access, context.identity):
+        raise access_denied(plan.id)
+
+
 def admit(plan: Plan, value: Any, context: OperationContext) -> Any:
     """Access, then validation: a caller that may not call learns nothing about the input.
 
     The value comes back as it is, but for none at all where an empty object would do.
     """
-    if plan.access is not None and not context.trusted:
-        enforce_access(plan.access, context.identity, operation_id=plan.id)
+    if plan.access is not None:
+        enter(plan.access, plan, context)
     try:
         if plan.is_valid(value):
             return value
@@ -97,8 +103,8 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
 
 async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """The middleware, outermost first. A caller without access does not even reach them."""
-    if plan.access is not None and not context.trusted:
-        enforce_access(plan.access, context.identity, operation_id=plan.id)
+    if plan.access is not None:
+        enter(plan.access, plan, context)
 
     def step(index: int) -> Next:
         async def call_next(call: Call) -> Envelope:

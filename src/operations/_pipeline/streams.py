@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self, cast
 
 from operations._pipeline.outcome import Envelope
-from operations._pipeline.path import admit, before, fail, stop
+from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
-from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
 from operations.errors import CallError
@@ -79,8 +78,8 @@ async def _stream_through(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     """The stream middleware, outermost first."""
-    if plan.access is not None and not context.trusted:
-        enforce_access(plan.access, context.identity, operation_id=plan.id)
+    if plan.access is not None:
+        enter(plan.access, plan, context)
 
     def step(index: int) -> NextStream:
         def call_next(call: Call) -> AsyncIterator[Envelope]:

@@ -13,9 +13,10 @@ import msgspec
 
 from operations.errors import CallError, ErrorCode
 from operations.openapi import media
+from operations.openapi.keywords import is_file
 from operations.openapi.model import Media
 from operations.openapi.nodes import list_of, object_of, text_of
-from operations.openapi.schemas import SchemaConverter, is_file
+from operations.openapi.schemas import SchemaConverter
 from operations.openapi.styles import form_pairs, text_of_value
 from operations.types import JSONObject
 

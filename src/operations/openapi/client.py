@@ -6,13 +6,13 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 
 import asyncio
 import logging
-import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import import_module
+from secrets import SystemRandom
 from time import monotonic, time
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -34,6 +34,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _FIRST_PAUSE = 0.2
 _USER_AGENT = "alkdev-operations"
+_RANDOM = SystemRandom()
 _LOGGER = logging.getLogger("operations")
 
 
@@ -365,7 +366,7 @@ class Client:
 
 def _pause(error: CallError, attempt: int) -> float | None:
     """Seconds to wait before trying again; None if trying again is pointless."""
-    jitter = random.uniform(0, _FIRST_PAUSE * 2**attempt)  # noqa: S311 - spreads load, hides nothing
+    jitter = _RANDOM.uniform(0, _FIRST_PAUSE * 2**attempt)
     if error.code == ErrorCode.UNAVAILABLE:
         return jitter
     details = error.details

@@ -5,7 +5,9 @@ answers at every operation, so what a reference leads to is worked out once.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from operations.errors import DocumentError
 from operations.openapi import media, openapi3, swagger2
@@ -18,7 +20,7 @@ from operations.specs import ErrorDefinition
 from operations.types import JSONObject, JSONSchema
 
 
-class Declared(NamedTuple):
+class Declared(msgspec.Struct, gc=False):
     """What the answers of one operation say."""
 
     errors: tuple[ErrorDefinition, ...]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from operations.errors import DocumentError
 from operations.openapi import openapi3, swagger2
 from operations.openapi.model import METHODS, Model
@@ -32,16 +34,13 @@ class Problem:
     """Whether an operation was left out because of it."""
 
 
-class Entry:
-    """One operation as the document has it."""
+class Entry(msgspec.Struct, gc=False):
+    """One operation as the document has it; a struct, as there are tens of thousands."""
 
-    __slots__ = ("item", "method", "operation", "path")
-
-    def __init__(self, path: str, method: str, item: JSONObject, operation: JSONObject) -> None:
-        self.path = path
-        self.method = method
-        self.item = item
-        self.operation = operation
+    path: str
+    method: str
+    item: JSONObject
+    operation: JSONObject
 
 
 class Description:

@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 from operations.openapi.nodes import list_of, object_of, text_of
 from operations.types import JSONObject
 
-_LINK = re.compile(r"<([^<>]*)>((?:\s*;\s*[^,;=]+(?:=(?:\"[^\"]*\"|[^,;]*))?)*)")
+_LINK = re.compile(r"<([^<>]*)>([^<]*)")
 _REL = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", re.IGNORECASE)
 
 

@@ -10,6 +10,7 @@ from operations.openapi import media
 from operations.openapi.bodies import write_body
 from operations.openapi.client import Draft
 from operations.openapi.headers import enforce_header, is_owned
+from operations.openapi.keywords import as_object, is_file
 from operations.openapi.model import EVENT_STREAM, Media, Model, Parameter, Response
 from operations.openapi.names import argument_names
 from operations.openapi.nodes import object_of
@@ -20,12 +21,7 @@ from operations.openapi.paths import (
     split_template,
     template_names,
 )
-from operations.openapi.schemas import (
-    Direction,
-    SchemaConverter,
-    as_object,
-    is_file,
-)
+from operations.openapi.schemas import Direction, SchemaConverter
 from operations.openapi.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 

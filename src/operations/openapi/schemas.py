@@ -11,12 +11,24 @@ Rule 2: nothing is converted before somebody asks.
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
-from operations._json import JSONValueError, to_json
 from operations.errors import DocumentError
+from operations.openapi.keywords import (
+    FILE_SCHEMA,
+    apply_exclusive,
+    as_object,
+    count_of,
+    data_of,
+    dependent_names,
+    is_file,
+    names_of,
+    number_of,
+    put,
+    type_of,
+    with_null,
+)
 from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.openapi.references import References
 from operations.types import JSONObject, JSONSchema
@@ -24,8 +36,8 @@ from operations.types import JSONObject, JSONSchema
 MAX_DEPTH = 100
 """How deep one definition may nest; what is deeper may be anything."""
 
-MAX_NESTED_PARTS = 8
-"""How deep `allOf` inside `allOf` is searched for properties."""
+MAX_PARTS = 200
+"""How many `allOf` parts of one schema, nested ones included, are searched for properties."""
 
 _LOGGER = logging.getLogger("operations")
 
@@ -39,35 +51,6 @@ class Direction(StrEnum):
     RESPONSE = "response"
 
 
-FILE_SCHEMA: JSONObject = {
-    "description": "A file: its bytes in base64, or an object that also names it.",
-    "anyOf": [
-        {"type": "string", "contentEncoding": "base64"},
-        {
-            "type": "object",
-            "properties": {
-                "content": {"type": "string", "contentEncoding": "base64"},
-                "text": {
-                    "type": "string",
-                    "description": "Instead of content: text to send as UTF-8.",
-                },
-                "filename": {"type": "string"},
-                "contentType": {"type": "string"},
-            },
-            "oneOf": [{"required": ["content"]}, {"required": ["text"]}],
-            "additionalProperties": False,
-        },
-    ],
-}
-"""What a file looks like in an operation's input."""
-
-_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_MISSPELLED = {
-    "any": None, "bool": "boolean", "date": "string", "date-time": "string", "datetime": "string",
-    "dict": "object", "double": "number", "file": "string", "float": "number", "int": "integer",
-    "int32": "integer", "int64": "integer", "list": "array", "long": "integer", "map": "object",
-    "str": "string", "text": "string", "uuid": "string",
-}  # fmt: skip
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MARK = {
     Direction.REQUEST: "readOnly",
@@ -137,31 +120,33 @@ class SchemaConverter:
         except DocumentError:
             return {}
 
-    def properties(self, schema: Any, depth: int = 0) -> JSONObject:
+    def properties(self, schema: Any) -> JSONObject:
         """The raw properties of an object schema, those of its `allOf` parts included."""
-        found = self.resolve(schema)
         result: JSONObject = {}
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(found.get("allOf")):
-                result.update(self.properties(part, depth + 1))
-        result.update(object_of(found.get("properties")))
+        for part in reversed(self._parts(self.resolve(schema))):
+            result.update(object_of(part.get("properties")))
         return result
 
     def flattened(self, schema: Any) -> JSONObject:
         """An object schema with the properties and requirements of its `allOf` parts as its own."""
+        parts = self._parts(self.resolve(schema))
         return {
             "type": "object",
             "properties": self.properties(schema),
-            "required": self._required(schema),
+            "required": [name for part in parts for name in list_of(part.get("required"))],
         }
 
-    def _required(self, schema: Any, depth: int = 0) -> list[Any]:
-        found = self.resolve(schema)
-        names = list_of(found.get("required"))
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(found.get("allOf")):
-                names = [*names, *self._required(part, depth + 1)]
-        return names
+    def _parts(self, schema: JSONObject) -> list[JSONObject]:
+        """`schema` and its `allOf` parts, however they nest, each once."""
+        parts = [schema]
+        seen = {id(schema)}
+        for part in parts:
+            for inner in list_of(part.get("allOf")):
+                found = self.resolve(inner)
+                if id(found) not in seen and len(parts) < MAX_PARTS:
+                    seen.add(id(found))
+                    parts.append(found)
+        return parts
 
     def definition(self, ref: str, direction: Direction) -> tuple[str, str] | None:
         """The key and the name of the definition `ref` leads to; None where it leads nowhere."""
@@ -188,17 +173,14 @@ class SchemaConverter:
                 found.schema = _Conversion(self, direction, found.refs).convert(found.target)
         return found.name, found.schema, found.refs
 
-    def hidden(self, schema: JSONObject, mark: str, depth: int = 0) -> frozenset[str]:
+    def hidden(self, schema: JSONObject, mark: str) -> frozenset[str]:
         """The properties of `schema` and its `allOf` parts that do not travel in this direction."""
-        names = {
+        return frozenset(
             name
-            for name, item in object_of(schema.get("properties")).items()
+            for part in self._parts(schema)
+            for name, item in object_of(part.get("properties")).items()
             if self._is_marked(item, mark)
-        }
-        if depth < MAX_NESTED_PARTS:
-            for part in list_of(schema.get("allOf")):
-                names |= self.hidden(self.resolve(part), mark, depth + 1)
-        return frozenset(names)
+        )
 
     def _is_marked(self, item: Any, mark: str) -> bool:
         if not is_object(item):
@@ -290,7 +272,7 @@ class _Conversion:
             described = schema.get("description")
             return {**FILE_SCHEMA, "description": described} if described else FILE_SCHEMA
         result = self._keywords(schema, depth, hidden)
-        return _with_null(result) if schema.get("nullable") is True else result
+        return with_null(result) if schema.get("nullable") is True else result
 
     def _reference(
         self, schema: JSONObject, ref: str, depth: int, hidden: frozenset[str]
@@ -309,7 +291,7 @@ class _Conversion:
             result = {**self._keywords(others, depth, hidden), **result}
         elif isinstance(description := schema.get("description"), str):
             result["description"] = description
-        return _with_null(result) if schema.get("nullable") is True else result
+        return with_null(result) if schema.get("nullable") is True else result
 
     def _keywords(self, schema: JSONObject, depth: int, hidden: frozenset[str]) -> JSONObject:
         if "properties" in schema or "allOf" in schema:
@@ -321,7 +303,7 @@ class _Conversion:
                 if type(value) is str:
                     out[key] = value
             elif key == "type":
-                _set(out, "type", _type(value))
+                put(out, "type", type_of(value))
             elif key == "properties":
                 if is_object(value):
                     out[key] = {
@@ -345,33 +327,33 @@ class _Conversion:
                     out[key] = {name: self.convert(item, below) for name, item in value.items()}
             elif key == "enum":
                 if is_list(value) and value:
-                    _set(out, key, _data(value))
+                    put(out, key, data_of(value))
             elif key == "required":
-                _set(out, key, _names(value, hidden))
+                put(out, key, names_of(value, hidden))
             elif key in _NUMBERS:
-                _set(out, key, _number(value))
+                put(out, key, number_of(value))
             elif key in _COUNTS:
-                _set(out, key, _count(value))
+                put(out, key, count_of(value))
             elif key in _ANY:
-                if value is None or (value := _data(value)) is not None:
+                if value is None or (value := data_of(value)) is not None:
                     out[key] = value
             elif key in _FLAGS:
                 if type(value) is bool:
                     out[key] = value
             elif key == "example":
                 if "examples" not in schema:
-                    _set(out, "examples", _data([value]))
+                    put(out, "examples", data_of([value]))
             elif key == "examples":
                 if is_list(value):
-                    _set(out, key, _data(value))
+                    put(out, key, data_of(value))
             elif key == "$dynamicRef":
                 if type(value) is str:
                     out.update(as_object(self._reference({"$ref": value}, value, depth, hidden)))
             elif key == "dependentRequired":
-                _set(out, key, _dependent_names(value))
+                put(out, key, dependent_names(value))
             elif key == "dependencies":
                 self._dependencies(value, below, out)
-        _exclusive(schema, out)
+        apply_exclusive(schema, out)
         if out.get("multipleOf", 1) <= 0:
             del out["multipleOf"]
         return out
@@ -392,119 +374,5 @@ class _Conversion:
             return
         names = {key: item for key, item in value.items() if is_list(item)}
         schemas = {key: self.convert(item, depth) for key, item in value.items() if is_object(item)}
-        _set(out, "dependentRequired", _dependent_names(names) or None)
-        _set(out, "dependentSchemas", schemas or None)
-
-
-def is_file(schema: JSONObject) -> bool:
-    """Whether a schema in a request that is not JSON describes bytes rather than text."""
-    kind = schema.get("type")
-    if kind == "file":
-        return True
-    if kind is not None and kind != "string":
-        return False
-    if schema.get("format") == "binary":
-        return True
-    # 3.1: bytes are whatever has a media type and no encoding that makes it text.
-    media = schema.get("contentMediaType")
-    return isinstance(media, str) and not schema.get("contentEncoding")
-
-
-def as_object(schema: JSONSchema) -> JSONObject:
-    """A schema as an object: the trivial ones spelled out."""
-    if isinstance(schema, dict):
-        return schema
-    return {} if schema else {"not": {}}
-
-
-def _set(out: JSONObject, key: str, value: Any) -> None:
-    if value is not None:
-        out[key] = value
-
-
-def _with_null(schema: JSONObject) -> JSONObject:
-    """`schema`, with null allowed as well."""
-    kind = schema.get("type")
-    if kind is None and not schema.keys() & {
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "enum",
-        "const",
-        "not",
-    }:
-        return schema
-    if kind is None or schema.keys() & {"allOf", "anyOf", "oneOf", "const", "$ref"}:
-        noted: tuple[str, ...] = ("title", "description", "default")
-        notes = {key: schema[key] for key in noted if key in schema}
-        rest = {key: item for key, item in schema.items() if key not in notes}
-        return {**notes, "anyOf": [rest, {"type": "null"}]}
-    kinds = kind if is_list(kind) else [kind]
-    result = {**schema, "type": kinds if "null" in kinds else [*kinds, "null"]}
-    if "enum" in schema and None not in schema["enum"]:
-        result["enum"] = [*schema["enum"], None]
-    return result
-
-
-def _type(value: Any) -> Any:
-    """A `type` keyword of known types; None where it says nothing usable."""
-    if type(value) is str:
-        if value in _TYPES:
-            return value
-        return _MISSPELLED.get(value.lower(), value.lower() if value.lower() in _TYPES else None)
-    if is_list(value):
-        kinds = [_type(item) for item in value if type(item) is str]
-        return list(dict.fromkeys(kinds)) if kinds and all(kinds) else None
-    return None
-
-
-def _names(value: Any, hidden: Iterable[str]) -> list[str] | None:
-    if not is_list(value):
-        return None
-    return list(dict.fromkeys(name for name in value if type(name) is str and name not in hidden))
-
-
-def _dependent_names(value: Any) -> JSONObject | None:
-    if not is_object(value):
-        return None
-    return {key: names for key, item in value.items() if (names := _names(item, ())) is not None}
-
-
-def _data(value: Any) -> Any:
-    """What a schema says about data, as JSON; None where it is none: some readers of YAML make dates of texts."""
-    try:
-        return to_json(value, MAX_DEPTH)
-    except JSONValueError:
-        return None
-
-
-def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
-    try:
-        return to(value)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _number(value: Any) -> int | float | None:
-    if type(value) is str and len(value) < 40:
-        value = (
-            _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
-        )
-    if (type(value) is int or type(value) is float) and value - value == 0:
-        return value
-    return None
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    if number is None or number < 0 or number != int(number):
-        return None
-    return int(number)
-
-
-def _exclusive(schema: JSONObject, out: JSONObject) -> None:
-    """A boolean `exclusiveMinimum` turns the minimum beside it into the exclusive one."""
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if schema.get(exclusive) is True and bound in out:
-            out[exclusive] = out.pop(bound)
+        put(out, "dependentRequired", dependent_names(names) or None)
+        put(out, "dependentSchemas", schemas or None)

@@ -9,7 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
+
+import msgspec
 
 from operations.access import OPEN, AccessControl
 from operations.openapi.client import Client
@@ -143,7 +145,7 @@ def _import(
         return _Importer(document, config, address=address, source=source).service()
 
 
-class _Draft(NamedTuple):
+class _Draft(msgspec.Struct, gc=False):
     """An operation before it has its name."""
 
     entry: Entry
@@ -253,7 +255,7 @@ class _Importer:
         )
 
     def _operation(self, draft: _Draft, name: str, access: AccessControl) -> Operation:
-        entry, _, title, description, tags, declared, meta = draft
+        entry, declared = draft.entry, draft.declared
         is_stream, method = declared.is_stream, entry.method
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
         if is_stream:
@@ -265,15 +267,15 @@ class _Importer:
             namespace=self._config.namespace,
             version=self._version,
             type=kind,
-            title=title,
-            description=description,
-            tags=tags,
+            title=draft.title,
+            description=draft.description,
+            tags=draft.tags,
             input_schema=Schema(endpoint.input_schema, lenient=True),
             output_schema=Schema(endpoint.output_schema, lenient=True),
             error_schemas=declared.errors,
             access_control=access,
             idempotent=method in _IDEMPOTENT,
-            meta=meta,
+            meta=draft.meta,
         )
         return Operation(spec, endpoint.subscribe if is_stream else endpoint.call, None, False)
 

@@ -6,9 +6,9 @@ server then says so (204), has nothing new, or begins again from events we have 
 """
 
 import asyncio
-import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from secrets import SystemRandom
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ MAX_PAUSE = 30.0
 
 _PAUSE = 0.25
 _REMEMBERED = 1000
+_RANDOM = SystemRandom()
 
 
 class EventStream:
@@ -98,7 +99,7 @@ class EventStream:
                     raise lost
             elif not self._last_id or not self._retries or count == 0:
                 return
-            await asyncio.sleep(self._pause * 2**failures * random.uniform(0.5, 1))  # noqa: S311
+            await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
     async def _connection(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The events of one response."""

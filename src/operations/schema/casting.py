@@ -7,9 +7,11 @@ Rule 2: a cast never makes a valid value invalid. Where stripping would, the val
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, to_json
+from operations._json import MAX_DEPTH, JSONValueError, pointer, to_json
+from operations.schema.assertions import same, shown, type_of
+from operations.schema.kinds import is_array, is_object
 from operations.schema.leaves import leaf_types
-from operations.schema.plans import MISSING, Planner
+from operations.schema.plans import Planner
 from operations.schema.repairing import Repairer
 from operations.schema.results import Repair
 from operations.schema.stripping import GaveUpError, Stripper
@@ -21,38 +23,114 @@ Raises `JSONValueError` if some part that the schema does not strip is not JSON 
 """
 
 
+_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+
+_MAX_ROUNDS = 4
+"""How often a cast is repeated for unions whose members depend on each other's defaults."""
+
+
 def build_normalise(planner: Planner) -> Normalise:
     """The cast of one document."""
-    repairer = Repairer(planner)
-    root, accepts = planner.root(), planner.checker.accepts
-    stage = Stripper(planner, repairer).stage(root)
-    scalars = leaf_types(root) or frozenset()
+    cast = _Cast(planner)
+    stage, accepts = cast.stage, planner.checker.accepts
+    scalars = leaf_types(planner.root()) or frozenset()
 
     def normalise(value: Any) -> tuple[Any, list[Repair] | None]:
-        stripped = MISSING
+        # Most values end here, and many are mere scalars.
         try:
             stripped = value if type(value) in scalars else stage.strip(value, MAX_DEPTH)
             if accepts(stripped):
-                return stripped, None
+                return cast.settle(value, stripped, None) if planner.unstable else (stripped, None)
         except (GaveUpError, ValueError):
             pass
-        return repair(value, stripped is not MISSING)
+        result, repairs = cast.once(value)
+        if repairs or planner.unstable:
+            return cast.settle(value, result, repairs)
+        return result, repairs
 
-    def repair(value: Any, stripped: bool) -> tuple[Any, list[Repair] | None]:
-        if stripped and is_valid(value):
-            return to_json(value), None
-        result, repairs = repairer.repair(value)
-        if accepts(result):
+    return normalise
+
+
+class _Cast:
+    """The parts of a cast that not every value needs."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._accepts = planner.checker.accepts
+        self._repairer = Repairer(planner)
+        self.stage = Stripper(planner, self._repairer).stage(planner.root())
+
+    def settle(
+        self, value: Any, result: Any, repairs: list[Repair] | None
+    ) -> tuple[Any, list[Repair] | None]:
+        """Cast again what `value` was cast to, until it stays.
+
+        Other members of a union may match once excess is gone and defaults are there, and a declared
+        default need not be valid itself.
+        """
+        for _ in range(_MAX_ROUNDS):
+            again, more = self.once(result)
+            if again == result and not more:
+                break
+            result = again
+            # What was repaired and has gone since is no repair of the result.
+            said = [r for r in (*(repairs or ()), *(more or ())) if _has_place(again, r.path)]
+            said += _unsaid(value, again, {repair.path for repair in said})
+            repairs = said or more
+        return result, repairs
+
+    def once(self, value: Any) -> tuple[Any, list[Repair] | None]:
+        """Both passes, one after the other."""
+        try:
+            stripped = self.stage.strip(value, MAX_DEPTH)
+            if self._accepts(stripped):
+                return stripped, None
+            if self._is_valid(value):
+                return to_json(value), None
+        except (GaveUpError, ValueError):
+            pass
+        result, repairs = self._repairer.repair(value)
+        if self._accepts(result):
             return result, repairs or None
-        if is_valid(value):
+        if self._is_valid(value):
             return to_json(value), None
         return result, repairs
 
-    def is_valid(value: Any) -> bool:
+    def _is_valid(self, value: Any) -> bool:
         """Whether `value` is valid as it stands, excess and all."""
         try:
-            return accepts(to_json(value))
+            return self._accepts(to_json(value))
         except JSONValueError:
             return False
 
-    return normalise
+
+def _has_place(value: Any, path: str) -> bool:
+    """Whether a JSON pointer leads somewhere."""
+    for token in path.split("/")[1:]:
+        name = token.replace("~1", "/").replace("~0", "~")
+        if is_object(value) and name in value:
+            value = value[name]
+        elif is_array(value) and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return False
+    return True
+
+
+def _unsaid(value: Any, result: Any, said: set[str], path: str = "") -> list[Repair]:
+    """Repairs for what differs without a word: stripped as excess, then filled by a default."""
+    if path in said:
+        return []
+    both: list[tuple[str | int, Any, Any]]
+    if is_object(value) and is_object(result):
+        both = [(name, value[name], result[name]) for name in value if name in result]
+    elif is_array(value) and is_array(result) and len(value) == len(result):
+        both = [(index, *pair) for index, pair in enumerate(zip(value, result, strict=True))]
+    elif type(value) not in _JSON or same(value, result):
+        return []
+    else:
+        return [Repair(path, "replaced", f"was {type_of(value)} and is now {shown(result)}")]
+    return [
+        repair
+        for token, before, after in both
+        for repair in _unsaid(before, after, said, path + pointer(token))
+    ]

@@ -26,6 +26,10 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
     """
     plans = [(member, planner.plan((member,))) for member in members]
     fitting = [member for member, plan in plans if plan.accepts(value)]
+    if isinstance(value, float):
+        # 3.0 is an integer too, but where a number will do it may stay a float.
+        numbers = [member for member, plan in plans if member in fitting and plan.allows("number")]
+        fitting = numbers or fitting
     converted: list[Site] = []
     if not fitting:
         for member, plan in plans:

@@ -72,11 +72,19 @@ class Facet(NamedTuple):
 
 
 class Planner:
-    """The plans of one document."""
+    """The plans of one document.
+
+    Attributes:
+        checker: The validators of the document.
+        document: Its references.
+        unstable: Whether some choice may come out differently once excess is stripped and defaults are
+            filled. Known from when the first such choice has been planned.
+    """
 
     def __init__(self, checker: Checker) -> None:
         self.checker = checker
         self.document: Document = checker.document
+        self.unstable = False
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def root(self) -> "Plan":
@@ -109,6 +117,7 @@ class Planner:
             choices: list[Choice] = []
             known = [self._merge(site, facets, choices) for site in fresh]
             asked = asked.union(*(self._asked(choice) for choice in choices))
+            self.unstable = self.unstable or any(map(self._is_unstable, choices))
             found = Plan(
                 self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
             )
@@ -120,6 +129,13 @@ class Planner:
         if choice.condition is not None:
             return list(self.plan((choice.condition,)).fields)
         return [choice.name] if choice.name else []
+
+    def _is_unstable(self, choice: Choice) -> bool:
+        """Whether more than the type of the value decides."""
+        members = [self.plan((member,)) for member in choice.members]
+        return not members or any(
+            sum(member.allows(kind) for member in members) > 1 for kind in ("object", "array")
+        )
 
     def _merge(self, site: Site, facets: list[Facet], choices: list[Choice]) -> bool:
         """Add what `site` says; False if some of it only the validator can follow."""

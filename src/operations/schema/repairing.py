@@ -102,12 +102,14 @@ class _Run:
         return to_json(value)
 
     def _fitted(self, plan: Plan) -> Any:
-        """A declared default, its excess stripped and its own defaults filled; a scalar as it stands."""
+        """A declared default, cast like any value; a scalar that cannot be converted as it stands."""
         try:
             default = to_json(plan.default)
             if isinstance(default, (dict, list)):
                 run = _Run(self._planner, self._defaults, (*self._fitting, plan))
                 default = run.cast(plan, default, "", MAX_DEPTH)
+            elif not plan.accepts(default):
+                default = next(filter(plan.accepts, conversions(default, _scalars(plan))), default)
         except JSONValueError:
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
@@ -154,7 +156,7 @@ class _Run:
             # Nobody says what it should be.
             return value
         made = self._made(plan)
-        if made is MISSING:
+        if made is MISSING or same(made, value):
             return value
         self._note(path, "replaced", f"was {type_of(value)} and is now {shown(made)}")
         return made
@@ -212,6 +214,7 @@ class _Run:
         kept = value if most is None else value[:most]
         if len(kept) < len(value):
             self._note(path, "replaced", f"was cut from {len(value)} to {len(kept)} items")
+        before = len(self.repairs)
         first = [plan.part(plan.place(index)) for index in range(plan.places)]
         rest = plan.part(plan.place(plan.places))
         result = [
@@ -224,6 +227,8 @@ class _Run:
         if unique:
             different = distinct(result)
             if len(different) < len(result):
+                # The items have moved, so what was said about their places is no longer true.
+                del self.repairs[before:]
                 self._note(path, "replaced", "had items twice and has each once")
                 result = different
         self._pad(plan, result, path, unique=unique)
@@ -290,6 +295,11 @@ class _Run:
             return None
         finally:
             self.repairs, self._on_trial = outer
+
+
+def _scalars(plan: Plan) -> tuple[str, ...]:
+    """The types a scalar default may be converted to, also where there is a choice of them."""
+    return plan.types or ("string", "integer", "number", "boolean")
 
 
 def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:

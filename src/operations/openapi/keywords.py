@@ -1,0 +1,160 @@
+"""Single keywords of older or careless schemas, corrected to what 2020-12 means; pure functions.
+
+Rule: what says nothing usable comes back as None, and its keyword is left out.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from operations._json import MAX_DEPTH, JSONValueError, to_json
+from operations.openapi.nodes import is_list, is_object
+from operations.types import JSONObject, JSONSchema
+
+FILE_SCHEMA: JSONObject = {
+    "description": "A file: its bytes in base64, or an object that also names it.",
+    "anyOf": [
+        {"type": "string", "contentEncoding": "base64"},
+        {
+            "type": "object",
+            "properties": {
+                "content": {"type": "string", "contentEncoding": "base64"},
+                "text": {
+                    "type": "string",
+                    "description": "Instead of content: text to send as UTF-8.",
+                },
+                "filename": {"type": "string"},
+                "contentType": {"type": "string"},
+            },
+            "oneOf": [{"required": ["content"]}, {"required": ["text"]}],
+            "additionalProperties": False,
+        },
+    ],
+}
+"""What a file looks like in an operation's input."""
+
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+_MISSPELLED = {
+    "any": None, "bool": "boolean", "date": "string", "date-time": "string", "datetime": "string",
+    "dict": "object", "double": "number", "file": "string", "float": "number", "int": "integer",
+    "int32": "integer", "int64": "integer", "list": "array", "long": "integer", "map": "object",
+    "str": "string", "text": "string", "uuid": "string",
+}  # fmt: skip
+
+
+def is_file(schema: JSONObject) -> bool:
+    """Whether a schema in a request that is not JSON describes bytes rather than text."""
+    kind = schema.get("type")
+    if kind == "file":
+        return True
+    if kind is not None and kind != "string":
+        return False
+    if schema.get("format") == "binary":
+        return True
+    # 3.1: bytes are whatever has a media type and no encoding that makes it text.
+    media = schema.get("contentMediaType")
+    return isinstance(media, str) and not schema.get("contentEncoding")
+
+
+def as_object(schema: JSONSchema) -> JSONObject:
+    """A schema as an object: the trivial ones spelled out."""
+    if isinstance(schema, dict):
+        return schema
+    return {} if schema else {"not": {}}
+
+
+def put(out: JSONObject, key: str, value: Any) -> None:
+    """Set a keyword, unless it says nothing."""
+    if value is not None:
+        out[key] = value
+
+
+def with_null(schema: JSONObject) -> JSONObject:
+    """`schema`, with null allowed as well."""
+    kind = schema.get("type")
+    if kind is None and not schema.keys() & {
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "enum",
+        "const",
+        "not",
+    }:
+        return schema
+    if kind is None or schema.keys() & {"allOf", "anyOf", "oneOf", "const", "$ref"}:
+        noted: tuple[str, ...] = ("title", "description", "default")
+        notes = {key: schema[key] for key in noted if key in schema}
+        rest = {key: item for key, item in schema.items() if key not in notes}
+        return {**notes, "anyOf": [rest, {"type": "null"}]}
+    kinds = kind if is_list(kind) else [kind]
+    result = {**schema, "type": kinds if "null" in kinds else [*kinds, "null"]}
+    if "enum" in schema and None not in schema["enum"]:
+        result["enum"] = [*schema["enum"], None]
+    return result
+
+
+def type_of(value: Any) -> Any:
+    """A `type` keyword of known types; None where it says nothing usable."""
+    if type(value) is str:
+        if value in _TYPES:
+            return value
+        return _MISSPELLED.get(value.lower(), value.lower() if value.lower() in _TYPES else None)
+    if is_list(value):
+        kinds = [type_of(item) for item in value if type(item) is str]
+        return list(dict.fromkeys(kinds)) if kinds and all(kinds) else None
+    return None
+
+
+def names_of(value: Any, hidden: Iterable[str]) -> list[str] | None:
+    """A list of property names, each once, without the hidden ones."""
+    if not is_list(value):
+        return None
+    return list(dict.fromkeys(name for name in value if type(name) is str and name not in hidden))
+
+
+def dependent_names(value: Any) -> JSONObject | None:
+    """Lists of property names by property."""
+    if not is_object(value):
+        return None
+    return {key: names for key, item in value.items() if (names := names_of(item, ())) is not None}
+
+
+def data_of(value: Any) -> Any:
+    """What a schema says about data, as JSON; None where it is none: some readers of YAML make dates of texts."""
+    try:
+        return to_json(value, MAX_DEPTH)
+    except JSONValueError:
+        return None
+
+
+def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
+    try:
+        return to(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def number_of(value: Any) -> int | float | None:
+    """A number, also where it was written as text."""
+    if type(value) is str and len(value) < 40:
+        value = (
+            _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
+        )
+    if (type(value) is int or type(value) is float) and value - value == 0:
+        return value
+    return None
+
+
+def count_of(value: Any) -> int | None:
+    """A whole number that is not negative."""
+    number = number_of(value)
+    if number is None or number < 0 or number != int(number):
+        return None
+    return int(number)
+
+
+def apply_exclusive(schema: JSONObject, out: JSONObject) -> None:
+    """A boolean `exclusiveMinimum` turns the minimum beside it into the exclusive one."""
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if schema.get(exclusive) is True and bound in out:
+            out[exclusive] = out.pop(bound)

@@ -1,0 +1,180 @@
+"""Bodies and parameters at their edges: odd values, bytes in process, other media types."""
+
+import zlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from operations import CallError, ErrorCode
+from operations.openapi.bodies import Payload, write_body
+from operations.openapi.content_coding import decoded
+from operations.openapi.model import Media, Parameter
+from operations.openapi.references import References
+from operations.openapi.schemas import SchemaConverter
+from operations.openapi.styles import header_value, path_value, percent_reserved, query_pairs
+
+SCHEMAS = SchemaConverter(References({}), ref_siblings=True)
+
+
+def written(kind: str, value: Any, *, is_bytes: bool = False, **media: Any) -> Payload:
+    return write_body(Media(media_type=kind, **media), value, SCHEMAS, is_bytes=is_bytes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_bytes", "expected"),
+    [
+        ("application/*+json", {"a": 1}, False, Payload(b'{"a":1}', "application/json")),
+        ("*/*", {"a": 1}, False, Payload(b'{"a":1}', "application/json")),
+        ("*/*", b"\0", False, Payload(b"\0", "application/octet-stream")),
+        ("image/*", "AAE", True, Payload(b"\0\1", "application/octet-stream")),
+        (
+            "image/*",
+            {"content": "AAE=", "contentType": "image/gif"},
+            True,
+            Payload(b"\0\1", "image/gif"),
+        ),
+        ("application/zip", bytearray(b"zip"), True, Payload(b"zip", "application/zip")),
+        ("application/pdf", {"text": "x"}, True, Payload(b"x", "application/pdf")),
+        (
+            "text/plain; charset=latin-1",
+            "é",
+            False,
+            Payload(b"\xe9", "text/plain; charset=latin-1"),
+        ),
+        (
+            "text/plain; charset=ascii",
+            "é",
+            False,
+            Payload("é".encode(), "text/plain; charset=utf-8"),
+        ),
+        ("text/plain", 7, False, Payload(b"7", "text/plain")),
+        (
+            "application/x-www-form-urlencoded",
+            "a=1",
+            False,
+            Payload(b"a=1", "application/x-www-form-urlencoded"),
+        ),
+        (
+            "application/x-www-form-urlencoded",
+            {"a": None, "b": b"\0"},
+            False,
+            Payload(b"a=&b=AA%3D%3D", "application/x-www-form-urlencoded"),
+        ),
+    ],
+)
+def test_a_body_is_written_as_its_media_type_wants(
+    kind: str, value: Any, is_bytes: bool, expected: Payload
+) -> None:
+    assert written(kind, value, is_bytes=is_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("application/octet-stream", "not base64!"),
+        ("application/octet-stream", 7),
+        ("application/x-www-form-urlencoded", [1]),
+        ("multipart/form-data", "x"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(kind: str, value: Any) -> None:
+    with pytest.raises(CallError) as caught:
+        written(kind, value, is_bytes=True)
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+def test_a_file_that_is_none_is_refused() -> None:
+    schema = {"properties": {"f": {"type": "string", "format": "binary"}}}
+    for value in (7, {}, {"filename": "x"}):
+        with pytest.raises(CallError):
+            written("multipart/form-data", {"f": value}, schema=schema)
+
+
+@pytest.mark.requirement("R03")
+def test_no_name_or_type_of_a_file_ends_its_header() -> None:
+    hostile = 'a"\r\nX-Evil: 1\r\n\r\nb'
+    file = {"text": "x", "filename": hostile, "contentType": hostile}
+    schema = {"properties": {hostile: {"type": "string", "format": "binary"}}}
+    content = written("multipart/form-data", {hostile: file}, schema=schema).content
+    head = content.partition(b"\r\n\r\n")[0]
+    assert head.count(b"\r\n") == 2
+    assert b"X-Evil: 1\r\n" not in content
+
+
+def test_a_part_can_be_bytes_or_declared_json() -> None:
+    payload = written(
+        "multipart/form-data",
+        {"a": b"\0", "b": [1]},
+        encoding={"b": {"contentType": "application/json"}},
+    )
+    assert (
+        b'name="a"; filename="a"\r\nContent-Type: application/octet-stream\r\n\r\n\0'
+        in payload.content
+    )
+    assert b"Content-Type: application/json\r\n\r\n[1]" in payload.content
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "expected"),
+    [
+        ({"style": "form", "explode": True}, [], ["p="]),
+        ({"style": "form", "explode": True}, {}, ["p="]),
+        ({"style": "form", "explode": True}, None, ["p="]),
+        ({"style": "form", "explode": False}, ["a", None, "b"], ["p=a,,b"]),
+        ({"style": "form", "explode": True}, [{"a": 1}], ["p=%7B%22a%22%3A1%7D"]),
+        ({"style": "deepObject"}, [{"a": 1}, 2], ["p%5B0%5D%5Ba%5D=1", "p%5B1%5D=2"]),
+        ({"style": "deepObject"}, "x", ["p=x"]),
+        ({"style": "pipeDelimited", "explode": True}, ["a", "b"], ["p=a", "p=b"]),
+        (
+            {"style": "querystring", "media_type": "application/json"},
+            {"a": 1},
+            ["%7B%22a%22%3A1%7D"],
+        ),
+        (
+            {"style": "querystring", "media_type": "application/x-www-form-urlencoded"},
+            {"a": [1, 2]},
+            ["a=1&a=2"],
+        ),
+    ],
+)
+def test_queries_at_their_edges(parameter: dict[str, Any], value: Any, expected: list[str]) -> None:
+    assert query_pairs(Parameter(name="p", place="query", **parameter), value) == expected
+
+
+def test_content_parameters_stand_anywhere() -> None:
+    where: Any = {"name": "p", "media_type": "application/json"}
+    assert path_value(Parameter(place="path", **where), {"a": 1}) == "%7B%22a%22%3A1%7D"
+    assert header_value(Parameter(place="header", **where), {"a": 1}) == '{"a":1}'
+
+
+def test_reserved_characters_pass_but_those_that_change_the_query() -> None:
+    assert percent_reserved("a/b:c?d[e]@!$'()*,;=") == "a/b:c?d[e]@!$'()*,;="
+    assert percent_reserved("a&b#c+d e") == "a%26b%23c%2Bd%20e"
+    assert percent_reserved("%20 %zz 100%") == "%20%20%25zz%20100%25"
+
+
+async def _pieces(*chunks: bytes) -> AsyncGenerator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+@pytest.mark.parametrize(
+    ("coding", "content"),
+    [("br", b"x"), ("gzip", b"no gzip"), ("gzip, gzip, gzip, gzip", b""), ("deflate", b"\xff\xff")],
+)
+async def test_content_codings_nobody_asked_for_are_errors(coding: str, content: bytes) -> None:
+    with pytest.raises(CallError) as caught:
+        async for _ in decoded(_pieces(content), coding, max_bytes=None):
+            pass
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_bare_deflate_is_understood_too() -> None:
+    packer = zlib.compressobj(wbits=-15)
+    content = packer.compress(b"x" * 100_000) + packer.flush()
+    halves = _pieces(content[:5], content[5:])
+    assert (
+        b"".join([piece async for piece in decoded(halves, "deflate", max_bytes=None)])
+        == b"x" * 100_000
+    )
