@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -83,17 +84,44 @@ def serve_bare(port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, access_log=False, log_config=None)
 
 
+def serve_fastmcp(port: int) -> None:
+    import uvicorn
+    from fastmcp import FastMCP
+
+    server: Any = FastMCP("benchmark")
+
+    @server.tool
+    async def create(title: str, priority: int, tags: list[str]) -> dict[str, Any]:
+        return {"id": 1, "title": title, "priority": priority, "tags": tags}
+
+    app = server.http_app(path="/mcp", stateless_http=True, json_response=True)
+    uvicorn.run(app, host="127.0.0.1", port=port, access_log=False, log_config=None)
+
+
 SERVERS = {"bare Starlette": serve_bare, "operations": serve_ours}
+if find_spec("fastmcp"):
+    SERVERS["FastMCP, streamable HTTP"] = serve_fastmcp
+
+REQUESTS: dict[str, tuple[str, Any]] = dict.fromkeys(SERVERS, ("/task/create", BODY))
+REQUESTS["FastMCP, streamable HTTP"] = (
+    "/mcp",
+    {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "create", "arguments": BODY},
+    },
+)
 
 
 @contextmanager
 def started(name: str, port: int) -> Generator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, __file__, "--serve", name, "--port", str(port)])
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             try:
-                urlopen(f"http://127.0.0.1:{port}/healthz").close()  # noqa: S310
+                urlopen(f"http://127.0.0.1:{port}/healthz").close()
                 break
             except URLError as error:
                 if getattr(error, "code", None) is not None:
@@ -108,16 +136,18 @@ def started(name: str, port: int) -> Generator[subprocess.Popen[bytes]]:
 # ------------------------------------------------------------ how it is measured
 
 
-def with_wrk(port: int, seconds: float, connections: int) -> float:
+def with_wrk(name: str, port: int, seconds: float, connections: int) -> float:
+    path, body = REQUESTS[name]
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(
             'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\n'
-            f"wrk.body = [[{json.dumps(BODY)}]]\n"
+            'wrk.headers["Accept"] = "application/json, text/event-stream"\n'
+            f"wrk.body = [=[{json.dumps(body)}]=]\n"
         )
         script.flush()
         output = subprocess.run(
             ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script.name,
-             f"http://127.0.0.1:{port}/task/create"],
+             f"http://127.0.0.1:{port}{path}"],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
     assert "Non-2xx" not in output, output
@@ -126,7 +156,9 @@ def with_wrk(port: int, seconds: float, connections: int) -> float:
     return float(found[1])
 
 
-async def with_python(port: int, seconds: float, connections: int) -> float:
+async def with_python(name: str, port: int, seconds: float, connections: int) -> float:
+    path, body = REQUESTS[name]
+    accept = {"Accept": "application/json, text/event-stream"}
     done = 0
     async with aiohttp.ClientSession() as session:
 
@@ -134,7 +166,7 @@ async def with_python(port: int, seconds: float, connections: int) -> float:
             nonlocal done
             while time.monotonic() < until:
                 async with session.post(
-                    f"http://127.0.0.1:{port}/task/create", json=BODY
+                    f"http://127.0.0.1:{port}{path}", json=body, headers=accept
                 ) as response:
                     await response.read()
                     assert response.status == 200
@@ -145,15 +177,17 @@ async def with_python(port: int, seconds: float, connections: int) -> float:
         return done / (time.monotonic() - began)
 
 
-def rate(port: int, seconds: float, connections: int) -> float:
+def rate(name: str, port: int, seconds: float, connections: int) -> float:
     if shutil.which("wrk"):
-        return with_wrk(port, seconds, connections)
-    return asyncio.run(with_python(port, seconds, connections))
+        return with_wrk(name, port, seconds, connections)
+    return asyncio.run(with_python(name, port, seconds, connections))
 
 
 def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
     """User and system time of a process so far. Unlike a rate it does not depend on who else is busy."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    fields = (
+        Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    )
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -197,9 +231,11 @@ def main() -> None:
     for _ in range(options.repeats):
         for name in SERVERS:
             with started(name, options.port) as process:
-                rate(options.port, 1, options.connections)
+                rate(name, options.port, 1, options.connections)
                 before, began = cpu_seconds(process), time.monotonic()
-                rates[name].append(rate(options.port, int(options.seconds), options.connections))
+                rates[name].append(
+                    rate(name, options.port, int(options.seconds), options.connections)
+                )
                 done = rates[name][-1] * (time.monotonic() - began)
                 costs[name].append((cpu_seconds(process) - before) / done * 1e6)
     base = costs["bare Starlette"]

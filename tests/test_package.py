@@ -18,7 +18,7 @@ CONTRACT = [
     "OperationContext", "Identity", "AccessControl", "ErrorDefinition", "OperationRegistry",
     "ResponseEnvelope", "LocalResponseMeta", "HTTPResponseMeta", "MCPResponseMeta", "MCPAnnotations",
     "local_envelope", "http_envelope", "mcp_envelope", "is_response_envelope", "unwrap", "RESPONSE_SOURCES",
-    "RESPONSE_ENVELOPE_SCHEMA", "RESPONSE_META_SCHEMA", "OPERATION_SPEC_SCHEMA", "CallError", "ErrorCode",
+    "RESPONSE_ENVELOPE_SCHEMA", "RESPONSE_META_SCHEMA", "OPERATION_SPEC_SCHEMA", "CALL_EVENT_SCHEMAS", "CallError", "ErrorCode",
     "map_error", "check_access", "enforce_access", "subscribe", "build_env", "Schema", "from_schema",
     "collect_errors", "validate_or_raise", "format_value_errors", "assert_is_schema", "operation",
     "scan_operations",

@@ -310,3 +310,34 @@ async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
             await registry.execute("task.get", None, soon())
 
     assert cleaned.is_set()
+
+
+async def test_a_watcher_hears_of_changes_and_of_no_call(registry: OperationRegistry) -> None:
+    heard: list[object] = []
+    stop = registry.watch(heard.append)
+
+    @registry.operation("a.b")
+    async def b() -> int:
+        return 1
+
+    await registry.execute("a.b", {})
+    registry.unregister("a.b")
+    stop()
+    registry.operation("a.b")(b)
+
+    assert heard == [
+        RegistryChanged(operation_id="a.b", change="added"),
+        RegistryChanged(operation_id="a.b", change="removed"),
+    ]
+
+
+def test_a_service_that_changes_is_told_who_holds_its_operations() -> None:
+    class Service(list[Operation]):
+        def attach(self, registry: OperationRegistry) -> None:
+            self.registry = registry
+
+    service = Service()
+    registry = OperationRegistry()
+    registry.register_all(service)
+
+    assert service.registry is registry

@@ -38,6 +38,7 @@ from operations.errors import (
     map_error,
 )
 from operations.observe import CallEvent, Observer
+from operations.protocol import CALL_EVENT_SCHEMAS
 from operations.registry import OperationRegistry, Remote, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
@@ -66,6 +67,7 @@ from operations.specs import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "CALL_EVENT_SCHEMAS",
     "OPERATION_SPEC_SCHEMA",
     "RESPONSE_ENVELOPE_SCHEMA",
     "RESPONSE_META_SCHEMA",

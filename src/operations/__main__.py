@@ -1,8 +1,8 @@
-"""The `operations` command."""
+"""`python -m operations`."""
 
 import sys
 
-from operations.cli import main
+from operations_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

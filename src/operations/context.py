@@ -55,6 +55,9 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     sample: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
     """`(request)` -> what the caller's model answered."""
 
+    deadline: float | None = None
+    """When the door itself answers its caller and cancels the call, in milliseconds since the epoch."""
+
 
 CLOSED = Door()
 """Carries nothing back but the result."""
@@ -100,6 +103,12 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     _running: set["asyncio.Task[Any]"] | None = None
     """Tasks other than the handler's own in which nested calls run."""
+
+    @property
+    def must_be_timed(self) -> bool:
+        """Whether there is a deadline that nobody else keeps."""
+        deadline, kept = self.deadline, self.door.deadline
+        return deadline is not None and (kept is None or deadline < kept)
 
     def child(self) -> "OperationContext":
         """The context of a nested call: trusted, and within this call's identity and time."""

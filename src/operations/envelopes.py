@@ -49,6 +49,8 @@ class MCPResourceContent(_Wire, frozen=True, kw_only=True):
 class TextContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
+    type: ClassVar[Literal["text"]] = "text"
+
     text: str
     annotations: MCPAnnotations | None = None
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
@@ -56,6 +58,8 @@ class TextContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="text"
 
 class ImageContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="image"):
     """An image, as base64."""
+
+    type: ClassVar[Literal["image"]] = "image"
 
     data: str
     mime_type: str
@@ -66,6 +70,8 @@ class ImageContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="imag
 class AudioContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="audio"):
     """Sound, as base64."""
 
+    type: ClassVar[Literal["audio"]] = "audio"
+
     data: str
     mime_type: str
     annotations: MCPAnnotations | None = None
@@ -75,6 +81,8 @@ class AudioContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="audi
 class ResourceContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource"):
     """A resource that travels with the result."""
 
+    type: ClassVar[Literal["resource"]] = "resource"
+
     resource: MCPResourceContent
     annotations: MCPAnnotations | None = None
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
@@ -82,6 +90,8 @@ class ResourceContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="r
 
 class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource_link"):
     """A resource that can be read later."""
+
+    type: ClassVar[Literal["resource_link"]] = "resource_link"
 
     uri: str
     name: str

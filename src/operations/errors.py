@@ -6,6 +6,9 @@
     ├── SchemaError           a JSON Schema cannot be used (also a ValueError)
     ├── DocumentError         an API description cannot be read (also a ValueError)
     ├── TransportError        a broker or a socket cannot be reached
+    │   └── NotSentError          ... and the message certainly was not delivered
+    │       ├── NobodyThereError      because nobody was there to take it
+    │       └── TooLargeError         because it is larger than can be carried
     └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
 
 Rule 1: whatever a handler raises, its caller sees a `CallError` (`map_error`).
@@ -120,6 +123,18 @@ class DocumentError(OperationsError, ValueError):
 
 class TransportError(OperationsError):
     """A broker or a socket cannot be reached, or refused what was sent."""
+
+
+class NotSentError(TransportError):
+    """A message was certainly not delivered: sending it again cannot make it arrive twice."""
+
+
+class NobodyThereError(NotSentError):
+    """A message was not delivered because nobody was there to take it."""
+
+
+class TooLargeError(NotSentError):
+    """A message was not sent because it is larger than the transport or its limits allow."""
 
 
 class MissingExtraError(OperationsError, ImportError):

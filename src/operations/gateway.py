@@ -152,15 +152,15 @@ class Gateway:
         context: OperationContext,
         *,
         concurrency: int = 8,
-        shown: Callable[[CallError], JSONObject] = CallError.to_wire,
+        describe: Callable[[CallError], JSONObject] = CallError.to_wire,
     ) -> list[JSONObject]:
         """Run several, each on its own: `{"envelope": ...}` or `{"error": ...}` for each, in order.
 
         Args:
             calls: What to run.
             context: Who asks.
-            concurrency: How many at a time.
-            shown: What the caller may see of an error; a door to outsiders hides unexpected ones.
+            concurrency: How many run at a time.
+            describe: What the caller is told of an error; a door to outsiders says less than all.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; then none is run.
@@ -177,7 +177,7 @@ class Gateway:
                 try:
                     envelope = await self.call(call.operation, call.input, context)
                 except CallError as error:
-                    return {"error": shown(error)}
+                    return {"error": describe(error)}
                 return {"envelope": envelope.to_wire()}
 
         async with asyncio.TaskGroup() as group:

@@ -102,6 +102,7 @@ class OperationRegistry:
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
         self._observers: list[Observer] = []
+        self._watchers: list[Observer] = []
         self._services: list[Any] = []
         self._left_behind: set[asyncio.Task[Any]] = set()
         # Whether a call without a deadline needs nothing around it.
@@ -128,7 +129,8 @@ class OperationRegistry:
     ) -> list[Operation]:
         """Add every operation, or none of them.
 
-        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry.
+        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
+        come and go has `attach(registry)`, and is told where to keep them up to date.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.
@@ -152,6 +154,9 @@ class OperationRegistry:
         self._elsewhere |= elsewhere
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
+        attach = getattr(operations, "attach", None)
+        if attach is not None:
+            attach(self)
         return list(added.values())
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
@@ -189,7 +194,7 @@ class OperationRegistry:
         """
         removed = self._operations.pop(operation_id)
         self._forget(operation_id)
-        self.notify(RegistryChanged(operation_id=operation_id, change="removed"))
+        self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
 
     def operation(
@@ -260,7 +265,7 @@ class OperationRegistry:
             context = OperationContext(registry=self)
         elif context.registry is not self:
             context = self._adopt(context)
-        if self._plain and context.deadline is None:
+        if self._plain and (context.deadline is None or not context.must_be_timed):
             return invoke(plan, input, context)
         return run(plan, input, context)
 
@@ -409,6 +414,19 @@ class OperationRegistry:
 
         return stop
 
+    def watch(self, watcher: Observer) -> Callable[[], None]:
+        """Let `watcher` hear of every `RegistryChanged`, and of no call; call what this returns to stop.
+
+        Unlike an observer, it costs calls nothing.
+        """
+        self._watchers.append(watcher)
+
+        def stop() -> None:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+        return stop
+
     @property
     def observed(self) -> bool:
         """Whether anybody follows the calls."""
@@ -461,10 +479,13 @@ class OperationRegistry:
         known = operation_id in self._operations
         self._operations[operation_id] = ready
         self._forget(operation_id)
-        if self._observers:
-            self.notify(
+        if self._observers or self._watchers:
+            self._tell(
                 RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
             )
+
+    def _tell(self, change: RegistryChanged) -> None:
+        notify((*self._observers, *self._watchers), change)
 
     def _forget(self, operation_id: str) -> None:
         self.revision += 1

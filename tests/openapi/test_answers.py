@@ -376,3 +376,48 @@ async def test_answers_are_normalised_against_the_declared_schema() -> None:
         imported(document(responses=responses), base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == {"n": 7, "d": 1}
+
+
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\0\xff\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        HEAD,
+        HEAD + b"Content-Length: -1\r\n\r\n{}",
+        HEAD + b"Content-Length: 10\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}",
+        HEAD + b"Content-Encoding: gzip\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc",
+        HEAD + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        HEAD + b"Bad Header: \x01\r\n\r\n",
+    ],
+    ids=range(12),
+)
+async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
+    garbage: bytes,
+) -> None:
+    answers = [garbage, GOOD]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        # A POST: what is safe to repeat would be repeated, and find the good answer.
+        doc = document("/thing", "post", responses=BARE)
+        async with imported(doc, base_url=url, timeout=10) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+            assert caught.value.code in {ErrorCode.UNAVAILABLE, ErrorCode.EXECUTION_ERROR}
+            assert (await registry.execute("api.call", {})).data == {}

@@ -1,6 +1,7 @@
 """Where the material is that these tests are held against. It lies beside the project, and may be absent."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,3 +19,16 @@ def records(name: str) -> list[dict[str, Any]]:
         return []
     with path.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+class Canary:
+    """A web server nobody is supposed to call."""
+
+    def __init__(self, url: str, count: Callable[[], int]) -> None:
+        self.url = url
+        self._count = count
+
+    @property
+    def hits(self) -> int:
+        """How often it was called all the same."""
+        return self._count()

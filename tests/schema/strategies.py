@@ -43,7 +43,7 @@ _constants = st.sampled_from(
         {"enum": [3, "x", False]},
     ]
 )
-_leaves = (
+_leaves: st.SearchStrategy[Any] = (
     st.sampled_from([{"type": name} for name in ("string", "number", "integer", "boolean", "null")])
     | st.sampled_from([{}, {"type": ["string", "null"]}, {"type": ["integer", "boolean"]}])
     | _strings
@@ -115,11 +115,11 @@ _NODE = {
 }
 
 
-def _document(schema: dict[str, Any]) -> dict[str, Any]:
+def _document(schema: Any) -> dict[str, Any]:
     return {**schema, "$defs": {"node": _NODE}}
 
 
-plain_schemas = st.recursive(_leaves, _grow, max_leaves=8).map(_document)
+plain_schemas: st.SearchStrategy[Any] = st.recursive(_leaves, _grow, max_leaves=8).map(_document)
 """Schemas of the keywords that casting has rules for. All of them can be satisfied."""
 
 _odd_keywords: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
@@ -152,5 +152,7 @@ def _grow_oddly(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.builds(lambda schema, odd: {**schema, **odd}, _grow(inner), _odd_keywords)
 
 
-any_schemas = st.recursive(_leaves, _grow_oddly, max_leaves=6).map(_document)
+any_schemas: st.SearchStrategy[Any] = st.recursive(_leaves, _grow_oddly, max_leaves=6).map(
+    _document
+)
 """Schemas of all kinds of keywords. Some cannot be satisfied, and some defaults are wrong."""

@@ -182,6 +182,48 @@ async def test_idle_and_half_open_connections_keep_nobody_out() -> None:
                 writer.close()
 
 
+@pytest.mark.parametrize("first", [b"", b"POST /test/run HTTP/1.1\r\nHost: loc", b"\r\n"])
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)
+
+    async with attacked() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first)
+        with anyio.fail_after(3):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_second_request_on_a_connection_is_not_waited_for_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)
+
+    async with attacked() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
+        with anyio.fail_after(3):
+            answer = await reader.read()
+        writer.close()
+
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("target", ["/", "/" + "x" * 100_000])
+async def test_a_head_without_end_is_cut(target: str) -> None:
+    async with attacked() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {target} HTTP/1.1\r\n".encode())
+        with anyio.fail_after(10), suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"X-Filler: " + b"x" * 8000 + b"\r\n")
+                await writer.drain()
+        writer.close()
+
+
 @pytest.mark.requirement("R16", "R47")
 async def test_the_access_log_holds_no_arguments_and_no_line_breaks(
     caplog: pytest.LogCaptureFixture,

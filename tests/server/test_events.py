@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -37,6 +38,17 @@ def serving(handler: Any, **options: Any) -> Any:
     return create_app(OperationRegistry([Operation(spec, handler)]), **options)
 
 
+@asynccontextmanager
+async def streaming(app: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """The stream of a running app."""
+    async with (
+        running(app) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/test/items") as response,
+    ):
+        yield response
+
+
 class Watched:
     """A handler that tells when it began and ended."""
 
@@ -62,12 +74,11 @@ async def test_items_come_as_they_happen_and_the_end_is_said() -> None:
         yield [1]
 
     with anyio.fail_after(10):
-        async with running(serving(items)) as url, aiohttp.ClientSession() as session:
-            async with session.get(f"{url}/test/items") as response:
-                events = events_of(response)
-                first = await anext(events)
-                step.set()
-                rest = [event async for event in events]
+        async with streaming(serving(items)) as response:
+            events = events_of(response)
+            first = await anext(events)
+            step.set()
+            rest = [event async for event in events]
 
     assert response.headers["content-type"] == "text/event-stream"
     assert (first.event, first.json) == ("message", {"text": "two\nlines", "é": None})
@@ -80,9 +91,8 @@ async def test_the_head_comes_before_the_first_item() -> None:
         yield 1
 
     with anyio.fail_after(10):
-        async with running(serving(items)) as url, aiohttp.ClientSession() as session:
-            async with session.get(f"{url}/test/items") as response:
-                assert response.status == 200
+        async with streaming(serving(items)) as response:
+            assert response.status == 200
 
 
 @pytest.mark.requirement("R17")
@@ -222,11 +232,10 @@ async def test_silence_is_filled_so_that_nobody_gives_up(monkeypatch: pytest.Mon
     object.__setattr__(app.state.edge.settings, "heartbeat", 0.02)
 
     with anyio.fail_after(10):
-        async with running(app) as url, aiohttp.ClientSession() as session:
-            async with session.get(f"{url}/test/items") as response:
-                text = b""
-                while b": alive\n\n: alive\n\n" not in text:
-                    text += await response.content.readany()
+        async with streaming(app) as response:
+            text = b""
+            while b": alive\n\n: alive\n\n" not in text:
+                text += await response.content.readany()
 
     assert text.startswith(b"data: 1\n\n")
 

@@ -202,7 +202,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (lambda: token(), 200),
+        (token, 200),
         (lambda: token(aud=["x", AUDIENCE]), 200),
         (lambda: token(exp=time.time() - 10), 200),  # within the leeway
         (lambda: token(aud="https://other.example"), 401),
@@ -251,7 +251,7 @@ async def test_a_token_holds_for_us_alone(sent: Any, status: int) -> None:
 
 
 async def test_claims_become_an_identity_by_default_or_by_a_function() -> None:
-    claims = {"scope": "a b", "scp": ["c"], "permissions": "d"}
+    claims: dict[str, Any] = {"scope": "a b", "scp": ["c"], "permissions": "d"}
     plain = await serving(tokens()).get("/who/am", headers=bearer(token(**claims)))
     own = serving(tokens(identity=lambda claims: Identity("x-" + claims["sub"], ["secret"])))
 

@@ -78,7 +78,6 @@ QUERY: dict[str, Any] = {
         ("on=true", {"on": True}),
         ("on=false", {"on": False}),
         ("size=1.5e3", {"size": 1500.0}),
-        ("size=null", {"size": None}),
         ("either=12", {"either": 12}),
         ("either=3", {"either": "3"}),
         ("either=x", {"either": "x"}),
@@ -107,6 +106,7 @@ async def test_query_parameters_are_typed_by_the_schema(query: str, expected: An
         ("id=1e999", "/id"),
         ("on=1", "/on"),
         ("on=True", "/on"),
+        ("size=null", "/size"),
         ("where=[1", "/where"),
         ("where=1&where=2", "/where"),
         ("numbers=1&numbers=x", "/numbers/1"),
@@ -373,7 +373,7 @@ async def test_access_goes_by_the_credential(headers: dict[str, str], status: in
     ran: list[str | None] = []
 
     async def run(input: Any, context: OperationContext) -> None:
-        ran.append(context.identity and context.identity.id)
+        ran.append(context.identity.id if context.identity else None)
 
     client = serving(run, access_control=AccessControl(["write"]), app={"identity": KEYS})
 

@@ -25,7 +25,7 @@ def test_it_listens_to_this_machine_unless_told(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         build_server(app, host="0.0.0.0", allow_anonymous=True)
     assert "without authentication" in caplog.text
-    assert build_server(create_app(OperationRegistry(), identity=APIKeys({})), host="0.0.0.0")
+    build_server(create_app(OperationRegistry(), identity=APIKeys({})), host="0.0.0.0")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,15 @@ async def test_a_taken_port_is_said() -> None:
     app = create_app(OperationRegistry())
 
     async with running(app) as url:
-        with pytest.raises(OSError, match="[Aa]ddress already in use"):
+        with pytest.raises(OSError, match=r"[Aa]ddress already in use"):
             async with running(app, port=int(url.rpartition(":")[2])):
                 pass
 
 
 async def test_the_server_does_not_name_itself() -> None:
-    async with running(create_app(OperationRegistry())) as url, aiohttp.ClientSession() as session:
-        async with session.get(f"{url}/healthz") as response:
-            assert "server" not in response.headers
+    async with (
+        running(create_app(OperationRegistry())) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/healthz") as response,
+    ):
+        assert "server" not in response.headers

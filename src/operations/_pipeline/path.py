@@ -87,7 +87,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     path: Coroutine[Any, Any, Envelope] = (
         _through(plan, value, context) if around.middleware else invoke(plan, value, context)
     )
-    if context.deadline is not None:
+    if context.deadline is not None and context.must_be_timed:
         path = _timed(context.deadline, path, plan, context)
     if not around.observed:
         return await path

@@ -27,7 +27,7 @@ async def stream(
         if around.stream_middleware
         else _items(plan, value, context)
     )
-    if context.deadline is not None:
+    if context.deadline is not None and context.must_be_timed:
         items = _timed_items(context.deadline, items, plan, context)
     finished = report_start(around, plan.id, context) if around.observed else None
     failure: BaseException | None = None

@@ -6,9 +6,8 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -16,6 +15,8 @@ from secrets import SystemRandom
 from time import monotonic, time
 from typing import Any, cast
 from urllib.parse import urljoin
+
+import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
@@ -38,19 +39,18 @@ _RANDOM = SystemRandom()
 _LOGGER = logging.getLogger("operations")
 
 
-@dataclass(slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, kw_only=True):
     """A request before it is signed."""
 
     method: str
     base: str
     path: str
 
-    query: list[str] = field(default_factory=list[str])
+    query: list[str] = []
     """Encoded `name=value` pieces."""
 
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    cookies: list[str] = field(default_factory=list[str])
+    headers: dict[str, str] = {}
+    cookies: list[str] = []
     body: bytes | None = None
 
     security: Any = None
@@ -60,13 +60,12 @@ class Draft:
     """Whether the document declares redirects as answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A good answer, read to its end."""
 
     url: str
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     content: bytes
 
 
@@ -105,16 +104,18 @@ class Client:
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
         """
-        end = monotonic() + self._seconds(context)
+        seconds = self._seconds(context)
+        end = monotonic() + seconds
         repeats = self._config.retries if draft.method in REPEATABLE else 0
         for attempt in range(repeats + 1):
             try:
-                return await self._exchange_once(draft, security, context, end)
+                return await self._exchange_once(draft, security, context, seconds)
             except CallError as error:
                 pause = _pause(error, attempt) if attempt < repeats else None
                 if pause is None or monotonic() + pause >= end:
                     raise
             await asyncio.sleep(pause)
+            seconds = end - monotonic()
         raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
@@ -183,9 +184,9 @@ class Client:
             raise DocumentError(f"{url} cannot be fetched: {error.message}") from error
 
     async def _exchange_once(
-        self, draft: Draft, security: Security, context: OperationContext, end: float
+        self, draft: Draft, security: Security, context: OperationContext, seconds: float
     ) -> Answer:
-        signature, request = await self._signed(draft, security, context, end - monotonic(), False)
+        signature, request = await self._signed(draft, security, context, seconds, False)
         for _ in range(_MAX_REDIRECTS):
             async with self._sender().send(request) as response:
                 status = response.status
@@ -193,7 +194,7 @@ class Client:
                     content = b""
                     if request.method != "HEAD":
                         content = await self._read(response, self._config.max_response_bytes)
-                    return Answer(request.url, status, dict(response.headers), content)
+                    return Answer(request.url, status, response.headers, content)
                 onward = self._onward(request, response)
                 if onward is None:
                     if status == 401:
@@ -214,7 +215,9 @@ class Client:
         origin, is_trusted = self._enforce_reachable(draft.base)
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
         query, cookies = draft.query, draft.cookies
-        if is_trusted:
+        if is_trusted and security.is_empty:
+            signature = Signature()
+        elif is_trusted:
             signature = await security.sign(draft.security, context)
             for name in signature.headers:
                 # Names are the same in any case, and configuration wins.

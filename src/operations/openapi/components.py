@@ -26,6 +26,10 @@ _BOUND = frozenset({
 """Keywords that mean something only inside the document they stand in."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_LOCAL = re.compile(r"#(/|$)")
+_HOPS = 32
+"""How many references in a row are followed before they count as a circle."""
+
 _HOLDERS = ("$defs", "definitions")
 _PENDING: JSONObject = {}
 
@@ -187,18 +191,41 @@ def _moved(schema: JSONSchema, move: Callable[[str], str]) -> JSONSchema:
 def _is_holdable(schema: JSONObject) -> bool:
     if named_dialect(schema) not in (None, DRAFT_2020_12):
         return False
+    references = 0
     for part in _schemas(schema):
         if not _BOUND.isdisjoint(part) or isinstance(part.get("items"), list):
             return False
         reference = part.get("$ref")
-        if reference is not None and not _leads_somewhere(reference, schema):
-            return False
-    return True
+        if reference is not None:
+            references += 1
+            if not _leads_somewhere(reference, schema):
+                return False
+    # Where a `$ref` is data (in a default, as a property's name), many tools would follow it all the same.
+    return references == _count_references(schema)
+
+
+def _count_references(value: Any) -> int:
+    if is_object(value):
+        return ("$ref" in value) + sum(map(_count_references, value.values()))
+    return sum(map(_count_references, value)) if is_array(value) else 0
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
-    if not isinstance(reference, str) or not re.match("#(/|$)", reference) or "%" in reference:
-        return False
+    """Whether a reference ends at a schema of this document, and not in a circle."""
+    for _ in range(_HOPS):
+        if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
+            return False
+        held: Any = _target(reference, root)
+        # A path to the holder of definitions is no schema's.
+        if reference in {"#/$defs", "#/definitions"}:
+            return False
+        if not is_object(held) or "$ref" not in held:
+            return isinstance(held, (dict, bool))
+        reference = held["$ref"]
+    return False
+
+
+def _target(reference: str, root: JSONObject) -> Any:
     held: Any = root
     for token in reference.split("/")[1:]:
         name = _unescaped(token)
@@ -207,9 +234,8 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
         elif is_array(held) and name.isdecimal() and int(name) < len(held):
             held = held[int(name)]
         else:
-            return False
-    # A path into the holder itself, or from one definition through another's inside, is nobody's part.
-    return isinstance(held, (dict, bool)) and reference not in {"#/$defs", "#/definitions"}
+            return None
+    return held
 
 
 def _references(schema: JSONObject) -> Iterable[str]:

@@ -13,7 +13,7 @@ import msgspec
 from operations.errors import HTTP_STATUS
 from operations.openapi.components import Components
 from operations.openapi.extension import KEY, Exported, event_schema
-from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape
+from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape, may_be_empty
 from operations.schema import Schema
 from operations.schema.kinds import is_array
 from operations.specs import OperationSpec, OperationType
@@ -149,7 +149,7 @@ class _Builder:
         if spec.meta.get("deprecated") is True:
             operation["deprecated"] = True
         operation["requestBody"] = {
-            "required": not _may_be_empty(spec.input_schema),
+            "required": not may_be_empty(spec.input_schema),
             "content": {JSON: {"schema": input_schema}},
         }
         operation["responses"] = {
@@ -275,10 +275,6 @@ def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:
 
 def _error_response(description: str, schema: JSONSchema) -> JSONObject:
     return {"description": description, "content": {JSON: {"schema": schema}}}
-
-
-def _may_be_empty(schema: Schema) -> bool:
-    return schema.check(None) or schema.check({})
 
 
 def _without_null(schema: JSONObject) -> JSONObject:

@@ -2,8 +2,9 @@
 
 The server reads requests by this table and the export describes it, so what is documented is what is taken.
 
-Rule 1: a text becomes a number, a truth value or null only where the schema allows one and the text is exactly
-        that in JSON; otherwise it stays text, and validation says what is wrong with it.
+Rule 1: a text becomes a number or a truth value only where the schema allows one and the text is exactly that in
+        JSON; otherwise it stays text, and validation says what is wrong with it. Null is said by leaving a
+        parameter out.
 Rule 2: an input that is no plain object of properties travels in one parameter, `input`, as JSON.
 """
 
@@ -17,7 +18,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from operations._json import pointer
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -27,7 +28,7 @@ WHOLE = "input"
 MAX_PARAMETERS = 1000
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_LITERALS = {"true": True, "false": False, "null": None}
+_LITERALS = {"true": True, "false": False}
 _ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
 _PLAIN = frozenset({
@@ -105,10 +106,13 @@ class QueryArguments:
         return values.get(WHOLE)
 
     def _whole(self, schema: Schema) -> tuple[QueryParameter, ...]:
-        required = not schema.check(None) and not schema.check({})
         return (
             QueryParameter(
-                name=WHOLE, shape=Shape.JSON, required=required, schema=self._root, convert=_json
+                name=WHOLE,
+                shape=Shape.JSON,
+                required=not may_be_empty(schema),
+                schema=self._root,
+                convert=_json,
             ),
         )
 
@@ -138,7 +142,6 @@ class QueryArguments:
         if "string" not in types:
             return _literal
         if types <= {"string", "null"}:
-            # Null cannot be told from its letters: whoever means it leaves the parameter out.
             return str
         # Several types: the first that fits. Scalars do not look at what surrounds the reference.
         held: JSONObject = {
@@ -153,6 +156,15 @@ class QueryArguments:
             return value if value is not text and judge.check(value) else text
 
         return choose
+
+
+def may_be_empty(schema: Schema) -> bool:
+    """Whether a call without input can work."""
+    try:
+        return schema.check(None) or schema.check({})
+    except SchemaError:
+        # Then no call works; what to say of it does not matter.
+        return False
 
 
 def _literal(text: str) -> Any:

@@ -63,6 +63,7 @@ class Security:
         }
         self._headers = dict(config.headers)
         self._sources = sources
+        self.is_empty = self._auth is None and not self._credentials and not self._headers
         for name, value in self._headers.items():
             enforce_header(name, value)
 

@@ -6,21 +6,21 @@ environment, and hands back the body as it arrives, with its content coding stil
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HTTPRequest:
+
+class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, complete."""
 
     method: str
 
-    url: str = field(repr=False)
-    """Absolute and already encoded; to be sent as it is. (Not in the repr: a query may hold a key.)"""
+    url: str
+    """Absolute and already encoded; to be sent as it is."""
 
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    body: bytes | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
 
     timeout: float | None = None
     """Seconds until the whole answer has arrived; for a stream, until its head has."""
@@ -29,6 +29,10 @@ class HTTPRequest:
 
     public_only: bool = False
     """Whether the address connected to must be a public one."""
+
+    def __repr__(self) -> str:
+        # Query, headers and body may hold secrets.
+        return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
 
 
 class HTTPResponse(Protocol):

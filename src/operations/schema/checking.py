@@ -9,21 +9,24 @@ from typing import Any
 
 import jsonschema_rs
 
+from operations._json import pointer
 from operations.errors import SchemaError
 from operations.schema.graph import Verdict, examine
 from operations.schema.guard import guard
-from operations.schema.limits import measure
+from operations.schema.limits import measured
 from operations.schema.patterns import FANCY, LINEAR
 from operations.schema.references import Document, Site
-from operations.schema.taming import tame_patterns
+from operations.schema.taming import Tamer
 from operations.types import JSONObject, JSONSchema
+
+_MAX_MESSAGE = 300
 
 
 class Checker:
     """Validators for a document and for the schemas inside it.
 
     Attributes:
-        document: The document as compiled, its patterns bounded.
+        document: A copy of the document as compiled, its patterns bounded.
         verdict: What is known about it before any data comes.
         accepts: Whether a value, already known to be JSON, is valid.
         is_valid: Whether any value is valid; raises ValueError for what is not JSON.
@@ -45,15 +48,14 @@ class Checker:
     )
 
     def __init__(self, root: JSONSchema, *, drop_patterns: bool = False) -> None:
-        measure(root)
-        document = Document(root)
-        tamed = tame_patterns(document, drop=drop_patterns)
-        self.document = document if tamed.root is root else Document(tamed.root)
-        self.dropped = tamed.dropped
-        self._options = FANCY if tamed.fancy else LINEAR
+        self.document = Document(measured(root))
+        tamer = Tamer(drop=drop_patterns)
+        tamer.tame(self.document)
+        self.dropped = tamer.dropped
+        self._options = FANCY if tamer.fancy else LINEAR
         self._registry: jsonschema_rs.Registry | None = None
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
-        self.accepts = self._build(tamed.root)
+        self.accepts = self._build(self.document.root.schema)
         self.verdict: Verdict = examine(self.document)
         self.is_valid = self.accepts if self.verdict.closed else _guarded(self.accepts)
 
@@ -81,10 +83,26 @@ class Checker:
                 offline=True,
             ).is_valid
         except jsonschema_rs.ValidationError as error:
-            place = "".join(f"/{token}" for token in error.instance_path)
-            raise SchemaError(f"{place or 'the schema'}: {error.message}") from None
+            inner = _innermost(error)
+            place = "".join(map(pointer, inner.instance_path)) or "the schema"
+            raise SchemaError(f"{place}: {_cut(inner.message)}") from None
         except (ValueError, jsonschema_rs.ReferencingError) as error:
-            raise SchemaError(f"the schema cannot be compiled: {error}") from None
+            raise SchemaError(f"the schema cannot be compiled: {_cut(str(error))}") from None
+
+
+def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
+    """Of what a meta-schema says about alternatives, the failure deepest in the document."""
+    alternatives: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
+    inner = [each for alternative in alternatives for each in alternative]
+    deepest = max(inner, key=lambda each: len(each.instance_path), default=error)
+    if len(deepest.instance_path) <= len(error.instance_path):
+        return error
+    return _innermost(deepest)
+
+
+def _cut(message: str) -> str:
+    """A message that may repeat what was wrong, however long that was."""
+    return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
 
 
 def _guarded(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -79,6 +79,13 @@ def named_dialect(document: JSONSchema) -> Dialect | None:
     return _NAMED.get(name.split("://", 1)[-1].rstrip("#"))
 
 
+def item_keywords(schema: JSONObject) -> tuple[str, str]:
+    """The keywords for the first items and for the rest; up to 2019-09 they had other names."""
+    if isinstance(schema.get("items"), list):
+        return "items", "additionalItems"
+    return "prefixItems", "items"
+
+
 def subschemas(schema: JSONObject) -> Iterator[tuple[str] | tuple[str, str | int]]:
     """The tokens that lead to every schema directly inside `schema`, whatever keyword holds it.
 

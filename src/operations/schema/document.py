@@ -89,17 +89,22 @@ class Schema:
         return self._document
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the schema says nothing about values, by its keywords alone. Compiles nothing."""
+        document = self.document
+        if isinstance(document, bool):
+            return document
+        return all(name in _ANNOTATIONS or name.startswith("x-") for name in document)
+
+    @property
     def is_unknown(self) -> bool:
         """Whether the schema says nothing about values, or cannot be compiled and is lenient.
 
         Raises:
             SchemaError: If it cannot be compiled and is not lenient.
         """
-        document = self.document
-        if isinstance(document, bool):
-            return document
-        if all(name in _ANNOTATIONS or name.startswith("x-") for name in document):
-            return True
+        if isinstance(self.document, bool) or self.is_empty:
+            return self.is_empty
         self.compile()
         return self._refused
 

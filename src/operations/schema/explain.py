@@ -4,11 +4,13 @@ The validator of `checking` says whether a value is valid; this walk says why no
 number of failures and a bounded number of steps, however alternatives multiply.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from operations._json import escape
 from operations.schema.assertions import flat_failures, listed, type_of
+from operations.schema.dialects import item_keywords
+from operations.schema.evaluated import evaluated_names, evaluated_places
 from operations.schema.kinds import is_array, is_object
 from operations.schema.members import nearest
 from operations.schema.patterns import matcher
@@ -24,7 +26,7 @@ _MAX_STEPS = 10_000
 """How many times a schema may meet a value in one explanation."""
 
 _LONG = 20
-"""From how many items on the validator is asked which of them are worth a look."""
+"""From how many parts on the validator is asked which of them are worth a look."""
 
 
 def explain(planner: Planner, value: Any) -> list[ValueFault]:
@@ -130,33 +132,43 @@ class _Walk:
         yield from self._dependencies(site, schema, value, path)
         properties: JSONObject = schema.get("properties", {})
         patterns: JSONObject = schema.get("patternProperties", {})
+        many = len(value) > _LONG
         for name, item in value.items():
             place = f"{path}/{escape(name)}"
-            known = name in properties
-            if known:
+            if name in properties:
                 yield from self.faults(at(site, "properties", name), item, place)
-            for pattern in patterns:
-                if matcher(pattern)(name):
-                    known = True
-                    yield from self.faults(at(site, "patternProperties", pattern), item, place)
-            if not known and "additionalProperties" in schema:
-                yield from self._extra(site, "additionalProperties", item, place)
+            matched = [pattern for pattern in patterns if matcher(pattern)(name)]
+            for pattern in matched:
+                yield from self._part(
+                    at(site, "patternProperties", pattern), item, place, many=many
+                )
+            if "additionalProperties" in schema and name not in properties and not matched:
+                yield from self._extra(site, "additionalProperties", item, place, many=many)
             if "propertyNames" in schema:
-                for fault in self.faults(at(site, "propertyNames"), name, place):
+                for fault in self._part(at(site, "propertyNames"), name, place, many=many):
                     yield ValueFault(place, f"has a name that {fault.message}", "propertyNames")
         if "unevaluatedProperties" in schema:
-            evaluated = self._evaluated_names(site, value)
-            for name, item in value.items():
-                if name not in evaluated:
-                    place = f"{path}/{escape(name)}"
-                    yield from self._extra(site, "unevaluatedProperties", item, place)
+            evaluated = evaluated_names(self._planner, site, value)
+            for name in [name for name in value if name not in evaluated]:
+                place = f"{path}/{escape(name)}"
+                yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
 
-    def _extra(self, site: Site, keyword: str, item: Any, place: str) -> Iterator[ValueFault]:
+    def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValueFault]:
+        """The failures of one of the parts that meet the same schema.
+
+        Of many parts the validator says which are worth a look: most are fine but for a few.
+        """
+        if not (many and self._matches(site, item)):
+            yield from self.faults(site, item, place)
+
+    def _extra(
+        self, site: Site, keyword: str, item: Any, place: str, *, many: bool
+    ) -> Iterator[ValueFault]:
         rest = self._document.at(site, keyword)
         if rest.schema is False:
             yield ValueFault(place, "is not a known property", keyword)
         else:
-            yield from self.faults(rest, item, place)
+            yield from self._part(rest, item, place, many=many)
 
     def _dependencies(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
@@ -177,34 +189,29 @@ class _Walk:
     def _array(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
     ) -> Iterator[ValueFault]:
-        at = self._document.at
-        prefix, rest = _places(schema)
-        start = len(schema.get(prefix, ()))
+        first, rest = item_keywords(schema)
+        start = len(schema.get(first, ()))
         for index, item in enumerate(value[:start]):
-            yield from self.faults(at(site, prefix, index), item, f"{path}/{index}")
+            yield from self.faults(self._document.at(site, first, index), item, f"{path}/{index}")
         if rest in schema:
-            others = at(site, rest)
-            for index, item in self._worth_a_look(others, list(enumerate(value))[start:]):
-                if others.schema is False:
-                    yield ValueFault(f"{path}/{index}", "is one item too many", rest)
-                else:
-                    yield from self.faults(others, item, f"{path}/{index}")
+            yield from self._items(site, rest, range(start, len(value)), value, path)
         if "contains" in schema:
             yield from self._contains(site, schema, value, path)
         if "unevaluatedItems" in schema:
-            evaluated, others = self._evaluated_places(site, value), at(site, "unevaluatedItems")
-            for index in sorted(set(range(len(value))) - evaluated):
-                if others.schema is False:
-                    yield ValueFault(f"{path}/{index}", "is one item too many", "unevaluatedItems")
-                else:
-                    yield from self.faults(others, value[index], f"{path}/{index}")
+            left = sorted(set(range(len(value))) - evaluated_places(self._planner, site, value))
+            yield from self._items(site, "unevaluatedItems", left, value, path)
 
-    def _worth_a_look(self, site: Site, items: list[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
-        """Of many items those that are not valid: most long lists are fine but for a few."""
-        if len(items) < _LONG:
-            return items
-        accepts = self._planner.plan((site,)).accepts
-        return ((index, item) for index, item in items if not accepts(item))
+    def _items(
+        self, site: Site, keyword: str, places: Sequence[int], value: list[Any], path: str
+    ) -> Iterator[ValueFault]:
+        rest = self._document.at(site, keyword)
+        for index in places:
+            if rest.schema is False:
+                yield ValueFault(f"{path}/{index}", "is one item too many", keyword)
+            else:
+                yield from self._part(
+                    rest, value[index], f"{path}/{index}", many=len(places) > _LONG
+                )
 
     def _contains(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
@@ -218,55 +225,3 @@ class _Walk:
         elif most is not None and found > most:
             message = f"must hold at most {most} matching item{'s' * (most != 1)}, not {found}"
             yield ValueFault(path, message, "maxContains")
-
-    def _evaluated_names(self, site: Site, value: JSONObject) -> set[str]:
-        """The properties that some schema at this place, other than `unevaluatedProperties`, has judged."""
-        schema = self._document.keywords(site)
-        names = set(schema.get("properties", ())) & value.keys()
-        for pattern in schema.get("patternProperties", ()):
-            names.update(filter(matcher(pattern), value))
-        if "additionalProperties" in schema:
-            return set(value)
-        for member in self._applied(site, schema, value):
-            if "unevaluatedProperties" in self._document.keywords(member):
-                return set(value)
-            names |= self._evaluated_names(member, value)
-        return names
-
-    def _evaluated_places(self, site: Site, value: list[Any]) -> set[int]:
-        """The items that some schema at this place, other than `unevaluatedItems`, has judged."""
-        schema = self._document.keywords(site)
-        prefix, rest = _places(schema)
-        if rest in schema:
-            return set(range(len(value)))
-        places = set(range(len(schema.get(prefix, ()))))
-        if "contains" in schema and prefix == "prefixItems":
-            wanted = self._document.at(site, "contains")
-            places.update(i for i, item in enumerate(value) if self._matches(wanted, item))
-        for member in self._applied(site, schema, value):
-            if "unevaluatedItems" in self._document.keywords(member):
-                return set(range(len(value)))
-            places |= self._evaluated_places(member, value)
-        return places
-
-    def _applied(self, site: Site, schema: JSONObject, value: Any) -> Iterator[Site]:
-        """The schemas at this place that apply to `value` and accept it."""
-        at = self._document.at
-        candidates = [target for _, target in self._document.references(site) if target]
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            candidates += [
-                at(site, keyword, index) for index in range(len(schema.get(keyword, ())))
-            ]
-        if "if" in schema:
-            branch = "then" if self._matches(at(site, "if"), value) else "else"
-            candidates += [at(site, name) for name in ("if", branch) if name in schema]
-        dependents: JSONObject = schema.get("dependentSchemas", {})
-        candidates += [at(site, "dependentSchemas", name) for name in dependents if name in value]
-        yield from (member for member in candidates if self._matches(member, value))
-
-
-def _places(schema: JSONObject) -> tuple[str, str]:
-    """The keyword for the first items and the one for the rest; up to 2019-09 they had other names."""
-    if isinstance(schema.get("items"), list):
-        return "items", "additionalItems"
-    return "prefixItems", "items"

@@ -26,24 +26,29 @@ def leaf_types(plan: Plan) -> frozenset[type] | None:
     The validator looks at all such scalars, so nothing else has to.
     """
     if not plan.leaves_known:
-        plan.leaves, plan.leaves_known = _leaf_types(plan), True
+        plan.leaves = known_scalars(plan) if _takes_no_container(plan) else None
+        plan.leaves_known = True
     return plan.leaves
 
 
-def _leaf_types(plan: Plan) -> frozenset[type] | None:
-    allowed: frozenset[type] | None = None
-    if plan.opaque:
-        return None
-    if plan.types is not None:
-        if plan.allows("object") or plan.allows("array"):
-            return None
-        allowed = scalar_types(plan.types)
+def known_scalars(plan: Plan) -> frozenset[type] | None:
+    """The exact types of the scalars `plan` takes beside containers; None where it does not say."""
+    said = [] if plan.types is None else [scalar_types(plan.types)]
     for choice in plan.choices:
-        if not choice.members:
-            continue
-        members = [leaf_types(plan.member(member)) for member in choice.members]
+        members = [known_scalars(plan.member(member)) for member in choice.members]
         known = [member for member in members if member is not None]
-        if len(known) == len(members):
-            either = frozenset[type]().union(*known)
-            allowed = either if allowed is None else allowed & either
-    return allowed
+        if known and len(known) == len(members):
+            said.append(frozenset[type]().union(*known))
+    return said[0].intersection(*said[1:]) if said else None
+
+
+def _takes_no_container(plan: Plan) -> bool:
+    if plan.opaque:
+        return False
+    if plan.types is not None and not plan.allows("object") and not plan.allows("array"):
+        return True
+    return any(
+        choice.members
+        and all(leaf_types(plan.member(member)) is not None for member in choice.members)
+        for choice in plan.choices
+    )

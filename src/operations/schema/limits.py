@@ -4,6 +4,7 @@ from typing import Any
 
 from operations._json import JSONValueError, pointer
 from operations.errors import SchemaError
+from operations.types import JSONSchema
 
 MAX_SCHEMA_DEPTH = 128
 """How deep the document itself may nest."""
@@ -12,8 +13,8 @@ MAX_SCHEMA_VALUES = 100_000
 """How many JSON values the document may hold."""
 
 
-def measure(document: Any) -> None:
-    """Let a document through that is JSON and not too large.
+def measured(document: Any) -> JSONSchema:
+    """A copy of a document that is JSON and not too large.
 
     Raises:
         SchemaError: Naming the place.
@@ -22,12 +23,13 @@ def measure(document: Any) -> None:
         raise SchemaError("a schema is an object, true or false")
     left = [MAX_SCHEMA_VALUES]
     try:
-        _measure(document, MAX_SCHEMA_DEPTH, left)
+        copy: JSONSchema = _measured(document, MAX_SCHEMA_DEPTH, left)
     except JSONValueError as error:
         raise SchemaError(f"{error.path or 'the schema'}: {error.reason}") from None
+    return copy
 
 
-def _measure(value: Any, room: int, left: list[int]) -> None:
+def _measured(value: Any, room: int, left: list[int]) -> Any:
     left[0] -= 1
     if left[0] < 0:
         raise JSONValueError(f"the document holds more than {MAX_SCHEMA_VALUES:,} values")
@@ -35,21 +37,28 @@ def _measure(value: Any, room: int, left: list[int]) -> None:
     if kind is dict or kind is list:
         if room <= 0:
             raise JSONValueError(f"the document nests deeper than {MAX_SCHEMA_DEPTH} levels")
-        entries: Any = value.items() if kind is dict else enumerate(value)
-        for token, item in entries:
-            if kind is dict:
-                _measure_key(token)
-            try:
-                _measure(item, room - 1, left)
-            except JSONValueError as error:
-                raise JSONValueError(error.reason, pointer(token) + error.path) from None
-    elif kind is str:
+        return _parts(value, room - 1, left)
+    if kind is str:
         _measure_text(value)
     elif kind is float:
         if value - value != 0:
             raise JSONValueError(f"{value} is not a JSON number")
     elif kind is not int and kind is not bool and value is not None:
         raise JSONValueError(f"{type(value).__name__} is not JSON")
+    return value
+
+
+def _parts(value: dict[Any, Any] | list[Any], room: int, left: list[int]) -> Any:
+    copies: dict[str | int, Any] = {}
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    for token, item in entries:
+        if isinstance(value, dict):
+            _measure_key(token)
+        try:
+            copies[token] = _measured(item, room, left)
+        except JSONValueError as error:
+            raise JSONValueError(error.reason, pointer(token) + error.path) from None
+    return copies if isinstance(value, dict) else list(copies.values())
 
 
 def _measure_key(key: Any) -> None:

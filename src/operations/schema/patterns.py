@@ -25,6 +25,9 @@ MAX_FANCY_TEXT = 10_000
 _SIZE = 1_000_000
 """Bytes one compiled pattern may take; Unicode classes are what makes them large."""
 
+ANY_TEXT = "^"
+"""What every text matches."""
+
 LINEAR = jsonschema_rs.RegexOptions(size_limit=_SIZE, dfa_size_limit=_SIZE)
 FANCY = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=1_000, size_limit=_SIZE, dfa_size_limit=_SIZE

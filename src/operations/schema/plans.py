@@ -12,10 +12,11 @@ make more than a bounded number.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from operations.schema.assertions import has_type, same, type_of
+from operations.schema.assertions import has_type
 from operations.schema.checking import Checker
-from operations.schema.kinds import is_array
-from operations.schema.patterns import matcher
+from operations.schema.dialects import item_keywords
+from operations.schema.merging import Facet, constants_of, names_in, types_of
+from operations.schema.patterns import ANY_TEXT, matcher
 from operations.schema.references import Document, Site
 from operations.types import JSONObject
 
@@ -33,7 +34,6 @@ _USED = frozenset({
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
 _BARE = frozenset({"default", "deprecated", "description", "examples", "format", "title", "type"})
-_EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
 class Choice(NamedTuple):
@@ -62,13 +62,6 @@ class Field(NamedTuple):
 
     barred: bool
     """Whether some schema accepts nothing under this name."""
-
-
-class Facet(NamedTuple):
-    """The keywords of one of the merged schemas."""
-
-    site: Site
-    keywords: JSONObject
 
 
 class Planner:
@@ -218,17 +211,17 @@ class Plan:
         self.choices = choices
         self.asked = asked
         self.opaque = opaque
-        self.constants = _constants(facets)
-        self.types = _types(facets, self.constants)
+        self.constants = constants_of(facets)
+        self.types = types_of(facets, self.constants)
         self.default = next(
             (f.keywords["default"] for f in reversed(facets) if "default" in f.keywords), MISSING
         )
-        self.required = tuple(dict.fromkeys(_strings(facets, "required")))
+        self.required = tuple(dict.fromkeys(names_in(facets, "required")))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self.fields = {
             name: self.field(name)
-            for name in dict.fromkeys((*_strings(facets, "properties"), *self.required))
+            for name in dict.fromkeys((*names_in(facets, "properties"), *self.required))
         }
 
     @property
@@ -254,7 +247,12 @@ class Plan:
     def is_bare(self) -> bool:
         """Whether a type is all that is said: whatever has it is valid."""
         if self._bare is None:
-            said = {name for facet in self.facets for name in facet.keywords}
+            said = {
+                name
+                for facet in self.facets
+                for name, held in facet.keywords.items()
+                if held != ANY_TEXT or name != "pattern"
+            }
             self._bare = not self.choices and not self.opaque and said <= _BARE
         return self._bare and bool(self.facets)
 
@@ -329,7 +327,7 @@ class Plan:
         at = self._planner.document.at
         sites: list[Site] = []
         for site, keywords in self.facets:
-            first, rest = _item_keywords(keywords)
+            first, rest = item_keywords(keywords)
             if index < len(keywords.get(first, ())):
                 sites.append(at(site, first, index))
             elif isinstance(keywords.get(rest), dict):
@@ -340,7 +338,7 @@ class Plan:
     def places(self) -> int:
         """How many first items of an array are described one by one."""
         return max(
-            (len(f.keywords.get(_item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
+            (len(f.keywords.get(item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
         )
 
     @property
@@ -353,7 +351,7 @@ class Plan:
         """`maxItems`, or what a tuple without further items allows."""
         limits = [int(most) for most in self.keyword("maxItems")]
         for _, keywords in self.facets:
-            first, rest = _item_keywords(keywords)
+            first, rest = item_keywords(keywords)
             if keywords.get(rest) is False:
                 limits.append(len(keywords.get(first, ())))
         return min(limits, default=None)
@@ -368,54 +366,3 @@ class Plan:
         if any(self.keyword(name) for name in _ARRAY_HINTS):
             return ("array",)
         return ("null", "string", "integer", "boolean", "object", "array")
-
-
-def _strings(facets: tuple[Facet, ...], keyword: str) -> list[str]:
-    return [name for facet in facets for name in facet.keywords.get(keyword, ())]
-
-
-def _item_keywords(keywords: JSONObject) -> tuple[str, str]:
-    """The keywords for the first items and for the rest; up to 2019-09 they had other names."""
-    if isinstance(keywords.get("items"), list):
-        return "items", "additionalItems"
-    return "prefixItems", "items"
-
-
-def _constants(facets: tuple[Facet, ...]) -> list[Any] | None:
-    """The values that every `const` and `enum` allows."""
-    allowed: list[Any] | None = None
-    for _, keywords in facets:
-        for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
-            if is_array(listed):
-                allowed = [
-                    member
-                    for member in listed
-                    if allowed is None or any(same(member, other) for other in allowed)
-                ]
-    return allowed
-
-
-def _types(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str, ...] | None:
-    """The types that every `type` allows; an integer is also a number."""
-    allowed: tuple[str, ...] | None = None
-    for _, keywords in facets:
-        named = keywords.get("type")
-        if named is not None:
-            names = named if is_array(named) else [named]
-            allowed = tuple(names) if allowed is None else _both(allowed, names)
-    if constants is None:
-        return allowed
-    seen = list(dict.fromkeys(type_of(constant) for constant in constants))
-    return tuple(seen) if allowed is None else _both(allowed, seen)
-
-
-def _both(first: tuple[str, ...], second: list[str]) -> tuple[str, ...]:
-    found = [
-        name
-        for name in _EVERY_TYPE
-        if (name in first or (name == "integer" and "number" in first))
-        and (name in second or (name == "integer" and "number" in second))
-    ]
-    if "number" in found and "integer" in found:
-        found.remove("integer")
-    return tuple(sorted(found, key=lambda name: first.index(name) if name in first else len(first)))

@@ -32,7 +32,16 @@ _MAX_DEFAULT = 100_000
 _MAX_PADDING = 1_000
 """How many items are made up at most to reach `minItems`."""
 
-_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+_NAMES: dict[type, str] = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+"""The JSON types, by the exact Python types that stand for them."""
 
 
 class _RefusedError(Exception):
@@ -120,13 +129,13 @@ class _Run:
             self._trials_left -= 1
             if self._trials_left < 0:
                 raise _RefusedError
-        while type(value) not in _JSON:
+        while type(value) not in _NAMES:
             value = _placed(lift, value, path)
         if plan.is_unknown:
             return _placed(to_json, value, path, room)
-        if plan.choices:
-            return self._choose(plan, value, path, room)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if plan.choices and plan.allows(_NAMES[kind]):
+            return self._choose(plan, value, path, room)
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, room)
         if kind is list and plan.allows("array") and plan.constants is None:
@@ -191,6 +200,7 @@ class _Run:
             for name in [name for name in members if name not in plan.fields]:
                 field = plan.field(name)
                 if field.kept:
+                    _placed(to_json, name, path)
                     part = plan.part(field.sites)
                     result[name] = self.cast(part, members[name], path + pointer(name), room - 1)
         return result
@@ -307,9 +317,8 @@ def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
     if choice.condition is None:
         holds = type(value) is dict and choice.name in value
         return [choice.then] if holds and choice.then else []
-    if plan.member(choice.condition).accepts(value):
-        return [choice.condition, choice.then] if choice.then else [choice.condition]
-    return [choice.otherwise] if choice.otherwise else []
+    branch = choice.then if plan.member(choice.condition).accepts(value) else choice.otherwise
+    return [branch] if branch else []
 
 
 def _placed(function: Any, value: Any, path: str, *more: Any) -> Any:

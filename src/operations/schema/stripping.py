@@ -16,7 +16,7 @@ from msgspec import ValidationError, convert, to_builtins
 
 from operations._json import JSONValueError, lift, to_json
 from operations.schema.guard import guard
-from operations.schema.leaves import leaf_types, scalar_types
+from operations.schema.leaves import known_scalars, leaf_types, scalar_types
 from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.repairing import Repairer, applied
@@ -170,7 +170,8 @@ class Stripper:
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         settle = _settled if self._recursive else _as_it_is
-        plain = self._leaf_scalars(plan)
+        scalars = known_scalars(plan)
+        plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
 
         def strip(value: Any, room: int) -> Any:
@@ -180,6 +181,8 @@ class Stripper:
             if kind is not dict and kind is not list:
                 if kind not in _SCALARS:
                     return strip(lift(value), room)
+                if scalars is None:
+                    return to_json(value)
                 raise GaveUpError
             settle(value, room)
             picks: list[Site] = []
@@ -202,18 +205,6 @@ class Stripper:
             return stage.strip(value, room)
 
         return strip
-
-    def _leaf_scalars(self, plan: Plan) -> frozenset[type]:
-        """The scalars that need no choice because the validator looks at them whatever is chosen."""
-        if plan.types is not None:
-            return scalar_types(plan.types)
-        found = [
-            [plan.member(member).types for member in choice.members]
-            for choice in plan.choices
-            if choice.members
-        ]
-        typed = [types for types in found if None not in types]
-        return scalar_types(name for types in typed[:1] for group in types for name in group or ())
 
     def _candidates(self, plan: Plan, choice: Choice, kind: str) -> list[tuple[Site, Plan]]:
         parts = [(member, plan.member(member)) for member in choice.members]

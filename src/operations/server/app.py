@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp
 
+from operations.calls.graph import CallGraph
 from operations.registry import OperationRegistry
 from operations.server.doors import Doors, Nothing
 from operations.server.edge import Edge, Settings
@@ -21,6 +22,7 @@ from operations.server.hosts import LOOPBACK, HostGuard
 from operations.server.identity import IdentityResolver, any_of
 from operations.server.limits import Limits
 from operations.server.mounts import HTTPMount, SocketMount
+from operations.server.overview import Overview
 from operations.server.pages import Pages, Ready
 from operations.server.routes import OperationPaths
 from operations.telemetry.access_log import AccessLog
@@ -41,6 +43,7 @@ def create_app(
     mcp: ASGIApp | None = None,
     websocket: ASGIApp | None = None,
     console: ASGIApp | None = None,
+    graph: CallGraph | None = None,
     ready: Ready | None = None,
     resources: Iterable[AbstractAsyncContextManager[Any]] = (),
 ) -> Starlette:
@@ -61,6 +64,7 @@ def create_app(
         mcp: An ASGI application to serve at `/mcp`.
         websocket: An ASGI application to serve WebSockets at `/ws`.
         console: An ASGI application to serve at `/`, for every path that is nothing else.
+        graph: Records calls from now on; each caller sees its own at `/calls`.
         ready: Whether everything needed is there, for `/readyz`.
         resources: Entered when the server starts, left when it stops.
 
@@ -71,6 +75,8 @@ def create_app(
     edge = Edge(registry, _one(identity), settings)
     metrics = CallMetrics(registry)
     registry.observe(metrics)
+    if graph is not None:
+        registry.observe(graph)
     pages = Pages(edge, metrics, title=title, version=version, ready=ready)
 
     @asynccontextmanager
@@ -82,7 +88,7 @@ def create_app(
             pages.is_up = False
 
     routes: list[BaseRoute] = [
-        Doors(edge, {**GatewayDoors(edge).doors, **pages.doors}),
+        Doors(edge, {**GatewayDoors(edge).doors, **Overview(edge, graph).doors, **pages.doors}),
     ]
     if mcp is not None:
         routes.append(HTTPMount("/mcp", mcp, edge))

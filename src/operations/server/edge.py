@@ -22,7 +22,13 @@ from operations.context import NOTHING, OperationContext
 from operations.errors import CallError, map_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
-from operations.server.faults import ClientLeftError, malformed, refused_credential, unsupported
+from operations.server.faults import (
+    ClientLeftError,
+    Header,
+    malformed,
+    refused_credential,
+    unsupported,
+)
 from operations.server.identity import IdentityResolver, resolved
 from operations.server.limits import Gate, Limits, Rate, read_body
 from operations.server.replies import Reply, error_reply
@@ -121,15 +127,18 @@ class Edge:
         """
         identity = None
         if self.resolver is not None:
+            ended: list[Header] = []
             try:
                 connection = HTTPConnection(scope)
                 identity = await resolved(self.resolver, connection)
                 if identity is None and _COOKIE in headers.get(b"cookie", b""):
+                    # No script can take the cookie of a session that is over away: the refusal does.
+                    ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]
                     identity = self.sessions(connection)
             except Exception as error:
                 logger.info("refused a credential: %s", error)
                 logger.debug("refused a credential", exc_info=error)
-                raise refused_credential() from error
+                raise refused_credential(ended) from error
         scope[IDENTITY] = identity
         return identity
 

@@ -39,13 +39,13 @@ def unsupported(message: str) -> RequestError:
     return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
 
 
-def refused_credential() -> RequestError:
+def refused_credential(headers: Sequence[Header] = ()) -> RequestError:
     """A credential was shown and does not hold, or could not be judged."""
     return RequestError(
         401,
         ErrorCode.ACCESS_DENIED,
         "The credential is not valid",
-        headers=[(b"www-authenticate", b'Bearer error="invalid_token"')],
+        headers=[(b"www-authenticate", b'Bearer error="invalid_token"'), *headers],
     )
 
 

@@ -108,7 +108,7 @@ class GatewayDoors:
                 )
 
             with Departure(visit.receive):
-                results = await edge.gateway.batch(wanted.calls, visit.context, shown=shown)
+                results = await edge.gateway.batch(wanted.calls, visit.context, describe=shown)
                 return json_reply({"results": results})
         raise ClientLeftError
 

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from operations.server.protocol import BoundedProtocol
+
 logger = logging.getLogger("operations.server")
 
 GRACE = 10
@@ -59,6 +61,7 @@ def build_server(
             app,
             host=host,
             port=port,
+            http=BoundedProtocol,
             access_log=False,
             log_config=None,
             server_header=False,
@@ -72,14 +75,22 @@ def build_server(
 
 
 @asynccontextmanager
-async def running(app: Starlette, *, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
+async def running(
+    app: Starlette, *, host: str = "127.0.0.1", port: int = 0, allow_anonymous: bool = False
+) -> AsyncGenerator[str]:
     """Serve on this event loop for the length of an `async with` block; gives the address.
+
+    Args:
+        app: The application.
+        host: The address to listen on.
+        port: 0 for any that is free.
+        allow_anonymous: As for `build_server`.
 
     Raises:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    server = build_server(app, host=host, port=port)
+    server = build_server(app, host=host, port=port, allow_anonymous=allow_anonymous)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

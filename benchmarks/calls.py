@@ -1,0 +1,351 @@
+"""Calls over every transport, side by side with the bare transport: 1 KiB, 64 callers, uvloop, two processes.
+
+    python benchmarks/calls.py [--calls 4000] [--repeats 3]
+
+The bare contenders do what a user would write by hand: `nats.request`, a request and a reply stream on Redis, an
+echo matched by id on a WebSocket. Ours carry the same kilobyte through access, validation and envelopes.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import nats
+import redis.asyncio as aioredis
+import uvloop
+import websockets
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.servers import NatsServer, RedisServer, free_port, running, wait_for_port
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+from operations.registry import OperationRegistry
+
+INPUT = {"value": {"text": "y" * 990}}
+BODY = json.dumps(INPUT).encode()
+CALLERS = 64
+ITEMS = 10_000
+PROMISED = {"nats": 0.70, "redis": 0.80, "websocket": 0.60}
+
+
+def build_registry() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("echo.any", type="query")
+    async def echo(value: dict[str, Any]) -> dict[str, Any]:
+        return value
+
+    @registry.operation("echo.many")
+    async def many(n: int) -> Any:
+        for _ in range(n):
+            yield INPUT["value"]
+
+    return registry
+
+
+# ------------------------------------------------------------------------------------------------ the other process
+
+
+async def serve(ports: dict[str, int]) -> None:
+    registry = build_registry()
+    client = await nats.connect(f"nats://127.0.0.1:{ports['nats']}")
+
+    async def answer(message: Any) -> None:
+        await message.respond(message.data)
+
+    async def flood(message: Any) -> None:
+        for _ in range(ITEMS):
+            await client.publish(message.reply, BODY)
+
+    await client.subscribe("bare", cb=answer)
+    await client.subscribe("bare.many", cb=flood)
+    store = aioredis.Redis(port=ports["redis"], socket_timeout=None)
+
+    async def streams() -> None:
+        await store.xgroup_create("bare.requests", "g", mkstream=True)
+        while True:
+            found = await store.xreadgroup("g", "c", {"bare.requests": ">"}, count=64, block=1000)
+            for _, entries in found or []:
+                pipe = store.pipeline(transaction=False)
+                for entry, fields in entries:
+                    if b"many" in fields:
+                        for start in range(0, ITEMS, 100):
+                            many = store.pipeline(transaction=False)
+                            for _ in range(min(100, ITEMS - start)):
+                                many.xadd(
+                                    "bare.replies", {"m": BODY}, maxlen=20_000, approximate=True
+                                )
+                            await many.execute()
+                    else:
+                        pipe.xadd("bare.replies", fields, maxlen=10_000, approximate=True)
+                    pipe.xack("bare.requests", "g", entry)
+                await pipe.execute()
+
+    async def on_bare_socket(socket: Any) -> None:
+        async for message in socket:
+            if message == b"many":
+                for _ in range(ITEMS):
+                    await socket.send(BODY)
+            else:
+                await socket.send(message)
+
+    async def on_socket(target: AcceptedTarget) -> None:
+        async with serve_calls(registry, target):
+            await target.wait_closed()
+
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        await enter(
+            serve_calls(registry, await enter(connect_nats(f"nats://127.0.0.1:{ports['nats']}")))
+        )
+        await enter(
+            serve_calls(registry, await enter(connect_redis(f"redis://127.0.0.1:{ports['redis']}")))
+        )
+        await enter(websockets.serve(on_bare_socket, "127.0.0.1", ports["bare"], compression=None))
+        await enter(serve_websocket(on_socket, port=ports["websocket"]))
+        await streams()
+
+
+# ------------------------------------------------------------------------------------------------ the contenders
+
+
+class Matched:
+    """Answers matched to questions by a number in front."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[bytes, asyncio.Future[Any]] = {}
+        self.numbers = itertools.count()
+
+    def ask(self) -> tuple[bytes, "asyncio.Future[Any]"]:
+        """A number, and the future of its answer."""
+        number = b"%016d" % next(self.numbers)
+        future = self.waiting[number] = asyncio.get_running_loop().create_future()
+        return number, future
+
+    def done(self, message: bytes) -> None:
+        """An answer arrived."""
+        future = self.waiting.pop(bytes(message[:16]), None)
+        if future is not None:
+            future.set_result(message[16:])
+
+
+Contender = tuple[Callable[[], Awaitable[Any]], Callable[[], Awaitable[int]]]
+
+
+async def ours(stack: AsyncExitStack, target: Any) -> Contender:
+    calls = await stack.enter_async_context(PendingRequestMap(target))
+
+    async def stream() -> int:
+        count = 0
+        async for _ in calls.subscribe("echo.many", {"n": ITEMS}):
+            count += 1
+        return count
+
+    return lambda: calls.call("echo.any", INPUT), stream
+
+
+async def bare_nats(stack: AsyncExitStack, url: str) -> Contender:
+    client = await nats.connect(url)
+    stack.push_async_callback(client.close)
+
+    async def stream() -> int:
+        inbox = client.new_inbox()
+        subscription = await client.subscribe(inbox)
+        await client.publish("bare.many", b"", reply=inbox)
+        for _ in range(ITEMS):
+            await subscription.next_msg()
+        await subscription.unsubscribe()
+        return ITEMS
+
+    return lambda: client.request("bare", BODY, timeout=10), stream
+
+
+async def bare_redis(stack: AsyncExitStack, port: int) -> Contender:
+    store = aioredis.Redis(port=port, socket_timeout=None)
+    stack.push_async_callback(store.aclose)
+    matched = Matched()
+    received = 0
+
+    async def read() -> None:
+        nonlocal received
+        last: Any = "$"
+        while True:
+            for _, entries in await store.xread({"bare.replies": last}, count=64, block=1000) or []:
+                for last, fields in entries:  # noqa: B007 - the next read starts after it
+                    received += 1
+                    matched.done(fields[b"m"])
+
+    task = asyncio.create_task(read())
+    stack.callback(task.cancel)
+    await asyncio.sleep(0.1)
+
+    async def call() -> Any:
+        number, future = matched.ask()
+        await store.xadd("bare.requests", {"m": number + BODY}, maxlen=10_000, approximate=True)
+        return await asyncio.wait_for(future, 10)
+
+    async def stream() -> int:
+        before = received
+        await store.xadd("bare.requests", {"many": b"1"})
+        while received - before < ITEMS:  # noqa: ASYNC110 - an event per item would cost the bare one more
+            await asyncio.sleep(0.001)
+        return ITEMS
+
+    return call, stream
+
+
+async def bare_websocket(stack: AsyncExitStack, port: int) -> Contender:
+    socket = await stack.enter_async_context(
+        websockets.connect(f"ws://127.0.0.1:{port}", compression=None)
+    )
+    matched = Matched()
+    received = 0
+
+    async def read() -> None:
+        nonlocal received
+        async for message in socket:
+            received += 1
+            matched.done(message)  # type: ignore[arg-type]
+
+    task = asyncio.create_task(read())
+    stack.callback(task.cancel)
+
+    async def call() -> Any:
+        number, future = matched.ask()
+        await socket.send(number + BODY)
+        return await asyncio.wait_for(future, 10)
+
+    async def stream() -> int:
+        before = received
+        await socket.send(b"many")
+        while received - before < ITEMS:  # noqa: ASYNC110 - an event per item would cost the bare one more
+            await asyncio.sleep(0.001)
+        return ITEMS
+
+    return call, stream
+
+
+# ------------------------------------------------------------------------------------------------ measuring
+
+
+async def rate(call: Callable[[], Awaitable[Any]], total: int) -> float:
+    left = total
+
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await call()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return total / (time.perf_counter() - started)
+
+
+async def stream_rate(stream: Callable[[], Awaitable[int]]) -> float:
+    started = time.perf_counter()
+    return await stream() / (time.perf_counter() - started)
+
+
+def resident_megabytes() -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0
+
+
+async def measure(ports: dict[str, int], calls: int, repeats: int) -> None:
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        nats_url, redis_url = (
+            f"nats://127.0.0.1:{ports['nats']}",
+            f"redis://127.0.0.1:{ports['redis']}",
+        )
+        memory = MemoryTarget()
+        await enter(serve_calls(build_registry(), memory))
+        contenders: dict[str, Contender] = {
+            "nats bare": await bare_nats(stack, nats_url),
+            "nats": await ours(stack, await enter(connect_nats(nats_url))),
+            "redis bare": await bare_redis(stack, ports["redis"]),
+            "redis": await ours(stack, await enter(connect_redis(redis_url))),
+            "websocket bare": await bare_websocket(stack, ports["bare"]),
+            "websocket": await ours(
+                stack, await enter(connect_websocket(f"ws://127.0.0.1:{ports['websocket']}"))
+            ),
+            "memory": await ours(stack, memory),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        streams: dict[str, list[float]] = {name: [] for name in contenders}
+        for call, _ in contenders.values():
+            await rate(call, 200)
+        for _ in range(repeats):
+            for name, (call, stream) in contenders.items():
+                rates[name].append(await rate(call, calls))
+                streams[name].append(await stream_rate(stream))
+        print(
+            f"{'':16}{'calls/s':>10}{'of bare':>10}{'promised':>10}{'items/s':>12}{'of bare':>10}"
+        )
+        for name in contenders:
+            base = f"{name} bare"
+            share = items = ""
+            if base in rates:
+                share = f"{statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True)):.0%}"
+                items = f"{statistics.median(a / b for a, b in zip(streams[name], streams[base], strict=True)):.0%}"
+            promise = f"{PROMISED[name]:.0%}" if name in PROMISED else ""
+            print(
+                f"{name:16}{statistics.median(rates[name]):10,.0f}{share:>10}{promise:>10}"
+                f"{statistics.median(streams[name]):12,.0f}{items:>10}"
+            )
+        for name in ("nats", "redis", "websocket", "memory"):
+            call = contenders[name][0]
+            started = time.perf_counter()
+            results = await asyncio.gather(*(call() for _ in range(10_000)), return_exceptions=True)
+            errors = sum(isinstance(result, BaseException) for result in results)
+            print(
+                f"10,000 at once over {name}: {10_000 / (time.perf_counter() - started):,.0f}/s, "
+                f"{errors} errors, {resident_megabytes():.0f} MB"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--calls", type=int, default=4000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--serve")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        uvloop.run(serve(json.loads(arguments.serve)))
+        return
+    with running(NatsServer()) as on_nats, running(RedisServer()) as on_redis:
+        ports = {
+            "nats": on_nats.port,
+            "redis": on_redis.port,
+            "bare": free_port(),
+            "websocket": free_port(),
+        }
+        other = subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(ports)])
+        try:
+            wait_for_port(ports["websocket"], 20)
+            time.sleep(0.3)
+            uvloop.run(measure(ports, arguments.calls, arguments.repeats))
+        finally:
+            other.kill()
+            other.wait()
+
+
+if __name__ == "__main__":
+    main()

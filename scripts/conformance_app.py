@@ -1,0 +1,76 @@
+"""Serves what `scripts/conform-http` tests: the demo's registry, and operations of every shape beside it."""
+
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from operations import CallError, ErrorDefinition, Identity
+from operations.cli.demo import build_tracker
+from operations.server import APIKeys, create_app, hash_key
+from operations.server.running import build_server
+
+
+@dataclass(frozen=True)
+class Node:
+    """A tree."""
+
+    value: int
+    children: "list[Node]"
+
+
+def main() -> None:
+    """Serve on the port and with the key that the arguments name."""
+    registry = build_tracker()
+
+    @registry.operation("shape.scalars", type="query")
+    async def scalars(
+        word: str,
+        size: float = 1.5,
+        on: bool = False,
+        kind: Literal["a", "b"] = "a",
+        either: int | str = 1,
+        maybe: int | None = None,
+    ) -> dict[str, Any]:
+        """Every scalar there is."""
+        return {"word": word, "size": size, "on": on, "kind": kind, "either": either, "maybe": maybe}
+
+    @registry.operation("shape.lists", type="query")
+    async def lists(numbers: list[int], words: list[str] | None = None) -> list[int]:
+        """Lists as repeated parameters."""
+        return numbers
+
+    @registry.operation("shape.tree", type="query")
+    async def tree(node: Node) -> Node:
+        """A recursive value."""
+        return node
+
+    @registry.operation("shape.bytes", type="query")
+    async def binary(length: Literal[0, 1, 1000] = 1) -> bytes:
+        """Bytes."""
+        return b"x" * length
+
+    @registry.operation(
+        "shape.fail",
+        errors=[
+            ErrorDefinition("GONE", "It is gone.", http_status=404),
+            ErrorDefinition("FULL", "It is full.", http_status=409),
+        ],
+    )
+    async def fail(code: Literal["GONE", "FULL"]) -> None:
+        """Fails as it was told to."""
+        raise CallError(code, "as you wished")
+
+    @registry.operation("shape.items", meta={"resume": {"input": "after", "id": ""}})
+    async def items(after: int = 0) -> AsyncIterator[int]:
+        """A stream that can be taken up again."""
+        for number in range(3):
+            yield after + number + 1
+
+    port, key = int(sys.argv[1]), sys.argv[2]
+    keys = APIKeys({hash_key(key): Identity("conformance", ["task:write"])})
+    build_server(create_app(registry, identity=keys), port=port).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Who called what, as part of what, when, and how it ended.
+
+A `CallGraph` observes a registry. Calls that cross processes carry their parent's id, so the lines that several
+processes write form one graph.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+import msgspec
+
+from operations.observe import CallAbandoned, CallEvent, CallFinished, CallStarted, CallYielded
+
+_PENDING = "pending"
+_SUCCESS = "success"
+
+
+class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """One call."""
+
+    request_id: str
+    operation_id: str
+    parent_request_id: str | None = None
+    identity_id: str | None = None
+
+    started_at: int
+    """Milliseconds since the epoch."""
+
+    duration: float | None = None
+    """Seconds; None while it runs."""
+
+    outcome: str = _PENDING
+    """`pending`, `success`, or the code of the error."""
+
+    items: int = 0
+    """What a subscription has given."""
+
+    abandoned: bool = False
+    """Its caller left, but the handler could not be stopped."""
+
+
+class CallGraph:
+    """Records the calls of a registry: `registry.observe(CallGraph())`.
+
+    Args:
+        path: A file to which every call that ends is added, one JSON object per line.
+        limit: How many calls are kept; the oldest go first.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, limit: int = 10_000) -> None:
+        self._records: OrderedDict[str, CallRecord] = OrderedDict()
+        self._limit = limit
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            # Closed by `close`: the graph outlives every block it could be opened in.
+            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
+
+    def __call__(self, event: CallEvent) -> None:
+        """Take notice of a call."""
+        if isinstance(event, CallStarted):
+            self._records[event.request_id] = CallRecord(
+                request_id=event.request_id,
+                operation_id=event.operation_id,
+                parent_request_id=event.parent_request_id,
+                identity_id=event.identity_id,
+                started_at=event.timestamp,
+            )
+            if len(self._records) > self._limit:
+                self._records.popitem(last=False)
+            return
+        if not isinstance(event, (CallFinished, CallYielded, CallAbandoned)):
+            return
+        record = self._records.get(event.request_id)
+        if record is None:
+            return
+        if isinstance(event, CallYielded):
+            record.items += 1
+        elif isinstance(event, CallAbandoned):
+            record.abandoned = True
+        else:
+            record.duration = event.duration
+            record.outcome = event.code or _SUCCESS
+            if self._file is not None:
+                self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return iter(tuple(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, request_id: str) -> CallRecord:
+        return self._records[request_id]
+
+    def children(self, request_id: str) -> list[CallRecord]:
+        """The calls made as part of this one."""
+        return [record for record in self if record.parent_request_id == request_id]
+
+    def tree(self) -> str:
+        """Everything that is kept, as a tree of text."""
+        return render_tree(self)
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
+    """The calls in files that `CallGraph` wrote, by the time they started."""
+    records = [
+        msgspec.json.decode(line, type=CallRecord)
+        for path in paths
+        for line in Path(path).read_bytes().splitlines()
+        if line
+    ]
+    return sorted(records, key=lambda record: record.started_at)
+
+
+def render_tree(records: Iterable[CallRecord]) -> str:
+    """Calls as a tree: each under the call it was part of, in the order they started."""
+    known = {record.request_id: record for record in records}
+    below: dict[str | None, list[CallRecord]] = {}
+    for record in known.values():
+        parent = record.parent_request_id
+        below.setdefault(parent if parent in known else None, []).append(record)
+    lines: list[str] = []
+
+    def add(record: CallRecord, head: str, tail: str) -> None:
+        lines.append(head + _line(record))
+        children = below.get(record.request_id, [])
+        for index, child in enumerate(children):
+            is_last = index == len(children) - 1
+            add(child, tail + ("└─ " if is_last else "├─ "), tail + ("   " if is_last else "│  "))
+
+    for root in below.get(None, []):
+        add(root, "", "")
+    return "\n".join(lines)
+
+
+def _line(record: CallRecord) -> str:
+    parts: list[Any] = [record.operation_id, record.outcome]
+    if record.duration is not None:
+        parts.append(f"{record.duration * 1000:.1f} ms")
+    if record.items:
+        parts.append(f"{record.items} items")
+    if record.abandoned:
+        parts.append("abandoned")
+    return "  ".join(parts)

@@ -1,0 +1,136 @@
+"""Sending requests: what happens when a broker is away, a group is empty, or a message is too large.
+
+Rule 1: what certainly was not delivered is tried again while there is reason to hope, and then fails with
+        `UNAVAILABLE`.
+Rule 2: what may have been delivered is never sent again from here. The watch finds out, and decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import time
+
+import msgspec
+
+from operations.calls.entries import PendingCall
+from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    NobodyThereError,
+    NotSentError,
+    TooLargeError,
+    TransportError,
+)
+from operations.pubsub.base import EventTarget
+from operations.schema.guard import guard
+
+logger = logging.getLogger("operations")
+
+PATIENCE = 10.0
+"""Seconds a new call waits for a broker that cannot be reached."""
+
+MAX_WAITING = 1000
+"""Calls that may wait for a broker at a time; beyond that they fail at once."""
+
+RETRY = 0.1
+"""Seconds between attempts while workers may be on their way back."""
+
+
+class Outgoing:
+    """The sending side of a `PendingRequestMap`.
+
+    Args:
+        target: Where events go.
+        mailbox: Where answers come.
+        is_settling: Whether a reconnect was so recent that an empty group may be about to fill.
+    """
+
+    def __init__(self, target: EventTarget, mailbox: str, is_settling: Callable[[], bool]) -> None:
+        self._target = target
+        self._mailbox = mailbox
+        self._is_settling = is_settling
+        self._waiting = 0
+
+    async def send(self, group: str, call: PendingCall, limit: float) -> None:
+        """Give a request to the group.
+
+        Raises:
+            CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
+        """
+        request = call.payload
+        target = self._target
+        try:
+            # Encoding would turn NaN into null, and dates into texts; in this process they are refused.
+            guard(request.input)
+            body = encode_event(CallRequested(payload=request))
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = f"the input of {request.operation_id} is not JSON: {error}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, reason) from error
+        if len(body) > target.max_bytes:
+            reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
+        if self._waiting >= MAX_WAITING and not target.is_connected:
+            raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
+        key = request.request_id
+        if call.attempt > 1:
+            key = f"{key}-{call.attempt}"
+        self._waiting += 1
+        try:
+            await target.put(
+                group, body, key=key, reply_to=self._mailbox, wait=min(limit, PATIENCE)
+            )
+        except NobodyThereError as error:
+            await self._insist(group, body, key, error)
+        except TransportError as error:
+            self._give_up(key, error)
+        finally:
+            self._waiting -= 1
+        call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    async def _insist(self, group: str, body: bytes, key: str, error: NobodyThereError) -> None:
+        """Try again while the group may be about to come back."""
+        while self._is_settling():
+            await asyncio.sleep(RETRY)
+            try:
+                await self._target.put(group, body, key=key, reply_to=self._mailbox, wait=RETRY)
+            except NobodyThereError:
+                continue
+            except TransportError as other:
+                self._give_up(key, other)
+            return
+        raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+
+    def _give_up(self, key: str, error: TransportError) -> None:
+        if isinstance(error, TooLargeError):
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
+        if isinstance(error, NotSentError):
+            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+        logger.debug("%s may not have been sent: %s", key, error)
+
+    async def send_again(self, group: str, call: PendingCall) -> None:
+        """Give a lost request to whichever worker takes it now.
+
+        Raises:
+            CallError: As `send`.
+        """
+        call.attempt += 1
+        call.misses = 0
+        call.worker = None
+        limit = PATIENCE
+        if call.payload.deadline is not None:
+            limit = max(0.0, call.payload.deadline / 1000 - time())
+        call.payload = msgspec.structs.replace(
+            call.payload, attempt=call.attempt, timeout_ms=limit * 1000
+        )
+        await self.send(group, call, limit)
+
+    async def tell_to_stop(self, group: str, call: PendingCall) -> None:
+        """Ask the worker to stop: the one that is known to have the call, or all of them."""
+        request_id = call.payload.request_id
+        worker = call.worker or self._target.topic(f"{group}.workers")
+        body = encode_event(CallAborted(payload=AbortPayload(request_id=request_id)))
+        try:
+            await self._target.send(worker, body)
+        except TransportError as error:
+            logger.debug("%s could not be aborted: %s", request_id, error)

@@ -1,0 +1,520 @@
+"""The calls this process waits for: `call` and `subscribe` over any event target.
+
+Rule 1: a call ends exactly once: with an answer, an error, its time, or the end of this map. The first one wins.
+Rule 2: a call whose worker is lost ends at once, or runs again where that is safe (`watch`).
+Rule 3: whoever stops waiting says so: the worker is told to stop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from time import time
+from typing import Any, Self
+
+import msgspec
+
+from operations.access import Identity
+from operations.calls.deadlines import Deadlines
+from operations.calls.entries import PendingCall
+from operations.calls.events import (
+    CallAborted,
+    CallAlive,
+    CallCompleted,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+    CompletePayload,
+    MalformedEvent,
+    RequestPayload,
+    encode_error,
+    encode_event,
+    encode_item,
+    encode_response,
+    read_event,
+    read_output,
+)
+from operations.calls.ids import new_request_id
+from operations.calls.outgoing import RETRY, Outgoing
+from operations.calls.states import Expects, Verdict, judge
+from operations.calls.streams import CallStream, StreamEntry
+from operations.calls.watch import Watch
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope, lift_envelope
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    TransportError,
+)
+from operations.pubsub.base import EventTarget, Subscription
+from operations.pubsub.memory import MemoryTarget
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+
+DEFAULT_GROUP = "operations"
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_WINDOW = 256
+"""Items of a subscription that may be under way before its consumer has read any."""
+
+_FAREWELL = 1.0
+"""Seconds for the last messages when the map is closed."""
+
+
+class PendingRequestMap:
+    """Calls operations of a worker group over an event target, and remembers who waits for what.
+
+    Use it as an async context manager, or let it open at the first call and `aclose` it. A registry takes it as its
+    `remote`.
+
+    Args:
+        target: Where events go; by default a `MemoryTarget` of its own.
+        group: The worker group that is called.
+        timeout: Seconds a call may take unless it says otherwise.
+        idle_timeout: Seconds a subscription may go without an item unless it says otherwise.
+        credential: A token for the workers' resolver, sent with every call that brings none.
+        send_identity: Put the caller's identity into requests; by default on trusted targets only, for nobody
+            else believes it.
+        heartbeat: Seconds after which a worker that has not answered is asked whether it still has the call.
+        silence: Seconds without any sign after which a worker that is connected counts as lost.
+
+    Attributes:
+        ignored: Events for calls that are not open, and events of unknown types.
+        malformed: Messages that were no events.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        timeout: float = DEFAULT_TIMEOUT,
+        idle_timeout: float | None = DEFAULT_TIMEOUT,
+        credential: str | None = None,
+        send_identity: bool | None = None,
+        heartbeat: float = 1.0,
+        silence: float = 15.0,
+    ) -> None:
+        self.target: EventTarget = MemoryTarget() if target is None else target
+        self.group = group
+        self.timeout = timeout
+        self.idle_timeout = idle_timeout
+        self.ignored = 0
+        self.malformed = 0
+        self.mailbox = self.target.mailbox()
+        self.pending: dict[str, PendingCall] = {}
+        self._credential = credential
+        self._send_identity = self.target.trusted if send_identity is None else send_identity
+        self._served: dict[str, str] = {}
+        self._deadlines: Deadlines[str] = Deadlines(self._expire)
+        self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
+        self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
+        self._subscription: Subscription | None = None
+        self._opening: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[Any] | None = None
+        self._closed = False
+
+    # ---------------------------------------------------------------------------------------- lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Start to listen for answers. Called by the first call if nobody did.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        if self._closed:
+            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._subscription is None:
+                self._loop = asyncio.get_running_loop()
+                callers = self.target.topic(f"{self.group}.callers")
+                self._subscription = await self.target.listen((self.mailbox, callers), self)
+                if not self.target.direct:
+                    self._watching = self.spawn(self._watch.run())
+
+    async def aclose(self) -> None:
+        """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
+        self._closed = True
+        for request_id, call in tuple(self.pending.items()):
+            self._stop(call)
+            self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
+        if self._watching is not None:
+            self._watching.cancel()
+        # What was to be said is said, but nobody waits for it for ever.
+        self._deadlines.clear()
+        farewells = tuple(self._tasks)
+        if farewells:
+            await asyncio.wait(farewells, timeout=_FAREWELL)
+        for task in farewells:
+            task.cancel()
+        await asyncio.gather(*farewells, return_exceptions=True)
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.aclose()
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def pending_count(self) -> int:
+        """How many calls and subscriptions have not ended."""
+        return len(self.pending)
+
+    # ---------------------------------------------------------------------------------------- calling
+
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        replayable: bool | None = None,
+    ) -> ResponseEnvelope[Any]:
+        """Run a query or mutation on one worker of the group.
+
+        Args:
+            operation_id: The `namespace.name` to run.
+            input: Its input.
+            context: The call this one is part of: its identity, metadata and remaining time are taken over.
+            timeout: Seconds until `TIMEOUT`; never more than the context's remaining time.
+            identity: Who calls; believed on trusted targets only.
+            credential: A token that the workers' resolver verifies.
+            metadata: Goes along, for example trace context.
+            replayable: Whether the operation may run again after a loss; by default the workers are asked.
+
+        Raises:
+            CallError: As the operation gave it, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._closed:
+            await self._ready()
+        limit = _remaining(context, self.timeout if timeout is None else timeout)
+        if limit <= 0:
+            raise _timeout(operation_id)
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        request_id = payload.request_id
+        call = self.pending[request_id] = PendingCall(payload, replayable)
+        call.future = loop.create_future()
+        slot = self._deadlines.add(loop.time() + limit, request_id)
+        try:
+            await self._outgoing.send(self.group, call, limit)
+            return await call.future
+        except asyncio.CancelledError:
+            self._stop(call)
+            raise
+        finally:
+            self._deadlines.discard(slot, request_id)
+            self.pending.pop(request_id, None)
+
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        idle_timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        window: int = DEFAULT_WINDOW,
+    ) -> CallStream:
+        """Open a subscription on one worker of the group: an async iterator of envelopes.
+
+        Nothing is sent before it is iterated. A slow reader slows the producer: no more than `window` items
+        are ever under way.
+
+        Raises:
+            CallError: When iterated; as `call`, and `TIMEOUT` when no item came for `idle_timeout` seconds.
+        """
+        idle = self.idle_timeout if idle_timeout is None else idle_timeout
+
+        async def start() -> StreamEntry:
+            await self._ready()
+            limit = _remaining(context, float("inf"))
+            payload = self._request(
+                operation_id, input, context, limit, identity, credential, metadata
+            )
+            payload = msgspec.structs.replace(
+                payload,
+                credit=window,
+                idle_timeout=None if idle is None else idle * 1000,
+            )
+            call = PendingCall(payload, replayable=False)
+            call.expects = Expects.MANY
+            call.stream = StreamEntry(payload.request_id, window)
+            self.pending[payload.request_id] = call
+            if limit != float("inf"):
+                call.stream.timer = asyncio.get_running_loop().call_later(
+                    max(limit, 0), self._expire, payload.request_id
+                )
+            try:
+                await self._outgoing.send(self.group, call, limit)
+            except BaseException:
+                self.pending.pop(payload.request_id, None)
+                raise
+            return call.stream
+
+        return CallStream(self, operation_id, start, idle)
+
+    def abort(self, request_id: str) -> None:
+        """End a pending call with `ABORTED` and tell its worker to stop; nothing if it is not pending."""
+        call = self.pending.get(request_id)
+        if call is not None:
+            self._stop(call)
+            self.end(request_id, CallError(ErrorCode.ABORTED, "the call was aborted"))
+
+    # ---------------------------------------------------------------------------------------- answering
+
+    def serve(self, request: RequestPayload, reply_to: str) -> None:
+        """Remember where the answers to a request go. `build_call_handler` does this."""
+        self._served[request.request_id] = reply_to
+
+    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
+        """Answer a request with an envelope; with a `sequence`, as one item of several.
+
+        Raises:
+            TypeError: If it is anything but an envelope.
+        """
+        lifted = lift_envelope(envelope)
+        if lifted is None:
+            raise TypeError("only a response envelope can be an answer: use local_envelope(...)")
+        if sequence is None:
+            await self._answer(request_id, encode_response(request_id, lifted), last=True)
+        else:
+            body = encode_item(request_id, lifted, sequence, self.mailbox)
+            await self._answer(request_id, body, last=False)
+
+    async def emit_error(
+        self, request_id: str, code: str, message: str, details: Any = None
+    ) -> None:
+        """Answer a request with an error."""
+        body = encode_error(request_id, CallError(code, message, details))
+        await self._answer(request_id, body, last=True)
+
+    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
+        """End a subscription that was asked for."""
+        event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
+        await self._answer(request_id, encode_event(event), last=True)
+
+    async def _answer(self, request_id: str, body: bytes, *, last: bool) -> None:
+        reply_to = self._served.get(request_id)
+        if last:
+            self._served.pop(request_id, None)
+        if reply_to is None or request_id in self.pending:
+            # Asked by this very map, or by nobody we know of.
+            self.receive(body, "")
+        else:
+            await self.target.send(reply_to, body)
+
+    # ---------------------------------------------------------------------------------------- sending
+
+    async def _ready(self) -> None:
+        if self._subscription is None or self._closed:
+            try:
+                await self.open()
+            except TransportError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+        elif self._loop is not asyncio.get_running_loop():
+            raise CallError(
+                ErrorCode.UNAVAILABLE,
+                "these calls belong to another event loop: open a PendingRequestMap on this one",
+                retryable=False,
+            )
+
+    def _request(
+        self,
+        operation_id: str,
+        input: Any,
+        context: OperationContext | None,
+        limit: float,
+        identity: Identity | None,
+        credential: str | None,
+        metadata: JSONObject | None,
+    ) -> RequestPayload:
+        bounded = limit != float("inf")
+        parent = None
+        if context is not None:
+            parent = context.request_id
+            identity = context.identity if identity is None else identity
+            if context.metadata:
+                metadata = {**context.metadata, **(metadata or {})}
+        return RequestPayload(
+            request_id=new_request_id(),
+            operation_id=operation_id,
+            input=input,
+            parent_request_id=parent,
+            deadline=time() * 1000 + limit * 1000 if bounded else None,
+            timeout_ms=limit * 1000 if bounded else None,
+            # What nobody will believe need not be told to everyone who can read the broker.
+            identity=identity if self._send_identity else None,
+            credential=credential or self._credential,
+            metadata=metadata,
+            reply_to=self.mailbox or None,
+        )
+
+    async def resend(self, call: PendingCall) -> None:
+        """Send a lost call again, to whichever worker takes it."""
+        try:
+            await self._outgoing.send_again(self.group, call)
+        except CallError as error:
+            self.end(call.payload.request_id, error)
+
+    def _stop(self, call: PendingCall) -> None:
+        """Tell the worker to stop, in the background."""
+        self.spawn(self._outgoing.tell_to_stop(self.group, call))
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run something in the background until this map is closed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- ending
+
+    def _expire(self, request_id: str) -> None:
+        call = self.pending.get(request_id)
+        if call is not None:
+            self._stop(call)
+            self.end(request_id, _timeout(call.payload.operation_id))
+
+    def end(self, request_id: str, error: CallError) -> None:
+        """End a pending call with `error`; nothing if it has ended."""
+        call = self.pending.pop(request_id, None)
+        if call is not None:
+            call.fail(error)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a subscription whose reader left, and tell its worker to stop."""
+        call = self.pending.pop(request_id, None)
+        if call is not None and not self._closed:
+            self._stop(call)
+
+    # ---------------------------------------------------------------------------------------- receiving
+
+    def receive(self, body: bytes, reply_to: str) -> None:
+        """Take an event from the target."""
+        event = read_event(body)
+        if isinstance(event, CallResponded):
+            call = self.pending.get(event.payload.request_id)
+            if call is not None and call.expects is Expects.ONE:
+                self._resolve(call, event)
+                return
+        if isinstance(event, CallAlive):
+            self._watch.heard(event.payload)
+        elif isinstance(event, MalformedEvent):
+            self.malformed += 1
+        elif isinstance(event, CallRequested):
+            self._refuse(event.payload, reply_to)
+        elif isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
+            self._apply(event)
+        else:
+            self.ignored += 1
+
+    def _resolve(self, call: PendingCall, event: CallResponded) -> None:
+        if event.payload.sequence is not None:
+            # One of many answers, where one was expected.
+            reason = (
+                f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
+            )
+            self._stop(call)
+            self.end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
+            return
+        try:
+            envelope = read_output(event.payload.output)
+        except ValueError as error:
+            self.end(
+                event.payload.request_id,
+                CallError(ErrorCode.UNKNOWN_ERROR, f"the answer was no envelope: {error}"),
+            )
+            return
+        del self.pending[event.payload.request_id]
+        if call.future is not None and not call.future.done():
+            call.future.set_result(envelope)
+
+    def _apply(self, event: CallResponded | CallCompleted | CallFailed | CallAborted) -> None:
+        request_id = event.payload.request_id
+        call = self.pending.get(request_id)
+        verdict = judge(call.expects if call is not None else None, event)
+        if call is None or verdict is Verdict.IGNORE:
+            self.ignored += 1
+            return
+        if call.stream is None:
+            self.end(request_id, _ending(event))
+            return
+        call.seen_at = asyncio.get_running_loop().time()
+        if isinstance(event, CallResponded) and event.payload.reply_to is not None:
+            call.worker = event.payload.reply_to
+        if call.stream.push(event, call.worker):
+            self.pending.pop(request_id, None)
+            if call.stream.must_stop:
+                self._stop(call)
+
+    def _refuse(self, request: RequestPayload, reply_to: str) -> None:
+        """Answer a request that reached this end of a connection, where nobody serves."""
+        error = CallError(ErrorCode.UNAVAILABLE, "nobody serves operations at this end")
+        address = reply_to or request.reply_to or ""
+        self.spawn(self.target.send(address, encode_error(request.request_id, error)))
+
+    def undelivered(self, key: str) -> None:
+        """The broker found nobody to take a request."""
+        request_id = key.partition("-")[0]
+        call = self.pending.get(request_id)
+        if call is None:
+            return
+        if self._watch.is_settling:
+            loop = asyncio.get_running_loop()
+            loop.call_later(RETRY, lambda: self.spawn(self._put_again(call)))
+        else:
+            error = CallError(ErrorCode.UNAVAILABLE, f"nobody serves the group {self.group!r}")
+            self.end(request_id, error)
+
+    async def _put_again(self, call: PendingCall) -> None:
+        try:
+            await self._outgoing.send(self.group, call, RETRY)
+        except CallError as error:
+            self.end(call.payload.request_id, error)
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; where it was the peer itself, so is everything asked of it."""
+        if self.target.direct:
+            for request_id in tuple(self.pending):
+                self.end(request_id, CallError(ErrorCode.UNAVAILABLE, reason))
+
+    def restored(self) -> None:
+        """The connection is back; workers may take a moment longer."""
+        self._watch.restored()
+
+
+def _remaining(context: OperationContext | None, limit: float) -> float:
+    if context is None or context.deadline is None:
+        return limit
+    return min(limit, context.deadline / 1000 - time())
+
+
+def _timeout(operation_id: str) -> CallError:
+    return CallError(ErrorCode.TIMEOUT, f"{operation_id} did not answer in time")
+
+
+def _ending(event: CallEvent) -> CallError:
+    """The error with which `event` ends a call that expected one answer."""
+    if isinstance(event, CallFailed):
+        return event.payload.to_error()
+    if isinstance(event, CallAborted):
+        return CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
+    return CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without an answer")

@@ -1,0 +1,135 @@
+"""The operations of a registry elsewhere, as operations here.
+
+Rule 1: what is imported is what the other side lists to us: no more than we may call.
+Rule 2: one spec that cannot be read does not hide the others.
+"""
+
+import logging
+from collections.abc import Callable, Container, Iterator
+from typing import Any, Self
+
+from msgspec.structs import replace
+
+from operations.access import AccessControl
+from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
+from operations.calls.services import LIST
+from operations.calls.streams import CallStream
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.pubsub.base import EventTarget
+from operations.specs import Operation, OperationSpec, OperationType
+
+logger = logging.getLogger("operations")
+
+AccessRule = AccessControl | Callable[[OperationSpec], AccessControl]
+
+
+class RemoteService:
+    """What a worker group, or the peer of a WebSocket, offers. Made by `from_calls`.
+
+    Attributes:
+        calls: The calls under way there.
+        operations: What was imported, once it is open.
+    """
+
+    def __init__(
+        self,
+        calls: PendingRequestMap,
+        *,
+        namespace: str | None,
+        access: AccessRule | None,
+        exclude: Container[str],
+    ) -> None:
+        self.calls = calls
+        self.operations: list[Operation] = []
+        self._namespace = namespace
+        self._access = access
+        self._exclude = exclude
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    async def open(self) -> None:
+        """Ask what is offered.
+
+        Raises:
+            CallError: `UNAVAILABLE` if nobody serves there.
+        """
+        await self.calls.open()
+        listed: Any = (await self.calls.call(LIST, timeout=10)).data
+        self.operations = []
+        for wire in listed:
+            try:
+                spec = OperationSpec.from_wire(wire)
+                imported = self._import(spec)
+            except ValueError as error:
+                logger.warning("an operation cannot be imported: %s", error)
+            else:
+                if imported.spec.id not in self._exclude:
+                    self.operations.append(imported)
+
+    async def aclose(self) -> None:
+        """End what is under way there; the target stays open. Closing twice is harmless."""
+        await self.calls.aclose()
+
+    def _import(self, spec: OperationSpec) -> Operation:
+        there = spec.id
+        here = spec
+        if self._namespace is not None:
+            here = replace(here, namespace=self._namespace, name=there)
+        if self._access is not None:
+            access = self._access(spec) if callable(self._access) else self._access
+            here = replace(here, access_control=access)
+        calls, replayable = self.calls, spec.replayable
+
+        async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            return await calls.call(there, input, context, replayable=replayable)
+
+        def subscribe(input: Any, context: OperationContext) -> CallStream:
+            return calls.subscribe(there, input, context)
+
+        if spec.type is OperationType.SUBSCRIPTION:
+            return Operation(here, subscribe)
+        return Operation(here, call)
+
+
+def from_calls(
+    target: EventTarget,
+    *,
+    group: str = DEFAULT_GROUP,
+    namespace: str | None = None,
+    access: AccessRule | None = None,
+    exclude: Container[str] = (),
+    credential: str | None = None,
+    send_identity: bool | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> RemoteService:
+    """The operations served at the other end of `target`, to be registered here.
+
+        async with from_calls(target) as service:
+            registry.register_all(service)
+
+    Args:
+        target: Where they are served.
+        group: By which worker group.
+        namespace: Put them all into this namespace, under their whole former id.
+        access: What a caller here needs, instead of what the specs say.
+        exclude: Ids not to import, for example a registry that has them already.
+        credential: A token for the workers' resolver, sent with every call.
+        send_identity: Tell them who calls here; by default on trusted targets only.
+        timeout: Seconds a call may take unless its caller says otherwise.
+    """
+    calls = PendingRequestMap(
+        target, group=group, credential=credential, send_identity=send_identity, timeout=timeout
+    )
+    return RemoteService(calls, namespace=namespace, access=access, exclude=exclude)

@@ -1,0 +1,421 @@
+"""A worker: takes requests of its group from a target and runs them on a registry.
+
+Rule 1: reachable when started, silent when stopped: `serve_calls` returns once requests arrive, and closing it
+        takes no new ones before it finishes those it has.
+Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's answer.
+Rule 3: a caller that aborts, or is gone, or has no time left, does not keep a handler running; and a handler that
+        will not stop does not keep its caller waiting.
+Rule 4: nothing that arrives can stop the worker: what cannot be read is counted, and answered where it says to whom.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from operations.access import Identity
+from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
+from operations.calls.deadlines import Deadlines
+from operations.calls.events import (
+    AlivePayload,
+    CallAborted,
+    CallAlive,
+    CallCredited,
+    CallProbed,
+    CallRequested,
+    MalformedEvent,
+    ProbePayload,
+    RequestPayload,
+    UnknownEvent,
+    encode_error,
+    encode_event,
+    read_event,
+)
+from operations.calls.handler import answer, context_for
+from operations.calls.identity import CredentialResolver, claimed_identity, identify
+from operations.calls.jobs import Job, too_large
+from operations.calls.minding import mind_the_callers, mind_the_loop
+from operations.calls.recent import Recent
+from operations.calls.services import SERVICES, service_operations
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription
+from operations.registry import OperationRegistry
+
+logger = logging.getLogger("operations")
+
+GRACE = 10.0
+"""Seconds that running calls have to finish when a worker stops."""
+
+_FAREWELL = 1.0
+"""Seconds for cancelled handlers and last answers when a worker stops."""
+
+
+class CallServer:
+    """A running worker. `serve_calls` makes one.
+
+    Attributes:
+        jobs: What is here and was not answered yet, by request id.
+        malformed: Messages that were no events.
+        ignored: Events of unknown types.
+        refused: Requests beyond the bounds.
+        duplicates: Requests that had been seen before.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        target: EventTarget,
+        *,
+        group: str,
+        limits: Limits,
+        resolve: CredentialResolver | None,
+        grace: float,
+        expose_errors: bool,
+    ) -> None:
+        self.registry = registry
+        self.target = target
+        self.group = group
+        self.mailbox = target.mailbox()
+        self.jobs: dict[str, Job] = {}
+        self.restored_at = 0.0
+        self.malformed = 0
+        self.ignored = 0
+        self.refused = 0
+        self.duplicates = 0
+        self._services = OperationRegistry(service_operations(registry))
+        self._resolve = resolve
+        self._grace = grace
+        self._expose_errors = expose_errors
+        self._admission: Admission[Job] = Admission(limits, self._start)
+        self._deadlines: Deadlines[Job] = Deadlines(self._expire)
+        self._recent = Recent()
+        self._running: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._minding: list[asyncio.Task[Any]] = []
+        self._taking: Subscription | None = None
+        self._listening: Subscription | None = None
+        self._idle = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    # ---------------------------------------------------------------------------------------- lifetime
+
+    @property
+    def active(self) -> int:
+        """Calls that run here now."""
+        return self._admission.running
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a place."""
+        return self._admission.waiting
+
+    async def start(self) -> None:
+        """Listen, take requests, and tell the callers.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        workers = self.target.topic(f"{self.group}.workers")
+        self._listening = await self.target.listen((self.mailbox, workers), self)
+        # Callers must know a worker before it can have their calls: what is not known is not missed.
+        await self._announce(leaving=False)
+        self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
+        self._minding = [self._spawn(mind_the_loop(self))]
+        if not self.target.direct:
+            self._minding.append(self._spawn(mind_the_callers(self)))
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                raise SystemExit(1)
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, on_signal)
+        try:
+            await stop.wait()
+            await self.aclose()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.remove_signal_handler(number)
+
+    async def aclose(self) -> None:
+        """Take nothing new, give what runs `grace` seconds, end the rest with a retryable `UNAVAILABLE`."""
+        taking, self._taking = self._taking, None
+        if taking is not None:
+            with suppress(TransportError):
+                await taking.aclose()
+            await self._announce(leaving=True)
+        if self.jobs:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self._idle.wait()
+        self._admission.empty()
+        for job in tuple(self.jobs.values()):
+            self.stop(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
+        for task in self._minding:
+            task.cancel()
+        last = (*self._running, *self._background)
+        if last:
+            await asyncio.wait(last, timeout=_FAREWELL)
+        for task in tuple(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._deadlines.clear()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with suppress(TransportError):
+                await listening.aclose()
+        await self._services.aclose()
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- receiving
+
+    def receive(self, body: bytes, reply_to: str) -> None:
+        """Take an event from the target."""
+        event = read_event(body)
+        if type(event) is CallRequested:
+            self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
+        elif type(event) is CallAborted:
+            self._abort(event.payload.request_id)
+        elif type(event) is CallCredited:
+            job = self.jobs.get(event.payload.request_id)
+            if job is not None and job.pace is not None:
+                job.pace.grant(event.payload.credit)
+        elif type(event) is CallProbed:
+            self._spawn(self._account(event.payload))
+        elif type(event) is MalformedEvent:
+            self._reject(event, reply_to)
+        elif type(event) is UnknownEvent:
+            self.ignored += 1
+
+    def _admit(self, request: RequestPayload, reply_to: str, size: int) -> None:
+        request_id = request.request_id
+        if request_id in self._recent:
+            self.duplicates += 1
+            word = self._recent.last_word(request_id)
+            if word is not None:
+                self._spawn(self._send(reply_to, word))
+            return
+        job = Job(self, request, reply_to, size, self._loop.time())
+        self._recent.add(request_id)
+        self.jobs[request_id] = job
+        if job.expires_at is not None:
+            job.slot = self._deadlines.add(job.expires_at, job)
+        reason = self._admission.offer(job)
+        if reason is not None:
+            self.refused += 1
+            self._settle(job)
+            self._recent.forget(request_id)
+            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+
+    def _abort(self, request_id: str) -> None:
+        job = self.jobs.get(request_id)
+        if job is not None:
+            self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+        elif request_id not in self._recent:
+            # It may have overtaken the request, which then counts as seen.
+            self._recent.add(request_id)
+
+    def _reject(self, event: MalformedEvent, reply_to: str) -> None:
+        self.malformed += 1
+        address = reply_to or event.reply_to
+        if event.type == PUT_TYPE and event.request_id and address:
+            error = CallError(
+                ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}"
+            )
+            self._spawn(self._send(address, encode_error(event.request_id, error)))
+
+    def undelivered(self, key: str) -> None:
+        """Nothing is put into queues from here."""
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
+        if self.target.direct:
+            for job in tuple(self.jobs.values()):
+                self.stop(job, CallError(ErrorCode.ABORTED, reason))
+
+    def restored(self) -> None:
+        """The connection is back: tell the callers that this worker is."""
+        self.restored_at = self._loop.time()
+        self._spawn(self._announce(leaving=False))
+
+    # ---------------------------------------------------------------------------------------- running
+
+    def _start(self, job: Job) -> bool:
+        if job.answered:
+            # Its time ran out, or its caller left, while it stood in line.
+            return False
+        request = job.request
+        if request.credential is None:
+            work = self._answer(job, claimed_identity(request, self.target))
+        else:
+            work = self._identify(job, request.credential)
+        task = job.task = self._loop.create_task(work)
+        self._running.add(task)
+        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
+        task.add_done_callback(partial(self._ended, job))
+        return True
+
+    async def _identify(self, job: Job, credential: str) -> None:
+        try:
+            identity = await identify(credential, self._resolve)
+        except CallError as error:
+            await job.error(error, None)
+        else:
+            await self._answer(job, identity)
+
+    def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
+        request, registry = job.request, self.registry
+        if request.operation_id in SERVICES and request.operation_id not in registry:
+            registry = self._services
+        remaining = None if job.expires_at is None else job.expires_at - self._loop.time()
+        context = context_for(request, identity, remaining, registry, kept_by_door=True)
+        return answer(registry, request, context, job, job.pace)
+
+    def _ended(self, job: Job, task: "asyncio.Task[None]") -> None:
+        """Make room for the next job, and answer this one if it could not do so itself."""
+        self._running.discard(task)
+        self._admission.done(job)
+        if task.cancelled():
+            self.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
+        elif (failure := task.exception()) is not None:
+            operation_id = job.request.operation_id
+            logger.error("%s could not be answered", operation_id, exc_info=failure)
+            self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
+
+    def _expire(self, job: Job) -> None:
+        reason = f"{job.request.operation_id} did not finish in time"
+        self.stop(job, CallError(ErrorCode.TIMEOUT, reason))
+
+    def stop(self, job: Job, error: CallError) -> None:
+        """Answer a job with `error`, unless it was answered, and cancel it. Its place is free when it has ended."""
+        if not job.answered:
+            last = self.conclude(job, encode_error(job.request.request_id, error))
+            self._spawn(_undisturbed(last))
+        if job.task is not None:
+            job.task.cancel()
+
+    def _settle(self, job: Job) -> None:
+        """The call has had its end."""
+        job.answered = True
+        self.jobs.pop(job.request.request_id, None)
+        if job.slot:
+            self._deadlines.discard(job.slot, job)
+        if not self.jobs:
+            self._idle.set()
+
+    # ---------------------------------------------------------------------------------------- answering
+
+    def conclude(self, job: Job, body: bytes) -> Awaitable[None]:
+        """Send the event that ends a call, and keep it in case it does not arrive."""
+        if job.answered:
+            return _nothing()
+        self._settle(job)
+        if len(body) > self.target.max_bytes:
+            error = too_large(len(body), self.target.max_bytes)
+            body = encode_error(job.request.request_id, error)
+        self._recent.finish(job.request.request_id, body)
+        return self.target.send(job.reply_to, body)
+
+    async def _send(self, address: str, body: bytes) -> None:
+        await _undisturbed(self.target.send(address, body))
+
+    def presentable(self, error: CallError, request: RequestPayload) -> CallError:
+        """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
+        if not error.unexpected or self._expose_errors:
+            return error
+        logger.error("%s failed", request.operation_id, exc_info=error)
+        return CallError(error.code, f"{request.operation_id} failed: request {request.request_id}")
+
+    async def _announce(self, *, leaving: bool) -> None:
+        if self.target.direct:
+            # A peer knows that it has one.
+            return
+        payload = AlivePayload(worker=self.mailbox, leaving=leaving)
+        callers = self.target.topic(f"{self.group}.callers")
+        await self._send(callers, encode_event(CallAlive(payload=payload)))
+
+    async def _account(self, probe: ProbePayload) -> None:
+        """Say which calls are here, and repeat the last word on those that have ended."""
+        held = [request_id for request_id in probe.request_ids if request_id in self.jobs]
+        for request_id in probe.request_ids:
+            word = self._recent.last_word(request_id)
+            if word is not None:
+                await self._send(probe.reply_to, word)
+        leaving = self._taking is None and not held
+        payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)
+        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
+
+
+async def _nothing() -> None:
+    """For a call that was answered already."""
+
+
+async def _undisturbed(sending: Awaitable[None]) -> None:
+    """Send what its receiver will ask for if it does not arrive."""
+    try:
+        await sending
+    except TransportError as error:
+        logger.debug("an answer could not be sent: %s", error)
+
+
+@asynccontextmanager
+async def serve_calls(
+    registry: OperationRegistry,
+    target: EventTarget,
+    *,
+    group: str = "operations",
+    concurrency: int = DEFAULT_CONCURRENCY,
+    queue: int = DEFAULT_QUEUE,
+    per_principal: int | None = None,
+    resolve: CredentialResolver | None = None,
+    grace: float = GRACE,
+    expose_errors: bool | None = None,
+) -> AsyncGenerator[CallServer]:
+    """Serve a registry's operations to callers of `group` for the length of an `async with` block.
+
+    When the block starts, requests arrive. When it ends, no new ones are taken and those that run are finished.
+
+    Args:
+        registry: What to serve; `services.list` and `services.schema` come with it.
+        target: Where requests come from.
+        group: Each request goes to one worker of the group; all of them should serve the same.
+        concurrency: Calls that run at a time.
+        queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
+        per_principal: Calls of one caller at a time, running and waiting.
+        resolve: Who a `credential` belongs to.
+        grace: Seconds that running calls have to finish at the end.
+        expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted
+            targets only.
+
+    Raises:
+        TransportError: If the broker cannot be reached.
+    """
+    server = CallServer(
+        registry,
+        target,
+        group=group,
+        limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
+        resolve=resolve,
+        grace=grace,
+        expose_errors=target.trusted if expose_errors is None else expose_errors,
+    )
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.aclose()

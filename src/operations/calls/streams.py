@@ -1,0 +1,258 @@
+"""The reading side of a subscription: a bounded buffer between a worker and one reader.
+
+Rule 1: the reader sets the pace. Room is granted as items are read, so a slow reader slows the worker.
+Rule 2: whatever was received before an error is delivered before the error.
+Rule 3: a reader that leaves, however it leaves, frees everything: `aclose`, `break`, cancellation, or
+        dropping the last reference.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, Self
+
+from operations.calls.events import (
+    CallAborted,
+    CallCredited,
+    CallEvent,
+    CallFailed,
+    CallResponded,
+    CreditPayload,
+    encode_event,
+    read_output,
+)
+from operations.calls.states import SequenceError, Sequencer
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import EventTarget
+
+logger = logging.getLogger("operations")
+
+MAX_BUFFERED_ITEMS = 1000
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
+"""What one subscription may hold of a worker that ignores the room it was granted."""
+
+GRANT_BYTES = 1024 * 1024
+"""After reading this much the worker is told, because it counts bytes as well as items."""
+
+
+class Owner(Protocol):
+    """What a stream needs of the map it belongs to."""
+
+    target: EventTarget
+
+    def drop(self, request_id: str) -> None:
+        """Forget the subscription and tell its worker."""
+        ...
+
+
+class StreamEntry:
+    """What has arrived for one subscription and was not read yet.
+
+    Attributes:
+        must_stop: Whether the worker has to be told that this ended.
+        timer: The deadline, if there is one.
+    """
+
+    def __init__(self, request_id: str, window: int) -> None:
+        self.request_id = request_id
+        self.must_stop = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.worker: str | None = None
+        self._window = window
+        self._granted = window
+        self._read = 0
+        self._bytes_since_grant = 0
+        self._items: deque[tuple[ResponseEnvelope[Any], int]] = deque()
+        self._bytes = 0
+        self._sequencer = Sequencer()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: CallError | None = None
+        self._stuck_since: float | None = None
+
+    def push(self, event: CallEvent, worker: str | None) -> bool:
+        """Take an event; True if the subscription is over."""
+        self.worker = worker
+        try:
+            for ready in self._sequencer.push(event):
+                self._accept(ready)
+        except SequenceError as error:
+            self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
+        except ValueError as error:
+            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was no envelope: {error}")
+        if not self._sequencer.is_waiting:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = asyncio.get_running_loop().time()
+        return self._ended
+
+    def _accept(self, event: CallEvent) -> None:
+        if self._ended:
+            return
+        if isinstance(event, CallResponded):
+            size = len(memoryview(event.payload.output))
+            self._items.append((read_output(event.payload.output), size))
+            self._bytes += size
+            if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
+                self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
+            ):
+                self._break(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    "the worker sent more items than there was room for",
+                )
+            self._wake()
+        elif isinstance(event, CallFailed):
+            self.end(event.payload.to_error())
+        elif isinstance(event, CallAborted):
+            self.end(CallError(ErrorCode.ABORTED, "the subscription was aborted by its worker"))
+        else:
+            self.end(None)
+
+    def _break(self, code: str, message: str) -> None:
+        self.must_stop = True
+        self.end(CallError(code, message))
+
+    def end(self, error: CallError | None) -> None:
+        """Nothing more will come; what is here can still be read."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        if self.timer is not None:
+            self.timer.cancel()
+        self._wake()
+
+    def stuck_for(self, now: float) -> float:
+        """Seconds for which something has been here that waits for an item that is not."""
+        return 0.0 if self._ended or self._stuck_since is None else now - self._stuck_since
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, idle_timeout: float | None) -> ResponseEnvelope[Any]:
+        """The next item.
+
+        Raises:
+            StopAsyncIteration: At the end.
+            CallError: As the worker gave it, or `TIMEOUT` after `idle_timeout` seconds without an item.
+        """
+        while not self._items:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            await self._wait(idle_timeout)
+        envelope, size = self._items.popleft()
+        self._bytes -= size
+        self._read += 1
+        self._bytes_since_grant += size
+        return envelope
+
+    async def _wait(self, idle_timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None
+        if idle_timeout is not None:
+            timer = loop.call_later(
+                idle_timeout,
+                self._break,
+                ErrorCode.TIMEOUT,
+                f"no item came for {idle_timeout:g} seconds",
+            )
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def grant(self) -> bytes | None:
+        """What to tell the worker now that items were read; None while there is room enough."""
+        if self._ended or (
+            self._granted - self._read > self._window // 2 and self._bytes_since_grant < GRANT_BYTES
+        ):
+            return None
+        self._granted = self._read + self._window
+        self._bytes_since_grant = 0
+        return self.credit()
+
+    def credit(self) -> bytes:
+        """The event that says how many items may have been sent in all."""
+        payload = CreditPayload(request_id=self.request_id, credit=self._granted)
+        return encode_event(CallCredited(payload=payload))
+
+
+class CallStream:
+    """An async iterator of envelopes. `aclose` works from any task; dropping it closes it."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        operation_id: str,
+        start: Callable[[], Coroutine[Any, Any, StreamEntry]],
+        idle_timeout: float | None,
+    ) -> None:
+        self._owner = owner
+        self._operation_id = operation_id
+        self._start = start
+        self._idle_timeout = idle_timeout
+        self._entry: StreamEntry | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ResponseEnvelope[Any]:
+        if self._closed:
+            raise StopAsyncIteration
+        if self._entry is None:
+            self._loop = asyncio.get_running_loop()
+            self._entry = await self._start()
+        entry = self._entry
+        try:
+            envelope = await entry.read(self._idle_timeout)
+        except BaseException:
+            await self.aclose()
+            raise
+        credit = entry.grant()
+        if credit is not None:
+            await self._send(entry, credit)
+        return envelope
+
+    async def _send(self, entry: StreamEntry, body: bytes) -> None:
+        if entry.worker is None:
+            # A worker that never said where it is does not count what it may send.
+            return
+        try:
+            await self._owner.target.send(entry.worker, body)
+        except TransportError as error:
+            # Said again when the worker is probed.
+            logger.debug("%s: room could not be granted: %s", entry.request_id, error)
+
+    async def aclose(self) -> None:
+        """Stop reading; the worker is told to stop. Closing twice, or from another task, is harmless."""
+        self._closed = True
+        entry = self._entry
+        if entry is not None:
+            self._entry = None
+            entry.end(None)
+            self._owner.drop(entry.request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        entry, loop = self._entry, self._loop
+        if entry is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._owner.drop, entry.request_id)
+
+    def __repr__(self) -> str:
+        return f"<CallStream of {self._operation_id}>"

@@ -1,0 +1,247 @@
+"""Finding out that a worker was lost, long before the deadline.
+
+Calls that take longer than a heartbeat are asked after: every worker of the group says which of them it has,
+and sends again what it has already answered. From that the caller knows
+
+    claimed by a worker                            -> wait on
+    the worker is gone, says the broker            -> lost, now
+    the worker is connected but silent             -> it may be busy: lost only after `silence`
+    every worker answered, and nobody has it       -> lost, after a second look
+
+Rule 1: a verdict needs the broker's word or a whole group's; a worker that is merely busy loses nothing.
+Rule 2: what is lost runs again if it is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
+        Everything else ends with `UNAVAILABLE`: it may have run.
+Rule 3: workers that never answer such questions (other implementations) are not judged by them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from operations.calls.entries import PendingCall
+from operations.calls.events import (
+    AlivePayload,
+    CallProbed,
+    CallRequested,
+    ProbePayload,
+    encode_event,
+)
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import EventTarget
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+
+MAX_ATTEMPTS = 3
+"""How often a call is given to workers that are lost while they have it."""
+
+_ANSWER = 0.4
+"""Part of a heartbeat that the workers of a group have to answer."""
+
+_LOOKS = 2
+"""How often nobody must have a call before it counts as lost."""
+
+_PER_PROBE = 1000
+"""Calls asked after in one event."""
+
+_SETTLING = 2.0
+"""Seconds after a reconnect in which workers may still be on their way back."""
+
+_STUCK = 2.0
+"""Seconds a subscription may wait for an item that later ones have overtaken."""
+
+
+class Calls(Protocol):
+    """What the watch needs of the map it watches over."""
+
+    target: EventTarget
+    group: str
+    mailbox: str
+    pending: dict[str, PendingCall]
+
+    def end(self, request_id: str, error: CallError) -> None:
+        """End a call."""
+        ...
+
+    async def resend(self, call: PendingCall) -> None:
+        """Send a call again."""
+        ...
+
+    async def call(
+        self, operation_id: str, input: Any = None, *, timeout: float | None, credential: str | None
+    ) -> ResponseEnvelope[Any]:
+        """Call an operation of the group."""
+        ...
+
+
+class Watch:
+    """Looks after the calls of one map."""
+
+    def __init__(self, calls: Calls, *, heartbeat: float, silence: float) -> None:
+        self._calls = calls
+        self._heartbeat = heartbeat
+        self._silence = silence
+        self._workers: dict[str, float] = {}
+        self._answers = False
+        self._replayable: dict[str, bool] = {}
+        self._settled_at = 0.0
+        self._hurry = asyncio.Event()
+        # Workers must be known before they can be missed.
+        self._roll_call = True
+
+    def heard(self, alive: AlivePayload) -> None:
+        """A worker spoke up."""
+        self._answers = True
+        now = asyncio.get_running_loop().time()
+        if alive.leaving:
+            self._workers.pop(alive.worker, None)
+        else:
+            self._workers[alive.worker] = now
+        for request_id in alive.request_ids:
+            call = self._calls.pending.get(request_id)
+            if call is not None:
+                call.worker = alive.worker
+                call.seen_at = now
+                call.misses = 0
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a reconnect was so recent that absence means nothing yet."""
+        return asyncio.get_running_loop().time() < self._settled_at
+
+    def restored(self) -> None:
+        """The connection is back: ask at once for what was answered meanwhile."""
+        self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except TransportError as error:
+                # Nothing can be known now. The calls have their deadlines.
+                logger.debug("workers cannot be asked: %s", error)
+            self._hurry.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat):
+                    await self._hurry.wait()
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        patience = 0.0 if self.is_settling else self._heartbeat
+        quiet = [
+            call
+            for call in self._calls.pending.values()
+            if call.sent_at and asked_at - call.seen_at >= patience
+        ]
+        if not self._calls.target.is_connected or not (quiet or self._roll_call):
+            return
+        self._roll_call = False
+        for start in range(0, max(1, len(quiet)), _PER_PROBE):
+            await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
+        if not quiet:
+            return
+        await asyncio.sleep(_ANSWER * self._heartbeat)
+        if not self._answers or self.is_settling:
+            return
+        missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
+        if missing and self._calls.target.is_connected:
+            gone, busy = await self._silent_since(asked_at)
+            lost = [call for call in missing if self._is_lost(call, gone, busy)]
+            await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
+        await self._tend_streams(quiet)
+
+    async def _probe(self, request_ids: Iterable[str]) -> None:
+        calls = self._calls
+        payload = ProbePayload(request_ids=list(request_ids), reply_to=calls.mailbox)
+        workers = calls.target.topic(f"{calls.group}.workers")
+        await calls.target.send(workers, encode_event(CallProbed(payload=payload)))
+
+    def _is_open(self, call: PendingCall) -> bool:
+        return call.payload.request_id in self._calls.pending
+
+    async def _silent_since(self, moment: float) -> tuple[set[str], set[str]]:
+        """The workers that did not answer: those that are gone, and those that are there but busy."""
+        silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
+        present = await asyncio.gather(*(self._calls.target.is_present(name) for name in silent))
+        gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
+        for worker in gone:
+            del self._workers[worker]
+        return gone, set(silent) - gone
+
+    def _is_lost(self, call: PendingCall, gone: set[str], busy: set[str]) -> bool:
+        if call.worker in gone:
+            return True
+        if call.worker in busy or (call.worker is None and busy):
+            return asyncio.get_running_loop().time() - call.seen_at > self._silence
+        # Everybody who is there has answered, and nobody has it.
+        call.misses += 1
+        return call.misses >= _LOOKS
+
+    async def _replace(self, call: PendingCall) -> None:
+        """Send a lost call again if that is safe, or end it."""
+        request = call.payload
+        error = CallError(
+            ErrorCode.UNAVAILABLE, f"the worker was lost; {request.operation_id} may have run"
+        )
+        if call.stream is not None or not await self._may_run_again(call):
+            self._calls.end(request.request_id, error)
+        elif call.attempt < MAX_ATTEMPTS:
+            logger.info("%s is sent again: its worker was lost", request.request_id)
+            await self._calls.resend(call)
+        else:
+            logger.error(
+                "%s was set aside: %s lost %d workers",
+                request.request_id,
+                request.operation_id,
+                call.attempt,
+            )
+            body = encode_event(CallRequested(payload=request))
+            await self._calls.target.set_aside(self._calls.group, body)
+            error = CallError(
+                ErrorCode.UNAVAILABLE,
+                f"{request.operation_id} was given up: every worker that took it was lost",
+                {"deliveries": call.attempt},
+                retryable=False,
+            )
+            self._calls.end(request.request_id, error)
+
+    async def _may_run_again(self, call: PendingCall) -> bool:
+        """Whether the operation is a query or idempotent, as its caller or its group says."""
+        if call.replayable is not None:
+            return call.replayable
+        operation_id = call.payload.operation_id
+        known = self._replayable.get(operation_id)
+        if known is not None:
+            return known
+        try:
+            envelope = await self._calls.call(
+                "services.schema",
+                {"operationId": operation_id},
+                timeout=2.0,
+                credential=call.payload.credential,
+            )
+        except CallError:
+            return False
+        spec = cast("JSONObject", envelope.data)
+        answer = spec.get("type") == "query" or spec.get("idempotent") is True
+        self._replayable[operation_id] = answer
+        return answer
+
+    async def _tend_streams(self, calls: Iterable[PendingCall]) -> None:
+        """End subscriptions that miss an item for too long; tell again how much room the others have."""
+        now = asyncio.get_running_loop().time()
+        for call in calls:
+            if call.stream is None or not self._is_open(call):
+                continue
+            if call.stream.stuck_for(now) > _STUCK:
+                error = CallError(ErrorCode.UNAVAILABLE, "items of the subscription were lost")
+                self._calls.end(call.payload.request_id, error)
+            elif call.worker is not None:
+                # The grant itself may have been lost; it says a total, so twice does no harm.
+                await self._calls.target.send(call.worker, call.stream.credit())

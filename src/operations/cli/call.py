@@ -1,0 +1,167 @@
+"""`operations call`: one call, or one subscription until it ends or Ctrl-C."""
+
+import asyncio
+import sys
+from pathlib import Path
+from time import time
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter, validators
+
+from operations.cli.exits import ExitCode, exit_code_of
+from operations.cli.hub import Hub
+from operations.cli.inputs import read_input
+from operations.cli.known_ids import complete_ids
+from operations.cli.list_ import caller
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.outline import Outline
+from operations.cli.prompts import ask_for_missing
+from operations.cli.reading import faults_of
+from operations.cli.render import Screen
+from operations.cli.session import open_session
+from operations.cli.terminal import terminal_door
+from operations.config.faults import suggestion
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode
+from operations.specs import OperationSpec, OperationType
+
+
+@command
+async def call(
+    operation_id: Annotated[str, Parameter(completer=complete_ids)],
+    /,
+    *input: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    timeout: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    count: Annotated[int | None, Parameter(validator=validators.Number(gt=0))] = None,
+    as_: Annotated[str | None, Parameter(name="--as")] = None,
+    common: Common = DEFAULTS,
+) -> int | None:
+    """Call an operation and print its data. A subscription is followed, line by line, until Ctrl-C.
+
+    The input is JSON, @FILE, - for standard input, or key=value pairs, read as what the operation's schema says:
+    `a.b=1` goes into an object, a repeated key makes a list, `key:=JSON` is taken as JSON, `key=@FILE` is read from a
+    file. On a terminal, required values that are missing are asked for.
+
+    Args:
+        operation_id: Its id, `namespace.name`.
+        input: What to call it with.
+        envelope: Print the whole envelope: data, and where it came from.
+        output: Write the data to this file instead; bytes as they are.
+        timeout: Seconds to wait; by default what the config says, and no limit for a subscription.
+        count: End a subscription after this many items.
+        as_: Call as this caller of [access.keys]; `anonymous` for nobody. By default as the operator, who may all.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    async with open_session(common, screen) as hub:
+        spec = hub.spec(operation_id)
+        outline = Outline.of(spec.input_schema)
+        value = read_input(input, outline)
+        if screen.can_ask:
+            value = ask_for_missing(value, outline, screen)
+        with terminal_door(screen, operation_id) as door:
+            context = msgspec.structs.replace(
+                caller(hub, as_), door=door, deadline=_deadline(hub, spec, timeout)
+            )
+            printer = _Printer(screen, whole=envelope, file=output)
+            try:
+                if spec.type is OperationType.SUBSCRIPTION:
+                    return await _follow(hub, spec, value, context, printer, count)
+                return printer.result(await hub.registry.execute(operation_id, value, context))
+            except CallError as error:
+                _advise(error, outline)
+                raise
+
+
+def _deadline(hub: Hub, spec: OperationSpec, timeout: float | None) -> float | None:
+    if timeout is None and spec.type is not OperationType.SUBSCRIPTION:
+        timeout = hub.file.config.limits.timeout
+    return None if timeout is None else (time() + timeout) * 1000
+
+
+async def _follow(
+    hub: Hub,
+    spec: OperationSpec,
+    value: Any,
+    context: OperationContext,
+    printer: "_Printer",
+    count: int | None,
+) -> int:
+    """Print the items of a subscription. Ctrl-C is how one ends it, and no failure."""
+    items = hub.registry.subscribe(spec.id, value, context)
+    try:
+        async for envelope in items:
+            printer.item(envelope)
+            if count is not None and (count := count - 1) <= 0:
+                break
+    except asyncio.CancelledError:
+        return ExitCode.DONE
+    finally:
+        await items.aclose()
+    return ExitCode.DONE
+
+
+def _advise(error: CallError, outline: Outline) -> None:
+    """Say what was probably meant, where a property is not known."""
+    if error.code != ErrorCode.VALIDATION_ERROR:
+        return
+    for fault in faults_of(error.details):
+        parents, _, name = str(fault.get("path", "")).rpartition("/")
+        if fault.get("keyword") == "additionalProperties" and not parents:
+            fault["message"] = f"{fault['message']}.{suggestion(name, outline.properties)}"
+
+
+class _Printer:
+    """Where the results of a call go."""
+
+    def __init__(self, screen: Screen, *, whole: bool, file: Path | None) -> None:
+        self._screen = screen
+        self._whole = whole
+        self._file = file
+
+    def result(self, envelope: ResponseEnvelope[Any]) -> int:
+        """Print one result; the exit code says whether it is a tool's error."""
+        failure: CallError | None = None
+        try:
+            envelope.raise_for_error()
+        except CallError as error:
+            failure = error
+            if not self._whole:
+                raise
+        if self._file is not None:
+            self._file.write_bytes(self._bytes(envelope))
+            self._screen.note(f"written to {self._file}")
+        elif isinstance(envelope.data, bytes) and not self._whole:
+            self._raw(envelope.data)
+        else:
+            self._screen.value(envelope.to_wire() if self._whole else envelope.data)
+        return ExitCode.DONE if failure is None else exit_code_of(failure.code)
+
+    def item(self, envelope: ResponseEnvelope[Any]) -> None:
+        """Print one item of a stream."""
+        if self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(self._bytes(envelope) + b"\n")
+        elif self._whole or isinstance(envelope.data, bytes):
+            self._screen.item(envelope.to_wire())
+        else:
+            self._screen.item(envelope.data)
+
+    def _bytes(self, envelope: ResponseEnvelope[Any]) -> bytes:
+        if self._whole:
+            return envelope.encode()
+        return (
+            envelope.data
+            if isinstance(envelope.data, bytes)
+            else msgspec.json.encode(envelope.data)
+        )
+
+    def _raw(self, data: bytes) -> None:
+        if sys.stdout.isatty() or self._screen.json:
+            self._screen.note(f"{len(data)} bytes; use --output FILE, or --envelope for base64")
+        else:
+            self._screen.write_bytes(data)

@@ -1,0 +1,34 @@
+"""Who calls from outside, as `[access]` of a config says."""
+
+from hashlib import sha256
+
+from operations.access import Identity
+from operations.calls.identity import CredentialResolver
+from operations.config import ConfigFile
+
+
+def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
+    """Everyone in `[access.keys]`, by the SHA-256 of the key they show.
+
+    Raises:
+        ConfigError: If a key is not where the config says.
+    """
+    found: dict[str, Identity] = {}
+    for name, entry in file.config.access.keys.items():
+        identity = Identity(name, entry.scopes, entry.resources or None)
+        if entry.sha256 is not None:
+            found[entry.sha256.lower()] = identity
+        elif entry.key is not None:
+            found[sha256(file.secret(entry.key).encode()).hexdigest()] = identity
+    return found
+
+
+def credential_resolver(file: ConfigFile) -> CredentialResolver:
+    """Who a credential inside a call belongs to.
+
+    Raises:
+        ConfigError: If a key is not where the config says.
+    """
+    callers = callers_by_hash(file)
+    # Found by its hash: how long that takes tells nothing about a key.
+    return lambda credential: callers.get(sha256(credential.encode()).hexdigest())

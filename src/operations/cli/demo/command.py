@@ -1,0 +1,107 @@
+"""The command: start the API and the hub, take the tour, keep serving."""
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from operations.access import Identity
+from operations.cli.demo.api import build_api
+from operations.cli.demo.tour import run_tour
+from operations.cli.hub import Hub, open_hub
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.running import until_stopped
+from operations.cli.serve import announce
+from operations.cli.serving import build_app
+from operations.config import Config, ConfigFile
+from operations.config.model import (
+    AccessEntry,
+    KeyEntry,
+    MCPEntry,
+    OpenAPIEntry,
+    ServeEntry,
+    TraceEntry,
+)
+from operations.errors import OperationsError
+from operations.server import hash_key, new_key
+from operations.server.running import running
+
+MANAGER = Identity("manager", ["cafe:manage"])
+
+
+@command
+async def demo(
+    *,
+    once: Annotated[bool, Parameter(negative="")] = False,
+    port: Annotated[int, Parameter(alias="-p")] = 0,
+    common: Common = DEFAULTS,
+) -> None:
+    """See it all at work: a REST API, an MCP server and Python functions behind one address.
+
+    Takes a tour of every kind of call, then serves until Ctrl-C. Nothing has to be configured or installed.
+
+    Args:
+        once: End after the tour, as it does without a terminal.
+        port: Where to serve; 0 takes a free port.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    stays = not once and sys.stdin.isatty() and screen.is_terminal
+    key = new_key()
+    async with open_demo(key) as hub:
+        doors = hub.file.config.serve.doors
+        async with running(build_app(hub, doors=doors, host="127.0.0.1"), port=port) as url:
+            if not screen.json:
+                announce(url, doors, hub, screen)
+            seen = await run_tour(hub.registry, screen, MANAGER)
+            if screen.json:
+                screen.value({"url": url, "operations": len(hub.registry), "tour": seen})
+            elif stays:
+                screen.note(
+                    f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it", "bold"
+                )
+                await until_stopped()
+            else:
+                screen.note("\nthat was the tour. On a terminal it goes on serving: make demo")
+
+
+@asynccontextmanager
+async def open_demo(key: str) -> AsyncGenerator[Hub]:
+    """The hub of the demo, and the API it imports, for the length of an `async with` block.
+
+    Args:
+        key: Signs the manager in.
+
+    Raises:
+        OperationsError: If one of the three sources is not there.
+    """
+    with TemporaryDirectory(prefix="operations-demo-") as folder:
+        async with running(build_api()) as api, open_hub(_file(Path(folder), api, key)) as hub:
+            for source in hub.failures:
+                raise OperationsError(f"{source.label} did not start: {source.failure}")
+            yield hub
+
+
+def _file(folder: Path, api: str, key: str) -> ConfigFile:
+    """What a person would have written into operations.toml."""
+    config = Config(
+        modules=("operations.cli.demo.local",),
+        openapi={"shop": OpenAPIEntry(document=f"{api}/openapi.json", base_url=api)},
+        mcp={
+            "money": MCPEntry(
+                command=sys.executable,
+                args=(str(Path(__file__).with_name("tools.py")),),
+                queries=("convert",),
+            )
+        },
+        access=AccessEntry(
+            keys={"manager": KeyEntry(sha256=hash_key(key), scopes=tuple(MANAGER.scopes))}
+        ),
+        serve=ServeEntry(port=0),
+        trace=TraceEntry(file=str(folder / "trace.jsonl")),
+    )
+    return ConfigFile(config=config, path=folder / "operations.toml")

@@ -1,0 +1,80 @@
+"""Python functions as operations, for the demo: a café that buys from a shop and counts in any currency."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from operations.context import OperationContext
+from operations.errors import CallError
+from operations.specs import ErrorDefinition, operation
+
+_SOLD_OUT = ErrorDefinition("SOLD_OUT", "There is none left.", http_status=409)
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What an order would cost."""
+
+    item: str
+    amount: float
+    currency: str
+
+
+@dataclass(frozen=True)
+class Cup:
+    """A cup of coffee, on its way."""
+
+    number: int
+    ready: bool
+
+
+@operation("cafe.quote", type="query", tags=["order"])
+async def quote(
+    item: int, context: OperationContext, currency: str = "EUR", cups: int = 1
+) -> Quote:
+    """What an order costs: the price of the shop's API, converted by the MCP server's tool.
+
+    Args:
+        item: The number on the menu.
+        context: Calls the other two.
+        currency: EUR, USD or JPY.
+        cups: How many.
+    """
+    found = await context.env.shop.get_item({"id": item})
+    total = found.data["price"] * cups
+    money = (await context.env.money.convert({"amount": total, "to": currency})).raise_for_error()
+    return Quote(found.data["name"], money.data["amount"], money.data["currency"])
+
+
+@operation("cafe.brew", tags=["order"])
+async def brew(context: OperationContext, cups: int = 3) -> AsyncIterator[Cup]:
+    """Brew cup after cup.
+
+    Args:
+        context: Hears of the progress.
+        cups: How many.
+    """
+    for number in range(1, cups + 1):
+        await asyncio.sleep(0.05)
+        await context.progress(number, cups, "brewing")
+        yield Cup(number, ready=True)
+
+
+@operation("cafe.order", tags=["order"], errors=[_SOLD_OUT])
+async def order(item: int) -> Quote:
+    """Order something, as long as there is some left.
+
+    Args:
+        item: The number on the menu.
+    """
+    raise CallError("SOLD_OUT", f"item {item} is sold out", {"item": item})
+
+
+@operation("cafe.close", scopes=["cafe:manage"])
+async def close(reason: str = "it is late") -> str:
+    """Close for today. Needs the scope cafe:manage.
+
+    Args:
+        reason: What the sign at the door says.
+    """
+    return f"closed: {reason}"

@@ -1,0 +1,28 @@
+"""A small MCP server on standard input and output, for the demo. It imports nothing of ours."""
+
+from typing import TypedDict
+
+from mcp.server.mcpserver import MCPServer
+
+_RATES = {"EUR": 1.0, "USD": 1.1, "JPY": 170.0}
+
+server = MCPServer("money", version="1.0.0")
+
+
+class Money(TypedDict):
+    """An amount in a currency."""
+
+    amount: float
+    currency: str
+
+
+@server.tool()
+def convert(amount: float, to: str) -> Money:
+    """Convert euros into another currency."""
+    if to not in _RATES:
+        raise ValueError(f"no rate for {to}")
+    return Money(amount=round(amount * _RATES[to], 2), currency=to)
+
+
+if __name__ == "__main__":
+    server.run()

@@ -1,0 +1,196 @@
+"""`operations doctor`: whether everything a config needs is there, and what to do where it is not."""
+
+import platform
+import socket
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from rich.text import Text
+
+from operations import __version__
+from operations.cli.exits import ExitCode
+from operations.cli.hub import open_hub
+from operations.cli.journal import journal_path
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.reading import object_of
+from operations.cli.render import Screen, plain
+from operations.cli.sources.broker import connect_broker
+from operations.config import ConfigError, ConfigFile, Secret
+from operations.config.model import Config
+from operations.errors import OperationsError
+
+State = Literal["ok", "warning", "failed"]
+
+_MARKS = {
+    "ok": Text("ok      ", "green"),
+    "warning": Text("warning ", "yellow"),
+    "failed": Text("failed  ", "red"),
+}
+_EXTRAS = {
+    "cli": ("cyclopts", "rich"),
+    "openapi": ("aiohttp", "ryaml"),
+    "mcp": ("mcp",),
+    "server": ("starlette", "uvicorn"),
+    "redis": ("redis",),
+    "nats": ("nats-py",),
+    "websocket": ("websockets",),
+    "jwt": ("pyjwt",),
+    "otel": ("opentelemetry-api",),
+}
+_BROKER_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    what: str
+    state: State
+    words: str
+
+
+@command
+async def doctor(*, common: Common = DEFAULTS) -> int:
+    """Check the installation, the config, its secrets, its sources, its brokers and its port.
+
+    Args:
+        common: What every command takes.
+    """
+    screen = common.screen()
+    findings: list[Finding] = []
+    async for finding in _findings(common):
+        findings.append(finding)
+        if not screen.json:
+            _show(finding, screen)
+    failed = sum(finding.state == "failed" for finding in findings)
+    if screen.json:
+        screen.value({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
+    else:
+        screen.note("everything is there" if not failed else f"{failed} to repair", "bold")
+    return ExitCode.FAILED if failed else ExitCode.DONE
+
+
+def _show(finding: Finding, screen: Screen) -> None:
+    line = _MARKS[finding.state].copy().append(f"{finding.what:24}", style="bold")
+    screen.show(line.append(f" {plain(finding.words)}", style="default"))
+
+
+async def _findings(common: Common) -> AsyncIterator[Finding]:
+    for finding in _installation():
+        yield finding
+    try:
+        file = common.load()
+    except ConfigError as error:
+        for fault in error.faults:
+            yield Finding("config", "failed", str(fault))
+        return
+    yield Finding("config", "ok", str(file.path))
+    missing = list(_missing_secrets(file))
+    for name, words in missing:
+        yield Finding(name, "failed", words)
+    async for finding in _sources(file):
+        yield finding
+    async for finding in _brokers(file):
+        yield finding
+    yield _port(file.config)
+    yield _trace(file)
+
+
+def _installation() -> Iterator[Finding]:
+    yield Finding("operations", "ok", f"{__version__} on Python {platform.python_version()}")
+    for extra, packages in _EXTRAS.items():
+        try:
+            found = ", ".join(f"{package} {version(package)}" for package in packages)
+        except PackageNotFoundError:
+            yield Finding(f"extra {extra}", "warning", f"pip install 'alkdev-operations[{extra}]'")
+        else:
+            yield Finding(f"extra {extra}", "ok", found)
+
+
+def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
+    """Every secret the config names and that is not there."""
+    for path, secret in _secrets(asdict(file.config), ()):
+        try:
+            file.secret(secret)
+        except ConfigError as error:
+            yield ".".join(path), error.faults[0].message
+
+
+def _secrets(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Secret]]:
+    entry = object_of(value)
+    env, file = entry.get("env"), entry.get("file")
+    if "enabled" not in entry and (
+        isinstance(env, str) or (isinstance(file, str) and "env" in entry)
+    ):
+        yield (
+            path,
+            Secret(
+                env=env if isinstance(env, str) else None,
+                file=file if isinstance(file, str) else None,
+            ),
+        )
+        return
+    if entry.get("enabled") is False:
+        return
+    for key, inner in entry.items():
+        yield from _secrets(inner, (*path, str(key)))
+
+
+async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
+    async with open_hub(file) as hub:
+        for source in hub.sources:
+            if source.failure is not None:
+                yield Finding(source.label, "failed", source.failure)
+                continue
+            words = f"{len(source.operations)} operations in {source.seconds:.1f} s"
+            if source.skipped:
+                yield Finding(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
+            else:
+                yield Finding(source.label, "ok", words)
+        if not hub.sources:
+            yield Finding("sources", "warning", "the config names none")
+
+
+async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
+    for name, entry in file.config.brokers.items():
+        if not entry.enabled:
+            continue
+        try:
+            with anyio.fail_after(_BROKER_SECONDS):
+                async with connect_broker(entry, file):
+                    pass
+            yield Finding(f"broker {name}", "ok", entry.url)
+        except (OperationsError, OSError, TimeoutError) as error:
+            yield Finding(f"broker {name}", "failed", str(error) or "no answer")
+
+
+def _port(config: Config) -> Finding:
+    host, port = config.serve.host, config.serve.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            return Finding("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
+    return Finding("port", "ok", f"{host}:{port} is free")
+
+
+def _trace(file: ConfigFile) -> Finding:
+    if not file.config.trace.enabled:
+        return Finding("trace", "ok", "nothing is kept")
+    path = journal_path(file)
+    return Finding("trace", "ok" if _is_writable(path) else "warning", str(path))
+
+
+def _is_writable(path: Path) -> bool:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,132 @@
+"""A typed client of operations behind an HTTP door. It needs aiohttp, and nothing else."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from enum import Enum
+from typing import Any, Self, cast
+
+import aiohttp
+
+
+class OperationError(Exception):
+    """An operation failed.
+
+    Attributes:
+        code: What went wrong, for programs: `VALIDATION_ERROR`, or a code the operation declares.
+        details: What the operation told about it.
+    """
+
+    def __init__(self, code: str, message: str, details: Any = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+class Unset(Enum):
+    """The type of `UNSET`."""
+
+    UNSET = "unset"
+
+
+UNSET = Unset.UNSET
+"""Stands for an argument that was not given."""
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """The arguments that were given."""
+    return {name: value for name, value in arguments.items() if value is not UNSET}
+
+
+class Door:
+    """The connection that every namespace of a client shares."""
+
+    def __init__(self, url: str, key: str | None, timeout: float) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._url = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session = aiohttp.ClientSession(headers=headers)
+
+    async def call(self, operation: str, input: Any) -> Any:
+        """The data of one call.
+
+        Raises:
+            OperationError: As the operation failed.
+        """
+        body = {"operation": operation, "input": input}
+        async with self._session.post(
+            f"{self._url}/call", json=body, timeout=self._timeout
+        ) as response:
+            answer = json.loads(await response.read())
+        if response.status >= 400:
+            raise _error(answer)
+        if answer.get("meta", {}).get("isError"):
+            raise _error(answer["meta"].get("structuredContent") or {"details": answer["data"]})
+        data = answer["data"]
+        return base64.b64decode(data) if answer.get("encoding") == "base64" else data
+
+    async def subscribe(self, operation: str, input: Any) -> AsyncIterator[Any]:
+        """The items of a subscription, as they come.
+
+        Raises:
+            OperationError: As the operation failed.
+        """
+        body = {"operation": operation, "input": input}
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.total)
+        async with self._session.post(
+            f"{self._url}/subscribe", json=body, timeout=timeout
+        ) as response:
+            if response.status >= 400:
+                raise _error(json.loads(await response.read()))
+            async for event, data in _events(response.content):
+                if event == "error":
+                    raise _error(data)
+                if event == "complete":
+                    return
+                yield data
+        raise OperationError("UNAVAILABLE", "the stream ended without its end")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+
+async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Any]]:
+    """Server-sent events: the name of each, and its data."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *blocks, rest = (rest + chunk).split(b"\n\n")
+        for block in blocks:
+            fields = [line.partition(b": ") for line in block.split(b"\n")]
+            values = {name: value for name, _, value in fields}
+            if b"data" in values:
+                yield values.get(b"event", b"").decode(), json.loads(values[b"data"])
+
+
+def _error(wire: Any) -> OperationError:
+    fields = cast("dict[str, Any]", wire if isinstance(wire, dict) else {})
+    return OperationError(
+        str(fields.get("code", "UNKNOWN_ERROR")),
+        str(fields.get("message", "the operation failed")),
+        fields.get("details"),
+    )
+
+
+class BaseClient:
+    """Opens a door for the length of an `async with` block.
+
+    Args:
+        url: Where `operations serve` listens.
+        key: An access key, where the operations need one.
+        timeout: Seconds for one call.
+    """
+
+    def __init__(self, url: str, key: str | None = None, timeout: float = 30) -> None:
+        self.door = Door(url, key, timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.door.close()

@@ -1,0 +1,219 @@
+"""What each provider takes as the schema of a tool, as data, and how a schema is made to fit.
+
+    openai, anthropic   any JSON Schema, as long as its root is a plain object
+    gemini              the OpenAPI 3.0 kind: few keywords, no references, string enums
+
+Rule 1: what does not fit is left out and told, never bent into something that accepts other values in silence.
+        The operation itself still checks everything.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from operations.cli.outline import Outline
+from operations.types import JSONObject
+
+Provider: TypeAlias = Literal["openai", "anthropic", "gemini"]
+Report: TypeAlias = Callable[[str, str], None]
+"""Told of each loss: where, and what became of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The limits of one provider."""
+
+    name_letters: str
+    longest_name: int
+    longest_description: int
+    most_tools: int
+
+    wrap: Callable[[str, str, JSONObject], JSONObject]
+    """`(name, description, schema)` as the provider writes a tool."""
+
+    is_plain: bool = False
+    """Whether only the keywords of OpenAPI 3.0 are known."""
+
+
+DIALECTS: dict[Provider, Dialect] = {
+    "openai": Dialect(
+        name_letters=r"[A-Za-z0-9_-]",
+        longest_name=64,
+        longest_description=1024,
+        most_tools=128,
+        wrap=lambda name, description, schema: {
+            "type": "function",
+            "function": {"name": name, "description": description, "parameters": schema},
+        },
+    ),
+    "anthropic": Dialect(
+        name_letters=r"[A-Za-z0-9_-]",
+        longest_name=128,
+        longest_description=100_000,
+        most_tools=10_000,
+        wrap=lambda name, description, schema: {
+            "name": name,
+            "description": description,
+            "input_schema": schema,
+        },
+    ),
+    "gemini": Dialect(
+        name_letters=r"[A-Za-z0-9_.-]",
+        longest_name=64,
+        longest_description=100_000,
+        most_tools=512,
+        wrap=lambda name, description, schema: {
+            "name": name,
+            "description": description,
+            "parameters": schema,
+        },
+        is_plain=True,
+    ),
+}
+
+_AT_ROOT = ("allOf", "anyOf", "oneOf", "enum", "const", "not", "if", "then", "else")
+"""What may not stand at the root of a tool's schema."""
+
+_PLAIN = frozenset({
+    "description", "title", "default", "example", "nullable", "minimum", "maximum", "minLength", "maxLength",
+    "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
+})  # fmt: skip
+"""Keywords of OpenAPI 3.0 that are taken over as they are."""
+
+_SILENT = frozenset({
+    "$schema", "$id", "$defs", "definitions", "$comment", "examples", "deprecated", "readOnly", "writeOnly",
+    "contentEncoding", "contentMediaType",
+})  # fmt: skip
+"""Keywords whose loss changes no value, and is not worth a word. So are those that begin with `x-`."""
+
+_FORMATS = {
+    "number": {"float", "double"},
+    "integer": {"int32", "int64"},
+    "string": {"date-time", "enum"},
+}
+_DEEPEST = 12
+
+
+def fit(outline: Outline, dialect: Dialect, report: Report) -> JSONObject:
+    """The schema of an input as a provider takes it."""
+    root = _object_root(outline, report)
+    return _Plain(report).convert(Outline(root), "", 0) if dialect.is_plain else root
+
+
+def _object_root(outline: Outline, report: Report) -> JSONObject:
+    """The schema with a plain object at its root, which is what arguments are."""
+    schema = outline.schema
+    if schema and outline.types and "object" not in outline.types:
+        report("", "is no object: the value is the argument `input`")
+        return {
+            "type": "object",
+            "properties": {"input": outline.standalone},
+            "required": ["input"],
+        }
+    root: JSONObject = {
+        key: value for key, value in outline.standalone.items() if key not in _AT_ROOT
+    }
+    root["type"] = "object"
+    if "allOf" in schema:
+        root["properties"] = {name: each.schema for name, each in outline.properties.items()}
+        root["required"] = outline.required
+    root.setdefault("properties", {})
+    for keyword in _AT_ROOT:
+        if keyword in schema and keyword != "allOf":
+            report(f"/{keyword}", "cannot stand at the root: left out")
+    return root
+
+
+class _Plain:
+    """Turns JSON Schema into what OpenAPI 3.0 can say."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def convert(self, outline: Outline, path: str, depth: int) -> JSONObject:
+        """One schema, at `path`."""
+        if outline.is_recursive or depth > _DEEPEST:
+            self._report(path, "refers to itself: what is inside is left out")
+            return {"type": "object", "description": outline.description or "As above."}
+        schema = outline.schema
+        plain: JSONObject = {key: schema[key] for key in schema if key in _PLAIN}
+        self._type(outline, plain, path)
+        self._values(outline, plain, path)
+        self._format(schema, plain, path)
+        if outline.properties:
+            plain["properties"] = {
+                name: self.convert(inner, f"{path}/properties/{name}", depth + 1)
+                for name, inner in outline.properties.items()
+            }
+            required = [name for name in outline.required if name in plain["properties"]]
+            if required:
+                plain["required"] = required
+        if plain.get("type") == "array":
+            plain["items"] = self.convert(outline.items, f"{path}/items", depth + 1)
+        self._alternatives(outline, plain, path, depth)
+        known = _PLAIN | _SILENT | _READ
+        for keyword in schema:
+            if keyword not in known and not keyword.startswith("x-"):
+                self._report(f"{path}/{keyword}", "is not known there: left out")
+        return plain
+
+    def _type(self, outline: Outline, plain: JSONObject, path: str) -> None:
+        named = sorted(outline.types - {"null"})
+        if "null" in outline.types:
+            plain["nullable"] = True
+        if len(named) == 1:
+            plain["type"] = named[0]
+        elif len(named) > 1 and not outline.members:
+            plain["anyOf"] = [{"type": name} for name in named]
+        elif not named and not outline.members:
+            self._report(path, "says nothing of its type: taken as a string")
+            plain["type"] = "string"
+
+    def _values(self, outline: Outline, plain: JSONObject, path: str) -> None:
+        choices = [choice for choice in outline.choices if choice is not None]
+        if not choices:
+            return
+        if all(isinstance(choice, str) for choice in choices):
+            plain["type"], plain["enum"] = "string", choices
+        else:
+            self._report(f"{path}/enum", "holds other things than strings: left out")
+
+    def _format(self, schema: JSONObject, plain: JSONObject, path: str) -> None:
+        form: Any = schema.get("format")
+        if form is None:
+            return
+        if form in _FORMATS.get(str(plain.get("type")), ()):
+            plain["format"] = form
+        else:
+            self._report(f"{path}/format", f"{form} is not known there: left out")
+
+    def _alternatives(self, outline: Outline, plain: JSONObject, path: str, depth: int) -> None:
+        members = [member for member in outline.members if set(member.types) != {"null"}]
+        if not members or outline.choices:
+            return
+        word = "anyOf" if "anyOf" in outline.schema else "oneOf"
+        inner = [
+            self.convert(member, f"{path}/{word}/{number}", depth + 1)
+            for number, member in enumerate(members)
+        ]
+        if len(inner) == 1:
+            plain |= inner[0] | {key: value for key, value in plain.items() if key != "type"}
+            return
+        plain.pop("type", None)
+        plain["anyOf"] = inner
+        if word == "oneOf":
+            self._report(f"{path}/oneOf", "is written as anyOf: more than one may fit")
+
+
+_READ = frozenset({
+    "type", "enum", "const", "format", "properties", "required", "items", "anyOf", "oneOf", "allOf", "$ref",
+})  # fmt: skip
+"""Keywords that are looked at by name."""
+
+
+def description_of(text: str, dialect: Dialect, report: Report) -> str:
+    """A description, cut where the provider cuts it."""
+    if len(text) <= dialect.longest_description:
+        return text
+    report("description", f"is cut to {dialect.longest_description} characters")
+    return text[: dialect.longest_description - 1] + "…"

@@ -1,0 +1,124 @@
+"""JSON Schemas as Python annotations, with a `TypedDict` for every object that has properties."""
+
+import keyword
+import re
+from typing import Any
+
+from operations.cli.outline import Outline
+from operations.cli.reading import object_of
+from operations.cli.render import first_line
+
+_SIMPLE = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "null": "None",
+}
+
+
+def is_identifier(name: str) -> bool:
+    """Whether a name can be written as one in Python."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def identifier(text: str) -> str:
+    """`text` as a name in snake case."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text)
+    name = re.sub(r"[^A-Za-z0-9]+", "_", words).strip("_").lower() or "value"
+    name = f"n{name}" if name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def class_name(*parts: str) -> str:
+    """Words as the name of a class."""
+    words = [word for part in parts for word in re.split(r"[^A-Za-z0-9]+", part) if word]
+    name = "".join(word[0].upper() + word[1:] for word in words) or "Value"
+    return f"N{name}" if name[0].isdigit() else name
+
+
+def docstring(text: str) -> str:
+    """The first line of a text, as it can stand between three quotes."""
+    line = first_line(text).replace("\\", "\\\\").replace('"""', "'''").rstrip('"')
+    return line or "No description."
+
+
+class Types:
+    """Collects the classes that annotations need."""
+
+    def __init__(self) -> None:
+        self.classes: list[str] = []
+        self._names: set[str] = set()
+        self._by_reference: dict[tuple[int, str], str] = {}
+
+    def annotation(self, outline: Outline, hint: str, document: object) -> str:
+        """The type of what a schema describes.
+
+        Args:
+            outline: The schema.
+            hint: The name a class for it would like.
+            document: The document it stands in; references mean the same only within one.
+        """
+        key = (id(document), outline.reference or "")
+        if outline.reference is not None and key in self._by_reference:
+            return self._by_reference[key]
+        if outline.is_recursive:
+            return "Any"
+        if (choices := outline.choices) and all(
+            choice is None or isinstance(choice, (str, int)) for choice in choices
+        ):
+            return f"Literal[{', '.join(map(repr, choices))}]"
+        if outline.properties:
+            return self._typed_dict(outline, hint, document)
+        if members := outline.members:
+            return _union(
+                self.annotation(member, f"{hint}{number}", document)
+                for number, member in enumerate(members, 1)
+            )
+        return _union(self._simple(kind, outline, hint, document) for kind in sorted(outline.types))
+
+    def _simple(self, kind: str, outline: Outline, hint: str, document: object) -> str:
+        if kind == "array":
+            return f"list[{self.annotation(outline.items, f'{hint}Item', document)}]"
+        if kind == "object":
+            rest = object_of(outline.schema.get("additionalProperties"))
+            inner = (
+                self.annotation(outline.inner(rest), f"{hint}Value", document) if rest else "Any"
+            )
+            return f"dict[str, {inner}]"
+        return _SIMPLE.get(kind, "Any")
+
+    def _typed_dict(self, outline: Outline, hint: str, document: object) -> str:
+        wanted = class_name(outline.reference.rpartition("/")[2]) if outline.reference else hint
+        name = self._free(wanted if wanted not in self._names else hint)
+        if outline.reference is not None:
+            # Before its fields are read: they may refer back to it.
+            self._by_reference[id(document), outline.reference] = name
+        required = set(outline.required)
+        fields: dict[str, str] = {}
+        for field, inner in outline.properties.items():
+            kind = self.annotation(inner, name + class_name(field), document)
+            fields[field] = kind if field in required else f"NotRequired[{kind}]"
+        self.classes.append(_written(name, fields, outline.description))
+        return name
+
+    def _free(self, wanted: str) -> str:
+        name, number = wanted, 2
+        while name in self._names:
+            name, number = f"{wanted}{number}", number + 1
+        self._names.add(name)
+        return name
+
+
+def _written(name: str, fields: dict[str, str], description: str) -> str:
+    if all(map(is_identifier, fields)):
+        lines = [f'class {name}(TypedDict):\n    """{docstring(description or name)}"""\n']
+        lines += [f'    {field}: "{kind}"' for field, kind in fields.items()]
+        return "\n".join(lines)
+    inside = "".join(f"        {field!r}: {kind!r},\n" for field, kind in fields.items())
+    return f'{name} = TypedDict(\n    "{name}",\n    {{\n{inside}    }},\n)'
+
+
+def _union(kinds: Any) -> str:
+    found = list(dict.fromkeys(kinds))
+    return "Any" if not found or "Any" in found else " | ".join(found)

@@ -1,0 +1,210 @@
+"""`operations import`: what a document, a server or a module would give, before it goes into the config."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from cyclopts import Parameter
+from rich.text import Text
+
+from operations.cli.exits import ExitCode
+from operations.cli.hub import Source, open_hub
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.reading import object_of
+from operations.cli.render import STYLES, Screen, first_line, plain
+from operations.config import Config, ConfigFile
+from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
+from operations.errors import OperationsError
+from operations.specs import OperationSpec
+
+Kind = Literal["openapi", "mcp", "modules", "broker"]
+
+_UNKEPT = TraceEntry(enabled=False)
+_SHOWN = 20
+
+
+@command
+async def import_source(
+    *source: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    kind: Kind | None = None,
+    name: str | None = None,
+    base_url: str | None = None,
+    common: Common = DEFAULTS,
+) -> int:
+    """Show what a source would give: its operations, what cannot be used and why, and what to write into the config.
+
+    A source is an OpenAPI document (a file or an address), an MCP server (an address, a command with its arguments,
+    or an mcp.json), Python code (a file, folder or package), a broker's address, or a name in the config.
+
+    Args:
+        source: What to look at.
+        kind: What it is, where that cannot be told from its looks.
+        name: The namespace; by default made from the source's own name.
+        base_url: For a document: where the API lives, instead of what the document says.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    if not source:
+        raise OperationsError("name a source: a document, an address, a command, a module")
+    file, snippet = _file(source, kind, name, base_url, common)
+    async with open_hub(file) as hub:
+        found = hub.sources[0]
+        specs = [hub.spec(operation_id) for operation_id in found.operations]
+        if screen.json:
+            screen.value(_report(found, specs))
+        elif found.failure is None:
+            _show(found, specs, snippet, screen, verbose=common.verbose)
+        if found.failure is not None:
+            screen.failed(f"{found.label}: {found.failure}")
+            return ExitCode.UNAVAILABLE
+    return ExitCode.DONE
+
+
+def _file(
+    source: Sequence[str], kind: Kind | None, name: str | None, base_url: str | None, common: Common
+) -> tuple[ConfigFile, str]:
+    """A config with this source alone, and how it would be written."""
+    first = source[0]
+    if kind is None and len(source) == 1 and name is None:
+        known = _in_config(first, common)
+        if known is not None:
+            return known, ""
+    kind = kind or _guess(source)
+    name = name or _name(source, kind)
+    config, lines = Config(trace=_UNKEPT), list[str]()
+    match kind:
+        case "openapi":
+            entry = OpenAPIEntry(document=first, base_url=base_url)
+            config = Config(openapi={name: entry}, trace=_UNKEPT)
+            lines = [f"[openapi.{name}]", f"document = {_quoted(first)}"]
+            if base_url is not None:
+                lines.append(f"base_url = {_quoted(base_url)}")
+        case "mcp" if first.endswith(".json"):
+            config = Config(mcp_json=(first,), trace=_UNKEPT)
+            lines = [f"mcp_json = [{_quoted(first)}]"]
+        case "mcp" if "://" in first:
+            config = Config(mcp={name: MCPEntry(url=first)}, trace=_UNKEPT)
+            lines = [f"[mcp.{name}]", f"url = {_quoted(first)}"]
+        case "mcp":
+            config = Config(
+                mcp={name: MCPEntry(command=first, args=tuple(source[1:]))}, trace=_UNKEPT
+            )
+            lines = [f"[mcp.{name}]", f"command = {_quoted(first)}"]
+            lines += [f"args = {json.dumps(list(source[1:]))}"] if source[1:] else []
+        case "modules":
+            config = Config(modules=(first,), trace=_UNKEPT)
+            lines = [f"modules = [{_quoted(first)}]"]
+        case "broker":
+            config = Config(brokers={name: BrokerEntry(url=first, workers=True)}, trace=_UNKEPT)
+            lines = [f"[brokers.{name}]", f"url = {_quoted(first)}", "workers = true"]
+    return ConfigFile(config=config), "\n".join(lines)
+
+
+def _in_config(name: str, common: Common) -> ConfigFile | None:
+    """The config with the source of this name alone, where there is one."""
+    file = common.load(required=common.config is not None)
+    config = file.config
+    if name in config.openapi:
+        kept = Config(openapi={name: config.openapi[name]}, trace=_UNKEPT)
+    elif name in config.mcp:
+        kept = Config(mcp={name: config.mcp[name]}, trace=_UNKEPT)
+    elif name in config.brokers:
+        kept = Config(brokers={name: config.brokers[name]}, trace=_UNKEPT)
+    else:
+        return None
+    return ConfigFile(config=kept, path=file.path)
+
+
+def _guess(source: Sequence[str]) -> Kind:
+    """What a source is, by its looks."""
+    first = source[0]
+    scheme, path = urlsplit(first).scheme, Path(first)
+    if scheme in {"redis", "rediss", "nats"}:
+        return "broker"
+    if scheme in {"http", "https"}:
+        return "mcp" if re.search(r"/(mcp|sse)/?$", first) else "openapi"
+    if len(source) > 1:
+        return "mcp"
+    if path.is_dir() or path.suffix == ".py":
+        return "modules"
+    if path.is_file():
+        return "mcp" if path.suffix == ".json" and _lists_servers(path) else "openapi"
+    if path.suffix in {".json", ".yaml", ".yml"}:
+        raise OperationsError(f"there is no file {first}")
+    return "mcp" if shutil.which(first) and not first.isidentifier() else "modules"
+
+
+def _lists_servers(path: Path) -> bool:
+    try:
+        document = object_of(msgspec.json.decode(path.read_bytes()))
+    except msgspec.DecodeError:
+        return False
+    return bool({"mcpServers", "servers", "mcp"} & document.keys()) and "openapi" not in document
+
+
+def _name(source: Sequence[str], kind: Kind) -> str:
+    """A namespace made from a source's own name."""
+    parts = urlsplit(source[0])
+    own = parts.hostname if "://" in source[0] else Path(source[-1 if kind == "mcp" else 0]).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", own or "").strip("_")[:64] or kind
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _report(source: Source, specs: list[OperationSpec]) -> dict[str, object]:
+    return {
+        "source": source.label,
+        "title": source.title,
+        "failure": source.failure,
+        "types": dict(Counter(spec.type.value for spec in specs)),
+        "tags": dict(Counter(tag for spec in specs for tag in spec.tags)),
+        "operations": [spec.id for spec in specs],
+        "skipped": [{"where": each.where, "reason": each.reason} for each in source.skipped],
+    }
+
+
+def _show(
+    source: Source, specs: list[OperationSpec], snippet: str, screen: Screen, *, verbose: bool
+) -> None:
+    title = f"{source.label}  {plain(source.title)}".rstrip()
+    screen.show(Text(f"{title}: {len(specs)} operations in {source.seconds:.1f} s", style="bold"))
+    counts = Counter(spec.type.value for spec in specs)
+    for kind, count in counts.most_common():
+        screen.show(Text(f"  {count:6} ", style="bold").append(kind, style=STYLES[kind]))
+    tags = Counter(tag for spec in specs for tag in spec.tags)
+    if tags:
+        words = ", ".join(f"{tag} ({count})" for tag, count in tags.most_common(8))
+        screen.show(Text(f"  tags   {plain(words)}", style="dim"))
+    shown = specs if verbose else specs[:8]
+    for spec in shown:
+        screen.show(
+            Text(f"  {spec.id}", style="default").append(
+                f"  {first_line(spec.title or spec.description)}", style="dim"
+            ),
+            one_line=True,
+        )
+    if len(shown) < len(specs):
+        screen.note(f"  ... and {len(specs) - len(shown)} more; --verbose shows all")
+    _show_skipped(source, screen, verbose=verbose)
+    if snippet:
+        screen.show(Text("\nfor operations.toml:\n", style="dim"))
+        screen.show(Text(snippet, style="cyan"))
+
+
+def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
+    if not source.skipped:
+        return
+    screen.show(Text(f"\n{len(source.skipped)} parts cannot be used:", style="yellow"))
+    shown = source.skipped if verbose else source.skipped[:_SHOWN]
+    for each in shown:
+        screen.show(Text(f"  {plain(each.where)}: {plain(each.reason)}", style="yellow"))
+    if len(shown) < len(source.skipped):
+        screen.note(f"  ... and {len(source.skipped) - len(shown)} more; --verbose shows all")

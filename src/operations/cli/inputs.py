@@ -1,0 +1,160 @@
+"""From what was typed to the input of a call.
+
+    call ID '{"a": 1}'        JSON                     call ID a=1 b.c=x       typed by the schema
+    call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
+    call ID -                 JSON from the pipe       call ID a=@file         a value from a file
+
+Rule 1: a value is read as what its schema says. Whether it is valid is for the call to decide, as for every caller.
+"""
+
+import re
+import sys
+from base64 import b64encode
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from operations.cli.outline import Outline
+from operations.errors import CallError, ErrorCode
+from operations.types import JSONObject
+
+_PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
+_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_BINARY = frozenset({"binary", "byte", "base64"})
+
+
+def read_input(arguments: Sequence[str], outline: Outline) -> Any:
+    """The input that the arguments of a call stand for.
+
+    Raises:
+        CallError: `VALIDATION_ERROR`, if they cannot be read as what the schema says.
+    """
+    if not arguments:
+        return {} if _takes_object(outline) else None
+    pairs = [_PAIR.fullmatch(argument) for argument in arguments]
+    if len(arguments) == 1 and (pairs[0] is None or arguments[0].startswith("@")):
+        return _whole(arguments[0])
+    value: JSONObject = {}
+    for argument, pair in zip(arguments, pairs, strict=True):
+        if pair is None:
+            raise _unreadable(argument, "is neither key=value nor the only argument")
+        _put(value, pair["key"].split("."), pair["sign"], pair["value"], outline)
+    return value
+
+
+def typed(text: str, outline: Outline, name: str = "the value") -> Any:
+    """One value, as its schema wants it.
+
+    Raises:
+        CallError: `VALIDATION_ERROR`, if `text` is nothing of the kind.
+    """
+    types = outline.types
+    for choice in outline.choices:
+        if text == (choice if isinstance(choice, str) else msgspec.json.encode(choice).decode()):
+            return choice
+    if set(types) == {"string"}:
+        return text
+    if text.lower() in _WORDS and "boolean" in types:
+        return _WORDS[text.lower()]
+    if "array" in types and not text.lstrip().startswith("["):
+        return [typed(text, outline.items, name)]
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        if not types or "string" in types:
+            return text
+        raise _unreadable(name, f"must be of type {outline.kind}") from None
+    if isinstance(value, str) or not _fits(value, types):
+        # What looks like JSON, but is not of a type that is wanted, is the text that was typed.
+        return text if "string" in types else value
+    return value
+
+
+def _fits(value: Any, types: frozenset[str]) -> bool:
+    if not types:
+        return True
+    match value:
+        case bool():
+            return "boolean" in types
+        case None:
+            return "null" in types
+        case int():
+            return bool({"integer", "number"} & types)
+        case float():
+            return "number" in types
+        case list():
+            return "array" in types
+        case _:
+            return "object" in types
+
+
+def _takes_object(outline: Outline) -> bool:
+    return "object" in outline.types or bool(outline.properties)
+
+
+def _whole(argument: str) -> Any:
+    """The whole input: JSON, a file, or the pipe."""
+    if argument == "-":
+        return _json(sys.stdin.buffer.read(), "standard input")
+    if argument.startswith("@"):
+        return _json(_file(argument[1:]), argument[1:])
+    return _json(argument.encode(), "the input")
+
+
+def _json(text: bytes, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        hint = "" if text.lstrip()[:1] in (b"{", b"[") else "; for a single value write key=value"
+        raise _unreadable(what, f"is not JSON: {error}{hint}") from None
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"cannot be read: {error.strerror}") from None
+
+
+def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline) -> None:
+    """Set one key, which may lead into objects, and repeat for lists."""
+    name = ".".join(keys)
+    if keys[0] not in outline.properties and name in outline.properties:
+        keys = [name]
+    for key in keys[:-1]:
+        outline = outline.properties.get(key, Outline({}))
+        inner = value.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise _unreadable(name, "goes into what was given as a value before")
+        value = cast("JSONObject", inner)
+    last = keys[-1]
+    wanted = outline.properties.get(last, Outline({}))
+    found = _value(sign, text, wanted, name)
+    if last in value:
+        if not isinstance(value[last], list):
+            raise _unreadable(name, "is given twice")
+        value[last] += found if isinstance(found, list) else [found]
+    else:
+        value[last] = found
+
+
+def _value(sign: str, text: str, outline: Outline, name: str) -> Any:
+    if sign == ":=":
+        return _json(text.encode(), name)
+    if not text.startswith("@") or len(text) == 1:
+        return typed(text, outline, name)
+    data = _file(text[1:])
+    form = outline.schema.get("contentEncoding") or outline.schema.get("format")
+    if form in _BINARY:
+        return b64encode(data).decode("ascii")
+    try:
+        return typed(data.decode(), outline, name)
+    except UnicodeDecodeError:
+        return b64encode(data).decode("ascii")
+
+
+def _unreadable(what: str, reason: str) -> CallError:
+    fault = {"path": f"/{what}", "message": reason, "keyword": "input"}
+    return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})

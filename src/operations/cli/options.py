@@ -1,0 +1,96 @@
+"""What every command takes, and how a command ends.
+
+Rule 1: a command raises; here it becomes words for a person, or JSON for a script, and an exit code.
+Rule 2: no traceback reaches the terminal unless it was asked for with --verbose.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+from cyclopts import Parameter
+
+from operations.cli.exits import ExitCode, exit_code_of
+from operations.cli.render import Screen
+from operations.config import ConfigError, ConfigFile, find_config, load_config
+from operations.errors import CallError, OperationsError
+
+P = ParamSpec("P")
+
+
+@Parameter(name="*", group="For every command")
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every command takes.
+
+    Attributes:
+        config: The config file; by default the nearest operations.toml.
+        json: Print JSON, for scripts.
+        verbose: Say more, and show tracebacks.
+    """
+
+    config: Annotated[Path | None, Parameter(alias="-c")] = None
+    json: Annotated[bool, Parameter(alias="-j", negative="")] = False
+    verbose: Annotated[bool, Parameter(alias="-v", negative="")] = False
+
+    def screen(self) -> Screen:
+        """Where results and complaints go."""
+        return Screen(json=self.json)
+
+    def load(self, *, required: bool = True) -> ConfigFile:
+        """The config this command works with.
+
+        Raises:
+            ConfigError: If it is wrong; or missing, and `required`.
+        """
+        path = self.config or find_config(Path.cwd())
+        if path is None and not required:
+            return ConfigFile()
+        return load_config(path or Path("operations.toml"))
+
+
+DEFAULTS = Common()
+
+
+def command(
+    function: Callable[P, Coroutine[Any, Any, int | None]],
+) -> Callable[P, Coroutine[Any, Any, int]]:
+    """Make a coroutine function a command: what it raises becomes a message and an exit code."""
+
+    @wraps(function)
+    async def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        common = kwargs.get("common", DEFAULTS)
+        if not isinstance(common, Common):
+            raise TypeError("a command takes its common options as `common`")
+        level = logging.DEBUG if common.verbose else logging.ERROR
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+        logging.getLogger("operations").setLevel(level)
+        screen = common.screen()
+        try:
+            return await function(*args, **kwargs) or ExitCode.DONE
+        except CallError as error:
+            if common.verbose and error.unexpected:
+                screen.traceback()
+            screen.call_failed(error)
+            return exit_code_of(error.code)
+        except ConfigError as error:
+            screen.config_failed(error)
+            return ExitCode.CONFIG
+        except BrokenPipeError:
+            raise
+        except (OperationsError, OSError) as error:
+            if common.verbose:
+                screen.traceback()
+            screen.failed(str(error) or type(error).__name__)
+            return ExitCode.FAILED
+        except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
+            if common.verbose:
+                screen.traceback()
+            hint = "" if common.verbose else "; --verbose shows where"
+            screen.failed(f"this is a defect: {type(error).__name__}: {error}{hint}")
+            return ExitCode.FAILED
+
+    return run

@@ -1,0 +1,189 @@
+"""Reading a JSON Schema as a person would: what is in it, by name and kind.
+
+Rule 1: this never decides what is valid. It helps to ask for values, to convert what was typed, and to draw.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from operations.cli.reading import list_of, object_of
+from operations.schema import Schema
+from operations.types import JSONObject, JSONSchema
+
+_MAX_STEPS = 32
+"""How many references lead from one place to another before it is called a loop."""
+
+
+class Outline:
+    """One place in a schema, with the document around it."""
+
+    __slots__ = ("_root", "names", "reference", "schema")
+
+    def __init__(
+        self, schema: JSONSchema, root: JSONObject | None = None, names: tuple[str, ...] = ()
+    ) -> None:
+        here: JSONObject = {} if isinstance(schema, bool) else schema
+        self._root = here if root is None else root
+        followed: list[str] = []
+        for _ in range(_MAX_STEPS):
+            reference: Any = here.get("$ref")
+            if not isinstance(reference, str):
+                break
+            target = self._resolve(reference)
+            followed.append(reference)
+            here = target | {key: value for key, value in here.items() if key != "$ref"}
+        self.schema = here
+        self.reference = followed[-1] if followed else None
+        """The definition that stands here by its name."""
+        self.names = (*names, *followed)
+        """The references that led here, for telling recursion."""
+
+    @classmethod
+    def of(cls, schema: Schema) -> "Outline":
+        """The outline of a whole schema."""
+        return cls(schema.document)
+
+    def _resolve(self, reference: str) -> JSONObject:
+        if not reference.startswith("#"):
+            return {}
+        place: Any = self._root
+        for token in reference[1:].split("/")[1:]:
+            key = token.replace("~1", "/").replace("~0", "~")
+            items = list_of(place)
+            in_list = key.isdecimal() and int(key) < len(items)
+            place = items[int(key)] if in_list else object_of(place).get(key)
+        return object_of(place)
+
+    def inner(self, schema: Any) -> "Outline":
+        """A schema that stands inside this one."""
+        return Outline(object_of(schema), self._root, self.names)
+
+    @property
+    def standalone(self) -> JSONObject:
+        """This schema as a document of its own, with the definitions it may refer to."""
+        kept: JSONObject = {
+            key: self._root[key]
+            for key in ("$defs", "definitions", "components")
+            if key in self._root
+        }
+        return {**kept, **self.schema}
+
+    @property
+    def is_recursive(self) -> bool:
+        """Whether the way here led through the same definition twice."""
+        return len(set(self.names)) < len(self.names)
+
+    @property
+    def description(self) -> str:
+        """What the schema says about itself."""
+        text = self.schema.get("description") or self.schema.get("title") or ""
+        return text if isinstance(text, str) else ""
+
+    @property
+    def members(self) -> "list[Outline]":
+        """The alternatives, where there are any."""
+        options: list[Any] = self.schema.get("anyOf") or self.schema.get("oneOf") or []
+        return [self.inner(option) for option in options]
+
+    @property
+    def properties(self) -> "dict[str, Outline]":
+        """The properties by name, those of `allOf` included."""
+        found: dict[str, Outline] = {}
+        for part in self.parts():
+            named: JSONObject = part.schema.get("properties", {})
+            for name, schema in named.items():
+                found[name] = part.inner(schema)
+        return found
+
+    @property
+    def required(self) -> list[str]:
+        """The properties that must be there, those of `allOf` included."""
+        names: dict[str, None] = {}
+        for part in self.parts():
+            listed = part.schema.get("required", ())
+            names |= dict.fromkeys(name for name in listed if isinstance(name, str))
+        return list(names)
+
+    def parts(self) -> "Iterator[Outline]":
+        """This schema and those it is all of."""
+        yield self
+        for schema in self.schema.get("allOf", ()):
+            member = self.inner(schema)
+            if not member.is_recursive:
+                yield from member.parts()
+
+    @property
+    def items(self) -> "Outline":
+        """What an array holds."""
+        return self.inner(self.schema.get("items"))
+
+    @property
+    def choices(self) -> list[Any]:
+        """The values to choose from, where they are few and known."""
+        if "const" in self.schema:
+            return [self.schema["const"]]
+        if "enum" in self.schema:
+            return list(self.schema["enum"])
+        members = self.members
+        if members and all(
+            "const" in member.schema or "enum" in member.schema for member in members
+        ):
+            return [value for member in members for value in member.choices]
+        return []
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The JSON types a value may have; empty where nothing is said."""
+        named: Any = self.schema.get("type")
+        if isinstance(named, str):
+            return frozenset({named})
+        if isinstance(named, list):
+            return frozenset(cast("list[str]", named))
+        if self.choices:
+            return frozenset(map(_type_of, self.choices))
+        if members := self.members:
+            kinds = [frozenset[str]() if each.is_recursive else each.types for each in members]
+            return frozenset[str]().union(*kinds) if all(kinds) else frozenset()
+        for part in self.parts():
+            if part is not self and part.types:
+                return part.types
+        return frozenset({"object"}) if "properties" in self.schema else frozenset()
+
+    @property
+    def kind(self) -> str:
+        """The type in one or two words, for people."""
+        if choices := self.choices:
+            shown = " | ".join(str(choice) for choice in choices[:6])
+            return shown + (" | ..." if len(choices) > 6 else "")
+        if members := [member for member in self.members if set(member.types) != {"null"}]:
+            kinds = dict.fromkeys(member.short_kind for member in members)
+            return " or ".join(kinds)
+        return self.short_kind
+
+    @property
+    def short_kind(self) -> str:
+        """The type in a word."""
+        named = sorted(self.types - {"null"})
+        if named == ["array"] and (inner := self.items.short_kind) != "any":
+            return f"list of {inner}"
+        word = " or ".join(named) or "any"
+        form = self.schema.get("format")
+        return f"{word} ({form})" if isinstance(form, str) else word
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case None:
+            return "null"
+        case list():
+            return "array"
+        case _:
+            return "object"

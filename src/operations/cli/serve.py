@@ -1,0 +1,89 @@
+"""`operations serve`: everything of a config, for callers from outside."""
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from operations.cli.hub import Hub
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.render import Screen
+from operations.cli.running import until_stopped
+from operations.cli.serving import build_app
+from operations.cli.session import open_session
+from operations.errors import OperationsError
+from operations.mcp import to_mcp
+from operations.server.running import InsecureBindError, running
+
+Door = Literal["http", "mcp", "websocket", "console"]
+
+
+@command
+async def serve(
+    *,
+    host: str | None = None,
+    port: Annotated[int | None, Parameter(alias="-p")] = None,
+    door: Annotated[tuple[Door, ...], Parameter(negative="")] = (),
+    stdio: Annotated[bool, Parameter(negative="")] = False,
+    as_: Annotated[str | None, Parameter(name="--as")] = None,
+    common: Common = DEFAULTS,
+) -> None:
+    """Serve everything until Ctrl-C: the HTTP API, MCP, the call protocol on a WebSocket, and a page to look at it.
+
+    Args:
+        host: The address to listen on, instead of the config's.
+        port: The port, instead of the config's; 0 takes a free one.
+        door: Only this door; may be repeated.
+        stdio: Speak MCP on standard input and output instead, to the program that started this one.
+        as_: With --stdio: call as this caller of [access.keys]. By default as nobody: what is open to all.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    async with open_session(common, screen) as hub:
+        if stdio:
+            identity = None if as_ is None else hub.identity(as_)
+            timeout = hub.file.config.limits.timeout
+            await to_mcp(hub.registry, identity=identity, timeout=timeout).run_stdio()
+            return
+        entry = hub.file.config.serve
+        doors = door or entry.doors
+        address = host or entry.host
+        number = entry.port if port is None else port
+        app = build_app(hub, doors=doors, host=address)
+        try:
+            async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
+                announce(url, doors, hub, screen)
+                await until_stopped()
+                screen.note("closing ...")
+        except InsecureBindError:
+            raise OperationsError(
+                f"{address} lets other machines in, and nobody has to sign in: "
+                "add [access.keys.NAME] to the config, or public = true to [serve]"
+            ) from None
+        except OSError as error:
+            raise OperationsError(
+                f"cannot listen on {address}:{number}: {error.strerror}"
+            ) from error
+
+
+def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None:
+    """Say where everything is."""
+    places = {
+        "console": f"{url}/",
+        "http": f"{url}/openapi.json",
+        "mcp": f"{url}/mcp",
+        "websocket": f"{url.replace('http', 'ws', 1)}/ws",
+    }
+    if screen.json:
+        screen.item(
+            {
+                "url": url,
+                "operations": len(hub.registry),
+                "doors": {door: places[door] for door in doors},
+            }
+        )
+        return
+    screen.show(Text(f"serving {len(hub.registry)} operations at {url}", style="bold"))
+    for door in doors:
+        screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
+    screen.note("Ctrl-C ends it")

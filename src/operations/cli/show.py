@@ -1,0 +1,148 @@
+"""`operations show`: one operation, as a person wants to read it."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.padding import Padding
+from rich.text import Text
+from rich.tree import Tree
+
+from operations.access import AccessControl
+from operations.cli.hub import Source
+from operations.cli.known_ids import complete_ids
+from operations.cli.list_ import caller
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.outline import Outline
+from operations.cli.render import STYLES, Screen, encoded, first_line, plain
+from operations.cli.session import open_session
+from operations.gateway import Gateway
+from operations.specs import OperationSpec
+
+_DEPTH = 6
+"""How many levels of a schema are drawn."""
+
+
+@command
+async def show(
+    operation_id: Annotated[str, Parameter(completer=complete_ids)],
+    /,
+    *,
+    as_: Annotated[str | None, Parameter(name="--as")] = None,
+    common: Common = DEFAULTS,
+) -> None:
+    """Show one operation: what it takes and gives, who may call it, what can go wrong, where it comes from.
+
+    Args:
+        operation_id: Its id, `namespace.name`.
+        as_: See what this caller of [access.keys] sees; `anonymous` for nobody.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    async with open_session(common, screen) as hub:
+        hub.spec(operation_id)
+        spec = Gateway(hub.registry).schema(operation_id, caller(hub, as_))
+        if screen.json:
+            screen.value(spec.to_wire())
+        else:
+            render(spec, hub.source_of(operation_id), screen)
+
+
+def render(spec: OperationSpec, source: Source | None, screen: Screen) -> None:
+    """Draw an operation."""
+    heading = Text(spec.id, style="bold")
+    heading.append(f"  {spec.type.value}", style=STYLES[spec.type])
+    heading.append(f"  {plain(spec.version)}", style="dim")
+    screen.show(heading)
+    for text in dict.fromkeys((spec.title, spec.description)):
+        if text:
+            screen.show(Padding(Text(plain(text.strip())), (0, 0, 0, 2)))
+    facts = {
+        "from": _origin(spec, source),
+        "tags": ", ".join(spec.tags),
+        "access": access_in_words(spec.access_control),
+        "repeats": "may safely be called twice" if spec.idempotent else "",
+    }
+    for name, fact in facts.items():
+        if fact:
+            screen.show(Text(f"  {name:8}", style="dim").append(plain(fact), style="default"))
+    screen.show(_tree("input", Outline.of(spec.input_schema)))
+    each = "each item" if spec.type == "subscription" else "output"
+    screen.show(_tree(each, Outline.of(spec.output_schema)))
+    if spec.error_schemas:
+        errors = Tree(Text("errors", style="bold"))
+        for error in spec.error_schemas:
+            line = Text(plain(error.code), style="red")
+            if error.http_status is not None:
+                line.append(f" (HTTP {error.http_status})", style="dim")
+            errors.add(line.append(f"  {first_line(error.description)}", style="default"))
+        screen.show(errors)
+    screen.show(Text("\n  " + example(spec), style="cyan"))
+
+
+def _origin(spec: OperationSpec, source: Source | None) -> str:
+    route = " ".join(str(spec.meta[key]) for key in ("method", "path") if key in spec.meta)
+    known = [] if source is None else [source.label, source.origin]
+    return "  ".join(filter(None, [*known, route]))
+
+
+def access_in_words(access: AccessControl) -> str:
+    """Who may call, in a sentence."""
+    if access.is_open:
+        return "open to all"
+    needs: list[str] = []
+    if access.required_scopes:
+        needs.append("all of " + ", ".join(access.required_scopes))
+    if access.required_scopes_any:
+        needs.append("one of " + ", ".join(access.required_scopes_any))
+    if access.resource_type is not None:
+        needs.append(f"{access.resource_action} on some {access.resource_type}")
+    return "needs " + " and ".join(needs)
+
+
+def example(spec: OperationSpec) -> str:
+    """A call with what is required, to copy."""
+    outline = Outline.of(spec.input_schema)
+    given = [f"{name}=..." for name in outline.required]
+    return " ".join(["operations call", spec.id, *given])
+
+
+def _tree(name: str, outline: Outline) -> Tree:
+    tree = Tree(Text(name, style="bold"))
+    if outline.properties:
+        _add_properties(tree, outline, _DEPTH)
+    elif outline.schema:
+        tree.add(Text(plain(outline.kind), style="cyan"))
+        _add_inner(tree, outline, _DEPTH)
+    else:
+        tree.add(Text("anything", style="dim"))
+    return tree
+
+
+def _add_properties(tree: Tree, outline: Outline, depth: int) -> None:
+    required = set(outline.required)
+    for name, inner in outline.properties.items():
+        line = Text(plain(name), style="bold" if name in required else "default")
+        line.append("" if name in required else "?", style="dim")
+        line.append(f"  {plain(inner.kind)}", style="cyan")
+        if "default" in inner.schema:
+            line.append(f" = {plain(encoded(inner.schema['default']))}", style="dim")
+        if inner.description:
+            line.append(f"  {first_line(inner.description)}", style="dim")
+        branch = tree.add(line)
+        if inner.is_recursive:
+            branch.add(Text("(as above)", style="dim"))
+        elif depth > 0:
+            _add_inner(branch, inner, depth - 1)
+
+
+def _add_inner(tree: Tree, outline: Outline, depth: int) -> None:
+    """What is inside a value: properties, items, alternatives."""
+    if outline.properties:
+        _add_properties(tree, outline, depth)
+    elif "array" in outline.types and not outline.items.is_recursive and depth > 0:
+        _add_inner(tree, outline.items, depth - 1)
+    else:
+        for member in outline.members:
+            if member.properties and not member.is_recursive and depth > 0:
+                branch = tree.add(Text(first_line(member.description) or "or", style="dim"))
+                _add_properties(branch, member, depth - 1)

@@ -1,0 +1,30 @@
+"""Where operations come from: one file per kind of source.
+
+Each opens what one entry of the config describes and gives an `Opened`. The kinds whose packages take long to import,
+or may not be installed, are named here and imported when the config has such an entry.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from operations.scanner import Skipped
+
+Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A source that is there."""
+
+    operations: Iterable[Any]
+    """What `registry.register_all` takes; a service is closed with the registry."""
+
+    origin: str
+    """What it was made from, in words that hold no secret."""
+
+    skipped: list[Skipped] = field(default_factory=list[Skipped])
+    """What it offered that cannot be used, with the reason."""
+
+    title: str = ""
+    """What it calls itself."""

@@ -1,0 +1,72 @@
+"""Tools, resources and prompts of MCP servers."""
+
+from operations.access import OPEN, AccessControl
+from operations.cli.sources import Opened
+from operations.cli.sources.openapi import text_of
+from operations.config import ConfigFile
+from operations.config.model import MCPEntry
+from operations.errors import OperationsError
+from operations.mcp import MCPClient, MCPClientConfig, MCPClientLoader
+from operations.scanner import Skipped
+
+
+async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Opened:
+    """Connect to one server, or to all that an `mcp.json` lists.
+
+    Raises:
+        ConfigError: If a secret is not where the config says.
+        CallError: `UNAVAILABLE`, if the server cannot be reached.
+        OperationsError: If none of the servers of an `mcp.json` can be reached.
+    """
+    if isinstance(entry, str):
+        return await _open_file(entry, file)
+    client = MCPClient(name, client_config(entry, file))
+    await client.open()
+    return Opened(
+        operations=client,
+        origin=client.config.target,
+        skipped=_skipped(client),
+        title=client.server_info.title or client.server_info.name if client.server_info else "",
+    )
+
+
+async def _open_file(path: str, file: ConfigFile) -> Opened:
+    loader = MCPClientLoader()
+    await loader.load(file.resolve(path))
+    failed = [Skipped(name, error.message) for name, error in loader.failures.items()]
+    if failed and not loader.clients:
+        await loader.aclose()
+        raise OperationsError("; ".join(each.reason for each in failed))
+    skipped = [each for client in loader.clients for each in _skipped(client)]
+    return Opened(operations=loader, origin=path, skipped=[*failed, *skipped])
+
+
+def _skipped(client: MCPClient) -> list[Skipped]:
+    return [Skipped(what, reason) for what, reason in client.skipped.items()]
+
+
+def client_config(entry: MCPEntry, file: ConfigFile) -> MCPClientConfig:
+    """What the client is told, with the secrets in it.
+
+    Raises:
+        ConfigError: If a secret is not where the config says.
+    """
+    return MCPClientConfig(
+        command=entry.command,
+        args=entry.args,
+        env={key: text_of(value, file) for key, value in entry.env.items()},
+        cwd=file.folder if entry.cwd is None else file.resolve(entry.cwd),
+        url=entry.url,
+        headers={key: text_of(value, file) for key, value in entry.headers.items()},
+        auth=None if entry.token is None else file.secret(entry.token),
+        transport=entry.transport,
+        allow=entry.allow,
+        deny=entry.deny,
+        queries=entry.queries,
+        trust_annotations=entry.trust_annotations,
+        access=AccessControl(entry.scopes) if entry.scopes else OPEN,
+        pin=entry.pin,
+        lazy=entry.lazy,
+        timeout=entry.timeout,
+        connect_timeout=entry.connect_timeout,
+    )

@@ -1,0 +1,74 @@
+"""`operations work`: a worker, which serves everything of a config to callers on a broker."""
+
+from dataclasses import replace
+
+from operations.calls import serve_calls
+from operations.cli.callers import credential_resolver
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.running import until_stopped
+from operations.cli.session import open_file
+from operations.cli.sources.broker import connect_broker
+from operations.config import ConfigFile
+from operations.config.faults import suggestion
+from operations.config.model import BrokerEntry
+from operations.errors import OperationsError
+
+
+@command
+async def work(
+    broker: str | None = None,
+    /,
+    *,
+    concurrency: int | None = None,
+    common: Common = DEFAULTS,
+) -> None:
+    """Serve everything to callers on a broker until Ctrl-C; calls under way are finished first.
+
+    Args:
+        broker: Its name in [brokers]; may be left out where there is one.
+        concurrency: How many calls run at a time, instead of the config's number.
+        common: What every command takes.
+    """
+    screen = common.screen()
+    file = common.load()
+    name, entry = _chosen(broker, file)
+    # Its own group is what it serves, not what it imports: it would call itself.
+    others = {**file.config.brokers, name: replace(entry, workers=False)}
+    file = replace(file, config=replace(file.config, brokers=others))
+    async with (
+        open_file(file, screen, verbose=common.verbose) as hub,
+        connect_broker(entry, file) as target,
+        serve_calls(
+            hub.registry,
+            target,
+            group=entry.group,
+            concurrency=concurrency or entry.concurrency,
+            resolve=credential_resolver(file),
+        ),
+    ):
+        if screen.json:
+            screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
+        else:
+            screen.write(
+                f"serving {len(hub.registry)} operations to group {entry.group} on {entry.url}"
+            )
+            screen.note("Ctrl-C ends it")
+            screen.out.file.flush()
+        await until_stopped()
+        screen.note("finishing what runs ...")
+
+
+def _chosen(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]:
+    brokers = {key: entry for key, entry in file.config.brokers.items() if entry.enabled}
+    if name is None and len(brokers) == 1:
+        (name,) = brokers
+    if name is None:
+        known = (
+            f"one of {', '.join(brokers)}" if brokers else "one in the config first: [brokers.main]"
+        )
+        raise OperationsError(f"which broker? Name {known}")
+    if name not in brokers:
+        raise OperationsError(
+            f"there is no broker {name} in the config.{suggestion(name, brokers)}"
+        )
+    return name, brokers[name]

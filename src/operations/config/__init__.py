@@ -1,0 +1,18 @@
+"""`operations.toml`: what it can say, and how it is read."""
+
+from operations.config.faults import ConfigError, ConfigFault
+from operations.config.model import Config, Secret
+from operations.config.reading import ConfigFile, find_config, load_config, parse_config
+from operations.config.schema import config_schema
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ConfigFault",
+    "ConfigFile",
+    "Secret",
+    "config_schema",
+    "find_config",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,164 @@
+"""What is wrong with a config file, in the words of the person who has to repair it.
+
+Rule 1: a fault says where (file, line, key), what was expected, and what was probably meant.
+Rule 2: no fault shows a value: it may be a secret in the wrong place.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from operations.config.places import Path
+from operations.errors import OperationsError
+from operations.schema import ValueFault
+from operations.types import JSONObject
+
+_SECRETS = frozenset({"Secret", "Credential"})
+_BY_NAME = '{ env = "NAME" } or { file = "PATH" }'
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFault:
+    """One thing to repair."""
+
+    file: str
+
+    line: int | None
+    """Counted from 1; None where the fault has no place of its own."""
+
+    key: str
+    """The key as one would write it, `serve.port`; empty for the whole file."""
+
+    message: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.key} {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class ConfigError(OperationsError, ValueError):
+    """A config file cannot be used as it is.
+
+    Attributes:
+        faults: Everything that is wrong, in the order of the file.
+    """
+
+    def __init__(self, faults: Iterable[ConfigFault]) -> None:
+        self.faults = sorted(faults, key=lambda fault: fault.line or 0)
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+def written(path: Path) -> str:
+    """A path as a key in TOML."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            plain = part.replace("-", "").replace("_", "").isalnum() and part.isascii()
+            text += ("." if text else "") + (part if plain else f'"{part}"')
+    return text
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """A sentence for what was probably meant; empty where nothing is near."""
+    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{near[0]}"?' if near else ""
+
+
+class Wording:
+    """The words for what a schema has against a document."""
+
+    def __init__(self, schema: JSONObject, document: JSONObject) -> None:
+        self._schema = schema
+        self._document = document
+
+    def message(self, path: Path, fault: ValueFault) -> str:
+        """What to tell about one failure at `path`."""
+        match fault.keyword:
+            case "additionalProperties":
+                return self._unknown(path)
+            case "required":
+                about = self._at(path).get("description", "")
+                return f"is missing. {about}" if about else "is missing."
+            case "enum":
+                given = self._given(path)
+                near = suggestion(given, self._at(path)["enum"]) if isinstance(given, str) else ""
+                return f"{fault.message}.{near}"
+            case "pattern" if path[-1] == "sha256":
+                return "must be the 64 hexadecimal digits of a SHA-256."
+            case "type" | "anyOf":
+                return self._wrong_type(path, fault)
+            case _:
+                return f"{fault.message}."
+
+    def _unknown(self, path: Path) -> str:
+        key, known = str(path[-1]), list(self._at(path[:-1]).get("properties", ()))
+        if near := suggestion(key, known):
+            return f"is not a known key.{near}"
+        if homes := [home for home in self._homes(key) if home != written(path)]:
+            return f'is not a known key here. Did you mean "{homes[0]}"?'
+        return f"is not a known key. Known here: {', '.join(known)}."
+
+    def _homes(self, key: str) -> Iterator[str]:
+        """Where a key of this name would be at home, one table down."""
+        for name, schema in self._schema["properties"].items():
+            if key in self._followed(schema).get("properties", ()):
+                yield f"{name}.{key}"
+
+    def _wrong_type(self, path: Path, fault: ValueFault) -> str:
+        expected = self._at(path)
+        titles = {self._followed(option).get("title") for option in expected.get("anyOf", ())}
+        if expected.get("title") in _SECRETS and isinstance(self._given(path), str):
+            return f"must be {_BY_NAME}: secrets do not stand in this file."
+        if titles & _SECRETS:
+            return f"must be a string, or {_BY_NAME}."
+        if expected.get("type") == "object":
+            table = f"[{written(path)}]"
+            return f"must be a table, not {_kind(self._given(path))}. Write it as {table}."
+        if expected.get("type") == "array" and isinstance(self._given(path), str):
+            return "must be a list. Put it in brackets: [ ... ]."
+        return f"{fault.message}."
+
+    def _given(self, path: Path) -> Any:
+        value: Any = self._document
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def _at(self, path: Path) -> JSONObject:
+        """The schema of what stands at `path`; empty where nothing is known of it."""
+        schema = self._schema
+        for part in path:
+            if isinstance(part, int):
+                schema = schema.get("items", {})
+            else:
+                rest: JSONObject | bool = schema.get("additionalProperties", False)
+                schema = schema.get("properties", {}).get(part, rest or {})
+            schema = self._followed(schema)
+        return schema
+
+    def _followed(self, schema: JSONObject) -> JSONObject:
+        reference: str | None = schema.get("$ref")
+        if reference is None:
+            return schema
+        found: JSONObject = self._schema["$defs"][reference.rpartition("/")[2]]
+        return found | {key: value for key, value in schema.items() if key != "$ref"}
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "this"

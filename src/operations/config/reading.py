@@ -1,0 +1,177 @@
+"""From a file to a `Config`, or to everything that is wrong with it."""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from operations.config.checks import check
+from operations.config.faults import ConfigError, ConfigFault, Wording, written
+from operations.config.model import Config, Secret
+from operations.config.places import Path as KeyPath
+from operations.config.places import Places
+from operations.config.schema import config_schema
+from operations.types import JSONObject
+
+FILE_NAME = "operations.toml"
+MCP_FILES = ("mcp.json", ".mcp.json")
+VARIABLE = "OPERATIONS_CONFIG"
+
+_MAX_BYTES = 4 << 20
+_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A config, and the file it was read from.
+
+    Attributes:
+        config: What the file says.
+        path: The file; None where there is none and everything is as it is by default.
+    """
+
+    config: Config = field(default_factory=Config)
+    path: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return Path.cwd() if self.path is None else self.path.parent
+
+    def resolve(self, path: str) -> Path:
+        """A path of the file as it can be opened."""
+        return self.folder / Path(path).expanduser()
+
+    def secret(self, secret: Secret, environ: Mapping[str, str] | None = None) -> str:
+        """The secret itself.
+
+        Raises:
+            ConfigError: If it is not where the file says; the message names the place, never the secret.
+        """
+        if secret.env is not None:
+            found = (os.environ if environ is None else environ).get(secret.env)
+            if not found:
+                raise self._absent(f"the environment variable {secret.env} is not set.")
+            return found
+        path = self.resolve(secret.file or "")
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise self._absent(f"the secret in {path} cannot be read.") from None
+        if not found:
+            raise self._absent(f"the secret in {path} is empty.")
+        return found
+
+    def _absent(self, message: str) -> ConfigError:
+        return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, "", message)])
+
+
+def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
+    """The config that holds at `start`: what `OPERATIONS_CONFIG` names, or the nearest file upwards.
+
+    `operations.toml` in the folder or above it; without one, an `mcp.json` or `.mcp.json` in the folder itself.
+    """
+    named = (os.environ if environ is None else environ).get(VARIABLE)
+    if named:
+        return Path(named)
+    for folder in (start, *start.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    return next((start / name for name in MCP_FILES if (start / name).is_file()), None)
+
+
+def load_config(path: Path) -> ConfigFile:
+    """Read a config file: TOML, or an `mcp.json`, which names MCP servers and nothing else.
+
+    Raises:
+        ConfigError: Naming everything that is wrong, each with its line and key.
+    """
+    path = path.absolute()
+    text = _text(path)
+    if path.suffix == ".json":
+        return ConfigFile(config=Config(mcp_json=(path.name,)), path=path)
+    return ConfigFile(config=parse_config(text, path), path=path)
+
+
+def parse_config(text: str, path: Path) -> Config:
+    """The config that `text` is, as if it stood in the file `path`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    file = _shown(path)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([_no_toml(file, text, str(error))]) from None
+    places = Places(text)
+
+    def fault(key_path: KeyPath, message: str) -> ConfigFault:
+        return ConfigFault(file, places.line(key_path), written(key_path), message)
+
+    schema = config_schema()
+    found = schema.errors(document)
+    if found:
+        wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
+        faults = ((_key_path(each.path, document), each) for each in found)
+        raise ConfigError([fault(where, wording.message(where, each)) for where, each in faults])
+    config = msgspec.convert(document, Config)
+    wrong = [fault(*each) for each in check(config, path.parent)]
+    if wrong:
+        raise ConfigError(wrong)
+    return config
+
+
+def _text(path: Path) -> str:
+    reason = ""
+    try:
+        if path.stat().st_size <= _MAX_BYTES:
+            return path.read_text(encoding="utf-8")
+        reason = f"is larger than {_MAX_BYTES >> 20} MiB."
+    except FileNotFoundError:
+        reason = "there is no such file. `operations init` writes one."
+    except IsADirectoryError:
+        reason = f"is a folder. Name the file in it, such as {path.name}/{FILE_NAME}."
+    except UnicodeDecodeError:
+        reason = "is not UTF-8 text."
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}."
+    raise ConfigError([ConfigFault(_shown(path), None, "", reason)])
+
+
+def _no_toml(file: str, text: str, message: str) -> ConfigFault:
+    position = _POSITION.search(message)
+    line = len(text.splitlines()) or 1
+    if position is not None:
+        message = message[: position.start()]
+        line = int(position[1]) if position[1] else line
+    return ConfigFault(file, line, "", f"this is not TOML: {message}.")
+
+
+def _key_path(pointer: str, document: JSONObject) -> KeyPath:
+    """A JSON pointer as keys and positions, told apart by what stands in `document`."""
+    path: list[str | int] = []
+    value: Any = document
+    for token in pointer.split("/")[1:]:
+        key = token.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, list):
+            items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+            path.append(int(key))
+            value = items[int(key)]
+        else:
+            path.append(key)
+            value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return tuple(path)
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,39 @@
+"""The JSON Schema of `operations.toml`, made from its dataclasses: for editors, and for checking."""
+
+from functools import cache
+from typing import Any, cast
+
+from operations.config.model import Config
+from operations.schema import Schema
+from operations.schema.from_types import schema_for
+from operations.types import JSONObject
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@cache
+def config_schema() -> Schema:
+    """The schema of a whole file."""
+    document = _without_null(schema_for(Config).document)
+    return Schema({"$schema": _DIALECT, **document, "title": "operations.toml"})
+
+
+def _without_null(schema: Any) -> Any:
+    """`schema` without the alternative that TOML cannot write; what may be null may be left out."""
+    if isinstance(schema, list):
+        items: list[Any] = schema  # pyright: ignore[reportUnknownVariableType]
+        return [_without_null(item) for item in items]
+    if not isinstance(schema, dict):
+        return schema
+    node: JSONObject = {
+        key: _without_null(value)
+        for key, value in cast("JSONObject", schema).items()
+        if not (key == "default" and value is None)
+    }
+    options: list[Any] = [item for item in node.get("anyOf", ()) if item != {"type": "null"}]
+    if len(options) == 1:
+        del node["anyOf"]
+        return options[0] | node
+    if options:
+        node["anyOf"] = options
+    return node

@@ -1,0 +1,38 @@
+"""MCP in both directions: servers as operations, and operations as a server.
+
+`connect_mcp` for one server, `MCPClientLoader` for several, `map_content_blocks` between the SDK's blocks and ours;
+`to_mcp` serves a registry.
+"""
+
+from operations.errors import MissingExtraError
+
+try:
+    import mcp as _sdk  # noqa: F401 # pyright: ignore[reportUnusedImport]
+except ModuleNotFoundError as error:
+    raise MissingExtraError("operations.mcp", extra="mcp") from error
+
+from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
+from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers
+from operations.mcp.content import map_content_blocks
+from operations.mcp.loader import MCPClientLoader
+from operations.mcp.serving.app import MCPApp
+from operations.mcp.serving.client import list_roots, release_stream
+from operations.mcp.serving.server import RegistryServer, to_mcp
+from operations.mcp.serving.settings import MCPServerSettings
+
+__all__ = [
+    "ClientCredentials",
+    "MCPApp",
+    "MCPClient",
+    "MCPClientConfig",
+    "MCPClientLoader",
+    "MCPServerSettings",
+    "RegistryServer",
+    "ServerInfo",
+    "connect_mcp",
+    "list_roots",
+    "map_content_blocks",
+    "read_servers",
+    "release_stream",
+    "to_mcp",
+]

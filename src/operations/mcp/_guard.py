@@ -1,0 +1,29 @@
+"""Ends what a killed process left behind: a script, run by `guard.py` in an interpreter of its own.
+
+It reads `+number` and `-number`, one per line, and when its stdin ends, because whoever wrote there is gone, it kills
+every process group it was told of and not told to forget.
+"""
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Wait for the end of stdin; then kill."""
+    groups: set[int] = set()
+    for line in sys.stdin:
+        number = int(line[1:])
+        if line[0] == "+":
+            groups.add(number)
+        else:
+            groups.discard(number)
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+if __name__ == "__main__":
+    main()

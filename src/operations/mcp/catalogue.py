@@ -1,0 +1,163 @@
+"""The operations of one server: made from what it lists, pinned, and kept the same in every registry that holds them.
+
+Rule 1: what did not change stays the very same operation; what did is added, replaced or removed, and reported.
+Rule 2: nothing that somebody else registered is touched.
+"""
+
+import logging
+from collections.abc import Iterator
+
+from operations.errors import RegistrationError
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.listing import Listing
+from operations.mcp.names import hides_something
+from operations.mcp.pins import Pins, digest
+from operations.mcp.resources import ListAll, ResourceOperations
+from operations.mcp.tools import (
+    Request,
+    build_resume,
+    build_spec,
+    build_tool,
+    is_imported,
+    quarantine,
+)
+from operations.registry import OperationRegistry
+from operations.specs import Operation, OperationSpec
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+
+class Catalogue:
+    """What a server offers, as operations.
+
+    Args:
+        server: Its name.
+        config: What to import, and how.
+        request: How an operation reaches the server.
+        list_all: How one of its lists is read.
+    """
+
+    def __init__(
+        self, server: str, config: MCPClientConfig, request: Request, list_all: ListAll
+    ) -> None:
+        self.operations: dict[str, Operation] = {}
+        """By id."""
+
+        self.tools: dict[str, JSONObject] = {}
+        """As the server listed them, by name; only those that are imported."""
+
+        self.skipped: dict[str, str] = {}
+        """What was left out, with the reason."""
+
+        self.pins = Pins(config.pin, dict(config.pins))
+        self._server = server
+        self._version = ""
+        self._config = config
+        self._request = request
+        self._list_all = list_all
+        self._listing = Listing()
+        self._has_asked = False
+        self._registries: list[OperationRegistry] = []
+
+    def attach(self, registry: OperationRegistry) -> None:
+        """Keep `registry`, which holds these operations, up to date."""
+        if registry not in self._registries:
+            self._registries.append(registry)
+
+    def accept(self, tool: str) -> None:
+        """Let the new definition of a tool count, and the tool be called again.
+
+        Raises:
+            KeyError: If it is not in quarantine.
+        """
+        self.pins.accept(tool)
+        self._rebuild()
+
+    def take(self, listing: Listing, version: str) -> None:
+        """Make operations of what the server, in its `version`, listed."""
+        self.tools = {}
+        changed: list[str] = []
+        for tool in listing.tools:
+            name = tool["name"]
+            if is_imported(name, self._config):
+                self.tools[name] = tool
+                if self.pins.judge(name, digest(tool, self._config.target)):
+                    changed.append(ascii(name))
+        if changed:
+            outcome = "in quarantine" if self._config.pin == "strict" else "taken over"
+            logger.warning(
+                "%s changed the definition of %s: %s", self._server, ", ".join(changed), outcome
+            )
+        self._listing, self._version = listing, version
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        skipped = dict(self._listing.skipped)
+        found: dict[str, Operation] = {}
+        for name, tool in self.tools.items():
+            label = ascii(name)[1:-1]
+            try:
+                spec = build_spec(tool, self._server, self._version, self._config)
+            except ValueError as error:
+                skipped[label] = str(error)
+                continue
+            if spec.id in found:
+                skipped[label] = f"its name reads as {spec.id}, which is taken"
+            else:
+                found[spec.id] = self._operation(spec, name)
+        for extra in self._extras(skipped):
+            found.setdefault(extra.spec.id, extra)
+        for name, reason in skipped.items():
+            if self.skipped.get(name) != reason:
+                logger.warning("%s: %s was left out: %s", self._server, name, reason)
+        self.skipped = skipped
+        self._replace(found)
+
+    def _operation(self, spec: OperationSpec, name: str) -> Operation:
+        if name in self.pins.waiting:
+            return quarantine(spec, self.operations.get(spec.id), self._server)
+        if hides_something(spec.description):
+            logger.warning("the description of %s holds characters that cannot be seen", spec.id)
+        return build_tool(spec, name, self._request, self._config, self._asked)
+
+    def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
+        yield from ResourceOperations(
+            self._server, self._version, self._config, self._request, self._list_all
+        ).build(self._listing, skipped)
+        if self._has_asked:
+            yield build_resume(self._server, self._version, self._request, self._config)
+
+    def _asked(self) -> str:
+        """A tool asked its caller something: from now on there is an operation for the answers."""
+        if not self._has_asked:
+            self._has_asked = True
+            self._rebuild()
+        return f"{self._config.namespace}.tools.resume"
+
+    def _replace(self, found: dict[str, Operation]) -> None:
+        before, after = self.operations, dict[str, Operation]()
+        for operation_id, new in found.items():
+            old = before.get(operation_id)
+            after[operation_id] = old if old is not None and old.spec == new.spec else new
+        self.operations = after
+        for registry in self._registries:
+            self._update(registry, before)
+
+    def _update(self, registry: OperationRegistry, before: dict[str, Operation]) -> None:
+        """Bring `registry` from what was `before` to what is now."""
+
+        def is_ours(operation_id: str) -> bool:
+            current, known = registry.get(operation_id), before.get(operation_id)
+            return current is not None and known is not None and current.handler is known.handler
+
+        for operation_id in before.keys() - self.operations.keys():
+            if is_ours(operation_id):
+                registry.unregister(operation_id)
+        for operation_id, new in self.operations.items():
+            if before.get(operation_id) is new:
+                continue
+            try:
+                registry.register(new, replace=is_ours(operation_id))
+            except RegistrationError as error:
+                logger.warning("%s: a new tool was not registered: %s", self._server, error)

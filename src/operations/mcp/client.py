@@ -1,0 +1,391 @@
+"""One MCP server as a service: its operations, kept true while the server changes and comes and goes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version as installed_version
+from typing import Any, Self, cast
+
+import anyio
+import mcp_types as types
+from mcp import MCPError
+from mcp.client.subscriptions import SubscriptionLost, listen
+from mcp_types import HEADER_MISMATCH
+
+from operations.context import OperationContext
+from operations.errors import CallError
+from operations.mcp.catalogue import Catalogue
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.connection import Connection, Retries
+from operations.mcp.failures import ServerError, read_failure, timed_out
+from operations.mcp.interaction import callbacks
+from operations.mcp.listing import list_everything, pages
+from operations.mcp.names import safe_namespace
+from operations.mcp.session import RelaySession
+from operations.registry import OperationRegistry
+from operations.specs import Operation
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+_LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
+_LISTEN_AGAIN_SECONDS = 5.0
+_REFRESH_SECONDS = 0.1
+"""Between two listings, however often a server says that it changed."""
+
+_LONGEST_LOG = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    title: str | None = None
+
+    protocol_version: str = ""
+    """The revision spoken with it."""
+
+    instructions: str | None = None
+    capabilities: JSONObject = field(default_factory=dict[str, Any])
+
+
+class MCPClient:
+    """What `connect_mcp` gives: iterates over the server's operations; `registry.register_all` takes it.
+
+    A registry it was registered with follows the server: tools that appear, change or go do so there too.
+    """
+
+    def __init__(self, name: str, config: MCPClientConfig) -> None:
+        self.name = name
+        self.config = replace(config, namespace=config.namespace or safe_namespace(name))
+
+        self.server_info: ServerInfo | None = None
+        """None until the server was reached for the first time."""
+
+        self._catalogue = Catalogue(name, self.config, self.request, self._list_all)
+        self._is_listening = False
+        self._stale = asyncio.Event()
+        self._follower: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._connection = Connection(name, self.config, self._callbacks(), self._opened)
+
+    # ------------------------------------------------------------ what it offers
+
+    @property
+    def operations(self) -> list[Operation]:
+        """Every operation of the server, as it is now."""
+        return list(self._catalogue.operations.values())
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def __len__(self) -> int:
+        return len(self._catalogue.operations)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """What the server listed and was left out, with the reason."""
+        return dict(self._catalogue.skipped)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call made now would find the server."""
+        return self._connection.session is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the server will tell of changes (2026-07-28; older servers do so unasked)."""
+        return self._is_listening
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """The accepted digest of every tool; keep them, and give them to the next `MCPClientConfig`."""
+        return dict(self._catalogue.pins.accepted)
+
+    @property
+    def quarantined(self) -> list[str]:
+        """Tools whose new definition nobody has accepted yet (`pin="strict"`)."""
+        return list(self._catalogue.pins.waiting)
+
+    def accept(self, tool: str) -> None:
+        """Accept the new definition of a tool, and let it be called again.
+
+        Raises:
+            KeyError: If it is not in quarantine.
+        """
+        self._catalogue.accept(tool)
+
+    def attach(self, registry: OperationRegistry) -> None:
+        """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
+        self._catalogue.attach(registry)
+
+    def __repr__(self) -> str:
+        return f"<MCPClient {self.name} of {len(self)} operations>"
+
+    # ------------------------------------------------------------ lifetime
+
+    async def open(self) -> None:
+        """Connect and list.
+
+        Raises:
+            CallError: `UNAVAILABLE`, saying why.
+        """
+        self._follower = asyncio.create_task(self._follow(), name=f"mcp {self.name} changes")
+        try:
+            await self._connection.open()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Leave the server, and end it if it is our child. From any task; twice is harmless.
+
+        Takes at most a few seconds more than `shutdown_timeout`, and is not cut short by a cancel scope.
+        """
+        helpers = [task for task in (self._follower, self._listener) if task is not None]
+        for task in helpers:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._connection.aclose()
+            if helpers:
+                await asyncio.wait(helpers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def _opened(self, session: RelaySession) -> None:
+        """In the owner, at every connection: who is it, and what does it offer."""
+        said = session.server_info
+        capabilities = session.server_capabilities
+        self.server_info = ServerInfo(
+            name=said.name if said is not None else self.name,
+            version=(said.version if said is not None else "") or "1.0.0",
+            title=said.title if said is not None else None,
+            protocol_version=session.protocol_version or "",
+            instructions=session.instructions,
+            capabilities=capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
+            if capabilities is not None
+            else {},
+        )
+        await self._ask_for_logs(session)
+        if not self._catalogue.operations:
+            await self._take(session)
+        else:
+            # Calls need not wait for the list, but what arguments travel as headers must be known.
+            session.learn(self._catalogue.tools.values())
+            self._stale.set()
+        if session.is_modern and _tells_of_changes(capabilities):
+            if self._listener is not None:
+                self._listener.cancel()
+            self._listener = asyncio.create_task(
+                self._listen(session), name=f"mcp {self.name} listens"
+            )
+
+    # ------------------------------------------------------------ calls
+
+    async def request(
+        self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
+    ) -> JSONObject:
+        """Send a request for a call, within the configured time; again, where that is safe.
+
+        Raises:
+            CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
+        """
+        connection = self._connection
+        # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
+        # interrupt the message that tells the server to stop.
+        seconds = self.config.timeout
+        connection.busy += 1
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._send(method, params, context, replayable)
+        except TimeoutError:
+            raise timed_out(self.name, cast("float", seconds)) from None
+        finally:
+            connection.busy -= 1
+            connection.used = asyncio.get_running_loop().time()
+
+    async def _send(
+        self, method: str, params: JSONObject, context: OperationContext, replayable: bool
+    ) -> JSONObject:
+        """Send until there is an answer, or a failure that cannot be helped.
+
+        What surely was not carried out is sent again for as long as the connection has patience; what may have
+        been is sent once more if it only reads.
+        """
+        connection = self._connection
+        retries = Retries(connection, replayable)
+        while True:
+            session = connection.session or await connection.acquire()
+            try:
+                result = await session.relay(method, dict(params), context.door.progress)
+            except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
+                failure = read_failure(error, self.name)
+                if failure.broken:
+                    connection.give_up(session)
+                if not await retries.allow(failure) and not await self._was_stale(
+                    failure, session, retries
+                ):
+                    raise failure.error from None
+            else:
+                connection.is_there()
+                return result
+
+    async def _was_stale(
+        self, failure: ServerError, session: RelaySession, retries: Retries
+    ) -> bool:
+        """Whether the server refused because our idea of the tool was out of date (2026-07-28), and now is not."""
+        details: Any = failure.error.details
+        code = cast("JSONObject", details).get("code") if isinstance(details, dict) else None
+        if code != HEADER_MISMATCH or retries.has_refreshed:
+            return False
+        retries.has_refreshed = True
+        with suppress(MCPError):
+            await self._take(session)
+            return True
+        return False
+
+    async def _list_all(self, method: str, key: str, context: OperationContext) -> list[JSONObject]:
+        """Every entry of one of the server's lists, for a call."""
+
+        async def fetch(method: str, params: JSONObject) -> JSONObject:
+            return await self.request(method, params, context, replayable=True)
+
+        return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
+
+    # ------------------------------------------------------------ changes
+
+    async def refresh(self) -> None:
+        """List the server's offers again now, and let the registries follow.
+
+        Raises:
+            CallError: If they cannot be listed.
+        """
+        session = await self._connection.acquire()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout):
+                await self._take(session)
+        except MCPError as error:
+            raise read_failure(error, self.name).error from None
+        except TimeoutError:
+            raise timed_out(self.name, self.config.connect_timeout) from None
+
+    async def _follow(self) -> None:
+        """Refresh whenever the server says that something changed, once for many notifications."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            if self._connection.session is None:
+                continue
+            try:
+                await self.refresh()
+            except CallError as error:
+                logger.warning("%s could not be listed again: %s", self.name, error.message)
+            except Exception:
+                logger.exception("%s: what it listed could not be taken over", self.name)
+            await asyncio.sleep(_REFRESH_SECONDS)
+
+    async def _listen(self, session: RelaySession) -> None:
+        """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""
+        while session.is_open:
+            try:
+                async with listen(
+                    session,
+                    tools_list_changed=True,
+                    prompts_list_changed=True,
+                    resources_list_changed=True,
+                ) as changes:
+                    self._is_listening = True
+                    async for _ in changes:
+                        self._stale.set()
+            except (SubscriptionLost, TimeoutError) as error:
+                logger.debug("%s: lost the changes: %s", self.name, error)
+            except MCPError as error:
+                if error.code != types.CONNECTION_CLOSED:
+                    logger.debug("%s does not tell of changes: %s", self.name, error)
+                    return
+            finally:
+                self._is_listening = False
+            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
+            self._stale.set()
+
+    async def _take(self, session: RelaySession) -> None:
+        listing = await list_everything(session, self.config.max_tools)
+        self._catalogue.take(listing, self.server_info.version if self.server_info else "1.0.0")
+
+    # ------------------------------------------------------------ the server's own messages
+
+    def _callbacks(self) -> dict[str, Any]:
+        return {
+            "client_info": types.Implementation(
+                name="alkdev-operations", version=installed_version("alkdev-operations")
+            ),
+            "logging_callback": self._log,
+            "message_handler": self._hear,
+            "log_level": self.config.log_level,
+            **callbacks(self.name, self.config),
+        }
+
+    async def _hear(self, message: Any) -> None:
+        if isinstance(
+            message,
+            types.ToolListChangedNotification
+            | types.ResourceListChangedNotification
+            | types.PromptListChangedNotification,
+        ):
+            self._stale.set()
+
+    async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+        text = params.data if isinstance(params.data, str) else repr(params.data)
+        shown = ascii(text[:_LONGEST_LOG])[1:-1]
+        logger.log(_LEVELS.get(params.level, logging.CRITICAL), "%s: %s", self.name, shown)
+
+    async def _ask_for_logs(self, session: RelaySession) -> None:
+        offers = session.server_capabilities
+        if (
+            self.config.log_level is None
+            or session.is_modern
+            or offers is None
+            or offers.logging is None
+        ):
+            return
+        try:
+            await session.relay("logging/setLevel", {"level": self.config.log_level})
+        except MCPError as error:
+            logger.warning("%s does not take a log level: %s", self.name, error.message)
+
+
+def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
+    kinds = (offers.tools, offers.resources, offers.prompts) if offers is not None else ()
+    return any(kind is not None and kind.list_changed for kind in kinds)
+
+
+@asynccontextmanager
+async def connect_mcp(
+    name: str, config: MCPClientConfig | Mapping[str, Any]
+) -> AsyncGenerator[MCPClient]:
+    """Connect to an MCP server for the length of an `async with` block.
+
+    Args:
+        name: What to call it; its operations' namespace unless `config` says otherwise.
+        config: How to reach it; an entry of an `mcp.json` will do.
+
+    Raises:
+        CallError: `UNAVAILABLE`, saying why it cannot be used.
+        ValueError: If the entry makes no sense.
+    """
+    if not isinstance(config, MCPClientConfig):
+        config = MCPClientConfig.from_entry(config)
+    client = MCPClient(name, config)
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.aclose()

@@ -1,0 +1,309 @@
+"""Which MCP servers to reach, and how: the operator's words, checked before anything starts.
+
+Rule 1: a server is started only from a configuration like this one, as a list of arguments; there is no shell.
+Rule 2: nothing here is shown by `repr`: arguments, environment, headers and queries may hold secrets.
+"""
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx2
+import msgspec
+from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
+
+from operations.access import AccessControl
+from operations.specs import OperationSpec
+from operations.types import JSONObject
+
+Transport: TypeAlias = Literal["stdio", "http", "sse", "memory"]
+
+AskHandler: TypeAlias = Callable[[JSONObject], Awaitable[JSONObject]]
+"""Answers a question of a server: its parameters on the wire in, the result on the wire out."""
+
+PinPolicy: TypeAlias = Literal["off", "warn", "strict"]
+"""What happens when a definition changes: nothing, a report, or a report and no calls until it is accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCredentials:
+    """OAuth client credentials: who we are to one authorisation server."""
+
+    client_id: str
+    client_secret: str = field(repr=False)
+
+    issuer: str
+    """The authorisation server they belong to; they are sent nowhere else."""
+
+    scope: str | None = None
+
+
+Auth: TypeAlias = str | Callable[[], str | Awaitable[str]] | ClientCredentials | httpx2.Auth
+"""A bearer token, a function that gives one for each request, OAuth credentials, or any `httpx2.Auth`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MCPClientConfig:
+    """How to reach one MCP server: a `command` to start, a `url`, or a `server` of this process.
+
+    Raises:
+        ValueError: Saying which field is wrong.
+    """
+
+    command: str | None = None
+    args: Sequence[str] = ()
+
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to the few variables a child inherits (PATH, HOME and the like)."""
+
+    cwd: str | Path | None = None
+
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    auth: Auth | None = None
+
+    server: Any = None
+    """An `mcp.server.Server` or `MCPServer` to talk to in this process."""
+
+    transport: Transport | None = None
+    """None: `stdio` for a command, streamable `http` for a URL. `sse` is the transport of 2024."""
+
+    version: str = "auto"
+    """A protocol revision, or `auto`: the newest both sides speak."""
+
+    connect_timeout: float = 30
+    """Seconds for starting, negotiating and the first listing."""
+
+    timeout: float | None = 60
+    """Seconds for one call; its own deadline may be shorter. None waits for as long as it takes."""
+
+    reconnect_timeout: float = 5
+    """Seconds after a loss during which calls wait for the server to come back; then they fail at once."""
+
+    shutdown_timeout: float = 2
+    """Seconds a child has to end after its stdin was closed, before it is killed."""
+
+    lazy: bool = False
+    """Stop the server once it is listed, and start it at the first call."""
+
+    idle_timeout: float | None = None
+    """Seconds without a call after which the server is stopped until the next one. None: never."""
+
+    allow: Collection[str] | None = None
+    """Names or patterns (`read_*`) of the tools to import; None for all."""
+
+    deny: Collection[str] = ()
+    """Names or patterns of tools to leave out, even if allowed."""
+
+    queries: Collection[str] = ()
+    """Names or patterns of tools that only read, in the operator's own judgement."""
+
+    trust_annotations: bool = False
+    """Believe what the server says of its tools: read-only, idempotent, exported contracts."""
+
+    access: AccessControl | Callable[[OperationSpec], AccessControl] | None = None
+    """Who may call what is imported: one rule, or a function that gives one for each spec; None is open."""
+
+    namespace: str | None = None
+    """None: the name of the server."""
+
+    pin: PinPolicy = "warn"
+
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Digests accepted earlier, by name (`client.pins`): the first listing is compared with these."""
+
+    elicit: AskHandler | None = None
+    """Answers the server's questions to a person; without it they are declined."""
+
+    sample: AskHandler | None = None
+    """Answers the server's requests for a completion; without it they are declined."""
+
+    log_level: str | None = None
+    """From which level on the server is asked to send log messages."""
+
+    max_message_bytes: int = 16 * 1024 * 1024
+    """The longest message taken from the server."""
+
+    max_tools: int = 10_000
+    """The most tools, resources, templates or prompts taken from one server; the rest is reported."""
+
+    def __post_init__(self) -> None:
+        if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
+            raise ValueError("an MCP server needs exactly one of command, url and server")
+        if self.transport is not None and self.transport not in self._possible():
+            raise ValueError(f"transport {self.transport!r} does not go with this target")
+        if self.url is not None and urlsplit(self.url).scheme not in ("http", "https"):
+            raise ValueError("the url of an MCP server starts with http:// or https://")
+        if self.version != "auto" and self.version not in KNOWN_PROTOCOL_VERSIONS:
+            raise ValueError(
+                f"{self.version!r} is no protocol revision: use auto, {', '.join(KNOWN_PROTOCOL_VERSIONS)}"
+            )
+        for name, value in self.headers.items():
+            if any(character in name + value for character in "\r\n\0"):
+                raise ValueError("a header contains a line break or NUL")
+
+    def _possible(self) -> tuple[Transport, ...]:
+        if self.command is not None:
+            return ("stdio",)
+        return ("http", "sse") if self.url is not None else ("memory",)
+
+    @property
+    def kind(self) -> Transport:
+        """The transport, as given or as the target suggests."""
+        return self.transport or self._possible()[0]
+
+    @property
+    def target(self) -> str:
+        """What is reached, in words that hold no secret."""
+        if self.command is not None:
+            return Path(self.command).name
+        if self.url is not None:
+            parts = urlsplit(self.url)
+            host = parts.netloc.rpartition("@")[2]
+            return urlunsplit((parts.scheme, host, parts.path, "", ""))
+        return type(self.server).__name__
+
+    def guarded(self, spec: OperationSpec) -> OperationSpec:
+        """`spec` with the access rule the operator gave."""
+        if self.access is None:
+            return spec
+        rule = self.access(spec) if callable(self.access) else self.access
+        return msgspec.structs.replace(spec, access_control=rule)
+
+    def __repr__(self) -> str:
+        return f"<MCPClientConfig {self.kind} {self.target}>"
+
+    @classmethod
+    def from_entry(
+        cls, entry: Mapping[str, Any], environ: Mapping[str, str] | None = None, **options: Any
+    ) -> "MCPClientConfig":
+        """A configuration from one entry of an `mcp.json`; `options` are fields that win over it.
+
+        `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
+        given). Keys this package does not know are ignored: in particular none of them grants anything.
+
+        Raises:
+            ValueError: Naming the field that is wrong, or the variable that is not set.
+        """
+        variables = os.environ if environ is None else environ
+        fields: dict[str, Any] = {}
+        for key, (name, check) in _ENTRY_FIELDS.items():
+            if entry.get(key) is None:
+                continue
+            value = _filled(entry[key], variables)
+            if not check(value):
+                raise ValueError(f"{key!r} has the wrong type")
+            fields[name] = value
+        kind = fields.pop("type", None)
+        if kind is not None:
+            if kind not in _ENTRY_TRANSPORTS:
+                raise ValueError(f"{kind!r} is no transport: use stdio, http or sse")
+            fields["transport"] = _ENTRY_TRANSPORTS[kind]
+        try:
+            return cls(**{**fields, **options})
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, cast("list[object]", value)))
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        map(_is_text, cast("dict[object, object]", value).values())
+    )
+
+
+_ENTRY_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "command": ("command", _is_text),
+    "args": ("args", _is_texts),
+    "env": ("env", _is_table),
+    "cwd": ("cwd", _is_text),
+    "url": ("url", _is_text),
+    "serverUrl": ("url", _is_text),
+    "httpUrl": ("url", _is_text),
+    "type": ("type", _is_text),
+    "transport": ("type", _is_text),
+    "headers": ("headers", _is_table),
+    "namespace": ("namespace", _is_text),
+    "allow": ("allow", _is_texts),
+    "deny": ("deny", _is_texts),
+    "queries": ("queries", _is_texts),
+    "pin": ("pin", lambda value: value in ("off", "warn", "strict")),
+    "protocolVersion": ("version", _is_text),
+}
+"""What an entry may say: our field, and what its value must be."""
+
+_ENTRY_TRANSPORTS: dict[str, Transport] = {
+    "stdio": "stdio",
+    "local": "stdio",
+    "http": "http",
+    "remote": "http",
+    "streamable-http": "http",
+    "streamable_http": "http",
+    "streamableHttp": "http",
+    "sse": "sse",
+}
+
+_REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def _filled(value: Any, environ: Mapping[str, str]) -> Any:
+    """`value` with its references to the environment replaced, wherever they stand."""
+    if isinstance(value, str):
+
+        def variable(match: re.Match[str]) -> str:
+            name, default = match.groups()
+            found = environ.get(name)
+            if found is None and default is None:
+                raise ValueError(f"the environment variable {name} is not set")
+            return found or default or ""
+
+        return _REFERENCE.sub(variable, value)
+    if isinstance(value, list):
+        return [_filled(item, environ) for item in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _filled(item, environ) for key, item in cast("JSONObject", value).items()}
+    return value
+
+
+def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject]:
+    """The entries of an `mcp.json`, by server name, as they stand there; disabled ones are left out.
+
+    Understands a file or its content: `{"mcpServers": {...}}`, `{"servers": {...}}`, `{"mcp": {"servers":
+    {...}}}`, or the servers themselves. References to the environment are filled in later, so that a missing
+    variable costs one server and not the file (`MCPClientConfig.from_entry`).
+
+    Raises:
+        ValueError: If this is not such a document.
+        OSError: If the file cannot be read.
+    """
+    document: Any = source
+    if not isinstance(source, Mapping):
+        document = msgspec.json.decode(Path(source).read_bytes())
+    for path in (("mcpServers",), ("mcp", "servers"), ("mcp", "mcpServers"), ("servers",)):
+        inner: Any = document
+        for key in path:
+            inner = cast("JSONObject", inner).get(key) if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            document = cast("JSONObject", inner)
+            break
+    if not isinstance(document, Mapping):
+        raise ValueError("an mcp.json is an object with mcpServers")  # noqa: TRY004 - a wrong document
+    servers: dict[str, JSONObject] = {}
+    for name, entry in cast("Mapping[str, Any]", document).items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"the server {name!r} is no object")  # noqa: TRY004 - a wrong document
+        entry = cast("JSONObject", entry)
+        if entry.get("disabled") is not True and entry.get("enabled") is not False:
+            servers[name] = dict(entry)
+    return servers

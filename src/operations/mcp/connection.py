@@ -1,0 +1,349 @@
+"""One server, reached again and again: who owns the connection, when it is opened, and what a loss means.
+
+    idle --wanted--> opening --negotiated--> open --lost--> pausing --> opening ...
+                                              |---idle or lazy---> idle
+
+Rule 1: the SDK's contexts are entered and left in one task, the owner. Everybody else only asks it for a session.
+Rule 2: after a loss the owner tries again, at once and then with growing, jittered pauses. Calls wait for it as long
+        as `reconnect_timeout` allows; then they fail at once, until the server is back.
+Rule 3: no cancel scope or exception group leaves the owner. What went wrong is told as one `CallError`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from secrets import SystemRandom
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import MCPError
+from mcp.shared.memory import create_client_server_memory_streams
+
+from operations.errors import CallError, ErrorCode
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.failures import ServerError, read_failure, root_cause
+from operations.mcp.http import open_http
+from operations.mcp.session import Dispatcher, RelaySession
+from operations.mcp.stdio import Child, open_stdio
+
+logger = logging.getLogger("operations.mcp")
+
+_random = SystemRandom()
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 15.0
+"""Seconds between attempts: random between zero and a bound that doubles from the first to the longest."""
+
+_STABLE_SECONDS = 5.0
+"""A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
+
+
+def jitter(attempts: int) -> float:
+    """Seconds to wait after so many attempts that failed; none before the first repetition."""
+    bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
+    return _random.uniform(0, bound)
+
+
+class Connection:
+    """Gives a live session to whoever needs one.
+
+    Args:
+        name: Of the server, for messages.
+        config: How to reach it.
+        callbacks: What the session is told to do with the server's own requests and notifications.
+        on_open: Runs in the owner after each negotiation, before the session is handed out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: MCPClientConfig,
+        callbacks: dict[str, Any],
+        on_open: Callable[[RelaySession], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.busy = 0
+        """How many requests are under way: a server is not stopped under them."""
+
+        self.used = 0.0
+        """When the last request ended, by the loop's clock."""
+
+        self.away_since: float | None = None
+        """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
+
+        self._callbacks = callbacks
+        self._on_open = on_open
+        self._owner: asyncio.Task[None] | None = None
+        self._session: RelaySession | None = None
+        self._waiters: set[asyncio.Future[RelaySession]] = set()
+        self._wanted = asyncio.Event()
+        self._closed = False
+        self._has_served = False
+        self._lost_at: float | None = None
+        self._resumes_at = -math.inf
+        self._opening: anyio.CancelScope | None = None
+        self._failure: CallError | None = None
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def session(self) -> RelaySession | None:
+        """The live session, if there is one."""
+        session = self._session
+        return session if session is not None and session.is_open else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this connection was given up for good."""
+        return self._closed
+
+    async def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            CallError: Saying why it did not work.
+        """
+        self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}")
+        await self.acquire()
+
+    async def acquire(self) -> RelaySession:
+        """A live session, waiting for one where that makes sense.
+
+        Raises:
+            CallError: `UNAVAILABLE`, with the reason of the last failure.
+        """
+        session = self.session
+        if session is not None:
+            return session
+        if self._closed or self._owner is None:
+            raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
+        if self._failure is not None and self._is_beyond_patience():
+            raise _fresh(self._failure)
+        self._wanted.set()
+        waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    def is_there(self) -> None:
+        """Say that the server answered a call."""
+        self.away_since = None
+        self._has_served = True
+
+    def give_up(self, session: RelaySession) -> None:
+        """Say that `session` is of no more use: the server does not know it any more."""
+        session.finished.set()
+
+    async def aclose(self) -> None:
+        """End the connection, from any task; harmless when it has ended."""
+        self._closed = True
+        self._wanted.set()
+        if self._session is not None:
+            self._session.finished.set()
+        elif self._opening is not None:
+            self._opening.cancel()
+        if self._owner is not None:
+            # Shielded: whoever is cancelled while closing leaves, the closing goes on.
+            await asyncio.shield(asyncio.wait({self._owner}))
+
+    # ------------------------------------------------------------ owning
+
+    async def _own(self) -> None:
+        """Open, keep, lose, pause, and open again, until closed."""
+        try:
+            await self._live()
+        finally:
+            self._closed = True
+            closed = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
+            self._fail_waiters(self._failure or closed)
+
+    async def _live(self) -> None:
+        loop = asyncio.get_running_loop()
+        has_worked = False
+        attempts = 0
+        while not self._closed:
+            self._wanted.clear()
+            began = loop.time()
+            failure = await self._keep()
+            was_open, self._session = self._session is not None, None
+            has_worked = has_worked or was_open
+            self._failure = failure
+            if failure is None:
+                # Left on purpose: the next call opens it.
+                attempts = 0
+                await self._wanted.wait()
+            elif not has_worked:
+                return
+            else:
+                if was_open:
+                    logger.warning("%s; connecting again", failure.message)
+                if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
+                    attempts = 0
+                if self._lost_at is None:
+                    self._lost_at = loop.time()
+                await self._pause(attempts)
+                attempts += 1
+
+    async def _pause(self, attempts: int) -> None:
+        """Wait before the next attempt: not at all before the first, and never past the closing."""
+        pause = jitter(attempts)
+        self._resumes_at = asyncio.get_running_loop().time() + pause
+        if self._failure is not None and self._is_beyond_patience():
+            self._fail_waiters(self._failure)
+        with anyio.CancelScope(deadline=anyio.current_time() + pause) as self._opening:
+            await anyio.sleep_forever()
+        self._opening = None
+        self._resumes_at = -math.inf
+
+    def _is_beyond_patience(self) -> bool:
+        """Whether the next attempt comes too late for those who wait."""
+        if self._lost_at is None:
+            return False
+        return self._resumes_at > self._lost_at + self.config.reconnect_timeout
+
+    async def _keep(self) -> CallError | None:
+        """One life of the connection: None if it was left on purpose, else what went wrong."""
+        child = Child(self.name)
+        try:
+            with anyio.fail_after(self.config.connect_timeout) as self._opening:
+                async with self._transport(child) as (read_stream, write_stream):
+                    dispatcher = Dispatcher(read_stream, write_stream)
+                    async with RelaySession(dispatcher, **self._callbacks) as session:
+                        await session.negotiate(self.config.version)
+                        await self._on_open(session)
+                        self._opening.deadline = math.inf
+                        self._hand_out(session)
+                        if await self._is_left(session):
+                            return None
+        except TimeoutError:
+            return self._unavailable(
+                f"did not get ready within {self.config.connect_timeout:g} s", child
+            )
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - rule 3
+            return self._explain(root_cause(error), child)
+        finally:
+            self._opening = None
+        return None if self._closed else self._unavailable("went away", child)
+
+    async def _is_left(self, session: RelaySession) -> bool:
+        """Wait for the end of `session`: True if it is ours to leave, False if it was lost."""
+        idle = 0.0 if self.config.lazy and not self.used else self.config.idle_timeout
+        loop = asyncio.get_running_loop()
+        while not session.finished.is_set():
+            with anyio.move_on_after(math.inf if idle is None else idle):
+                await session.finished.wait()
+            if idle is None or session.finished.is_set():
+                continue
+            rest = self.used + idle - loop.time() if self.used else 0.0
+            if rest <= 0 and self.busy == 0:
+                # From here to the next await nobody can ask for this session any more.
+                session.finished.set()
+                return True
+            idle = rest if rest > 0 else self.config.idle_timeout
+        return self._closed
+
+    def _hand_out(self, session: RelaySession) -> None:
+        self._session = session
+        self._has_served = False
+        self._lost_at, self._failure = None, None
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(session)
+
+    def _fail_waiters(self, failure: CallError) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(_fresh(failure))
+
+    # ------------------------------------------------------------ ways
+
+    def _transport(self, child: Child) -> AbstractAsyncContextManager[Any]:
+        if self.config.kind == "stdio":
+            return open_stdio(self.config, child)
+        if self.config.kind == "memory":
+            return _open_memory(self.config.server)
+        return open_http(self.config)
+
+    def _explain(self, error: BaseException, child: Child) -> CallError:
+        logger.debug("%s failed", self.name, exc_info=error)
+        if self._session is not None:
+            return self._unavailable("went away", child)
+        if child.went_away:
+            return self._unavailable("ended before it was ready", child)
+        if isinstance(error, OSError):
+            return self._unavailable(f"cannot be started: {error.strerror or error}", child)
+        if isinstance(error, MCPError | httpx2.HTTPError):
+            told = read_failure(error, self.name).error
+            return CallError(ErrorCode.UNAVAILABLE, told.message, told.details)
+        return self._unavailable(f"failed: {error}", child)
+
+    def _unavailable(self, what: str, child: Child) -> CallError:
+        details: dict[str, Any] = {"server": self.name}
+        if child.process is not None and child.process.returncode is not None:
+            details["exitCode"] = child.process.returncode
+        if child.stderr:
+            # Its last words go to the operator's log, not to whoever calls.
+            logger.warning("%s %s; it said:\n%s", self.name, what, "\n".join(child.stderr))
+        return CallError(ErrorCode.UNAVAILABLE, f"{self.name} {what}", details)
+
+
+def _fresh(error: CallError) -> CallError:
+    """The same error for another caller: a raised one collects the traceback of who raised it."""
+    return CallError(error.code, error.message, error.details, retryable=error.retryable)
+
+
+@asynccontextmanager
+async def _open_memory(server: Any) -> AsyncGenerator[Any]:
+    """A server of this process, run beside us for as long as we talk to it."""
+    lowlevel = getattr(server, "_lowlevel_server", server)
+    async with create_client_server_memory_streams() as (ours, theirs):
+        options = lowlevel.create_initialization_options()
+        running = asyncio.create_task(lowlevel.run(*theirs, options))
+        try:
+            yield ours
+        finally:
+            running.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({running})
+            if not running.cancelled() and running.exception() is not None:
+                logger.debug("the server in this process failed", exc_info=running.exception())
+
+
+class Retries:
+    """Decides, for one request, whether it is sent again."""
+
+    def __init__(self, connection: Connection, replayable: bool) -> None:
+        self._connection = connection
+        self._replayable = replayable
+        self._attempts = 0
+        self.has_refreshed = False
+
+    async def allow(self, failure: ServerError) -> bool:
+        """Whether to send once more, after waiting for as long as is wise."""
+        if failure.unsent:
+            return await self._wait()
+        if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
+            self._replayable = False
+            return True
+        return False
+
+    async def _wait(self) -> bool:
+        connection, loop = self._connection, asyncio.get_running_loop()
+        if connection.away_since is None:
+            connection.away_since = loop.time()
+        pause = jitter(self._attempts)
+        self._attempts += 1
+        patience = connection.away_since + connection.config.reconnect_timeout
+        # The first repetition costs nothing and is always worth it.
+        if self._attempts > 1 and loop.time() + pause > patience:
+            return False
+        await asyncio.sleep(pause)
+        return True

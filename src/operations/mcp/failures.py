@@ -1,0 +1,113 @@
+"""What goes wrong between us and a server, and what the caller is told.
+
+Rule 1: a failure knows whether the request may have been carried out. Only what surely was not, or may be repeated,
+        is sent again.
+Rule 2: what our own transports find out travels through the SDK as a JSON-RPC error, sealed with a number no server
+        knows: a server cannot make us believe that a request never reached it.
+"""
+
+import re
+from secrets import token_hex
+from typing import Any, Literal, TypeAlias, cast
+
+from mcp import MCPError
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from pydantic import ValidationError
+
+from operations.errors import CallError, ErrorCode
+from operations.types import JSONObject
+
+Kind: TypeAlias = Literal["unreachable", "session", "lost", "too_large", "status", "malformed"]
+
+_SEAL = token_hex(16)
+
+_TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
+"""How the SDK tells of an event that its own reader refused."""
+
+
+class ServerError(Exception):
+    """A request that brought no result.
+
+    Attributes:
+        error: What the caller is told.
+        unsent: The request was surely not carried out.
+        broken: The connection is of no more use.
+    """
+
+    def __init__(self, error: CallError, *, unsent: bool = False, broken: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.unsent = unsent
+        self.broken = broken
+
+
+def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
+    """A JSON-RPC error object for what a transport of ours found out."""
+    data = {"seal": _SEAL, "kind": kind, "details": details}
+    return {"code": CONNECTION_CLOSED, "message": message, "data": data}
+
+
+def read_failure(error: Exception, server: str) -> ServerError:
+    """What `error`, raised by the SDK during a request to `server`, means."""
+    if isinstance(error, MCPError):
+        return _of_protocol(error, server)
+    if isinstance(error, ValidationError):
+        return ServerError(
+            CallError(
+                ErrorCode.EXECUTION_ERROR, f"{server} answered what the protocol does not allow"
+            )
+        )
+    return ServerError(
+        CallError(ErrorCode.UNAVAILABLE, f"{server} cannot be reached: {type(error).__name__}"),
+        broken=True,
+    )
+
+
+def _of_protocol(error: MCPError, server: str) -> ServerError:
+    data: Any = error.data
+    if isinstance(data, dict) and cast("JSONObject", data).get("seal") == _SEAL:
+        return _of_transport(error.message, cast("JSONObject", data), server)
+    if error.code == CONNECTION_CLOSED and _TOO_LONG.search(error.message):
+        return ServerError(
+            CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{server} answered with too large an event")
+        )
+    if error.code == CONNECTION_CLOSED:
+        return ServerError(
+            CallError(ErrorCode.UNAVAILABLE, f"the connection to {server} was lost during the call")
+        )
+    details: JSONObject = {"code": error.code, "message": error.message}
+    if data is not None:
+        details["data"] = data
+    if error.code == REQUEST_TIMEOUT:
+        return ServerError(
+            CallError(ErrorCode.TIMEOUT, f"{server} did not answer in time", details)
+        )
+    return ServerError(CallError(ErrorCode.EXECUTION_ERROR, f"{server}: {error.message}", details))
+
+
+def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
+    kind: Kind = data["kind"]
+    details: JSONObject | None = data["details"] or None
+    said = f"{server} {message}"
+    if kind == "too_large":
+        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, said, details))
+    if kind in ("status", "malformed"):
+        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, said, details))
+    return ServerError(
+        CallError(ErrorCode.UNAVAILABLE, said, details),
+        unsent=kind in ("unreachable", "session"),
+        # An HTTP exchange that failed says nothing about the next one, but a lost session does.
+        broken=kind == "session",
+    )
+
+
+def timed_out(server: str, seconds: float) -> CallError:
+    """The call took longer than it may."""
+    return CallError(ErrorCode.TIMEOUT, f"{server} did not answer within {seconds:g} s")
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first real exception inside groups of groups: users never see a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error

@@ -1,0 +1,237 @@
+"""A server behind a URL: the HTTP client the SDK's transports are given.
+
+Rule 1: an exchange that fails costs the call it belongs to. The SDK would end the whole connection for a refused
+        socket; here it becomes an answer that says so.
+Rule 2: what a response may hold is bounded while it arrives. Compressed bodies are not asked for and not taken.
+"""
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import httpx2
+import msgspec
+from mcp.client.auth import OAuthFlowError
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+
+from operations.mcp.config import ClientCredentials, MCPClientConfig
+from operations.mcp.failures import Kind, seal
+
+logger = logging.getLogger("operations.mcp")
+
+_CONNECT_SECONDS = 10.0
+_READ_SECONDS = 300.0
+"""Between two bytes; streams that stay open send at least a comment that often, or are opened anew."""
+
+_FAREWELL_SECONDS = 2.0
+
+_BODY_BYTES = 4096
+"""How much of an error's body is kept for the caller."""
+
+_JSON = "application/json"
+_SSE = "text/event-stream"
+
+
+def open_http(config: MCPClientConfig) -> AbstractAsyncContextManager[Any]:
+    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE."""
+    if config.kind == "sse":
+
+        def build(
+            headers: dict[str, str] | None = None,
+            timeout: httpx2.Timeout | None = None,
+            auth: httpx2.Auth | None = None,
+        ) -> httpx2.AsyncClient:
+            return build_http_client(config, timeout=timeout)
+
+        return sse_client(cast("str", config.url), httpx_client_factory=build)
+    return _open_streamable(config)
+
+
+@asynccontextmanager
+async def _open_streamable(config: MCPClientConfig) -> AsyncGenerator[Any]:
+    async with (
+        build_http_client(config) as client,
+        streamable_http_client(
+            cast("str", config.url), http_client=client, max_sse_event_size=config.max_message_bytes
+        ) as streams,
+    ):
+        yield streams
+
+
+def build_http_client(
+    config: MCPClientConfig, timeout: httpx2.Timeout | None = None
+) -> httpx2.AsyncClient:
+    """A client with the configuration's headers, authentication and limits."""
+    read = max(_READ_SECONDS, config.timeout or 0)
+    return _Client(
+        headers={**config.headers, "accept-encoding": "identity"},
+        timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
+        auth=_authentication(config),
+        transport=_BoundedTransport(config.max_message_bytes),
+    )
+
+
+# ------------------------------------------------------------ failures as answers
+
+
+class _Client(httpx2.AsyncClient):
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        if request.method == "DELETE":
+            # The farewell to a session: a server that is gone must not hold up our leaving.
+            request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
+        if request.method != "POST":
+            return await super().send(request, **options)
+        try:
+            response = await super().send(request, **options)
+            if _is_json(response):
+                await response.aread()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            return _answer(request, "unreachable", f"cannot be reached: {error}")
+        except _Refused as error:
+            return _answer(request, "too_large", str(error))
+        except httpx2.TransportError as error:
+            return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
+        except OAuthFlowError as error:
+            return _answer(request, "status", f"does not let us sign in: {error}")
+        except Exception as error:
+            # Whoever was asked for a token may say anything, secrets included.
+            logger.exception("signing in failed")
+            return _answer(request, "status", f"was not asked: {type(error).__name__}")
+        if response.status_code < 400:
+            return response
+        return await _refusal(request, response)
+
+
+def _is_json(response: httpx2.Response) -> bool:
+    return response.headers.get("content-type", "").lower().startswith(_JSON)
+
+
+def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -> httpx2.Response:
+    """A response of our own making: the SDK hands its error to whoever waits for this request."""
+    error = {"jsonrpc": "2.0", "id": None, "error": seal(kind, message, **details)}
+    return httpx2.Response(
+        502, headers={"content-type": _JSON}, content=msgspec.json.encode(error), request=request
+    )
+
+
+async def _refusal(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+    """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are."""
+    try:
+        body = await response.aread()
+    except httpx2.TransportError:
+        body = b""
+    finally:
+        await response.aclose()
+    status = response.status_code
+    had_session = "mcp-session-id" in request.headers
+    if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
+        return _answer(request, "session", "has forgotten this session")
+    if _is_json(response):
+        return response
+    text = body[:_BODY_BYTES].decode("utf-8", "replace")
+    message = f"answered with HTTP status {status}"
+    if status in (502, 503, 504):
+        return _answer(request, "lost", message, statusCode=status)
+    return _answer(request, "status", message, statusCode=status, body=text)
+
+
+# ------------------------------------------------------------ limits
+
+
+class _Refused(httpx2.TransportError):
+    """A body that is not taken."""
+
+
+class _BoundedTransport(httpx2.AsyncHTTPTransport):
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        encoding = response.headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
+            await response.aclose()
+            raise _Refused("answered with a compressed body, which was not asked for")
+        # An event stream has no end to measure; its events are bounded where they are read.
+        if not response.headers.get("content-type", "").lower().startswith(_SSE):
+            stream = cast("httpx2.AsyncByteStream", response.stream)
+            response.stream = _BoundedStream(stream, self._limit)
+        return response
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, limit: int) -> None:
+        self._stream = stream
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._stream:
+            size += len(chunk)
+            if size > self._limit:
+                raise _Refused(f"answered with more than {self._limit} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+# ------------------------------------------------------------ authentication
+
+
+def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
+    auth = config.auth
+    if auth is None or isinstance(auth, httpx2.Auth):
+        return auth
+    if isinstance(auth, ClientCredentials):
+        return ClientCredentialsOAuthProvider(
+            server_url=cast("str", config.url),
+            storage=_MemoryTokens(),
+            client_id=auth.client_id,
+            client_secret=auth.client_secret,
+            issuer=auth.issuer,
+            scope=auth.scope,
+        )
+    return _Bearer(auth)
+
+
+class _Bearer(httpx2.Auth):
+    """A token that is fixed, or asked for before each request."""
+
+    def __init__(self, token: str | Callable[[], str | Awaitable[str]]) -> None:
+        self._token = token
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        token: Any = self._token if isinstance(self._token, str) else self._token()
+        if inspect.isawaitable(token):
+            token = await token
+        request.headers["authorization"] = f"Bearer {token}"
+        yield request
+
+
+class _MemoryTokens:
+    """OAuth tokens for as long as the connection lives."""
+
+    def __init__(self) -> None:
+        self._tokens: OAuthToken | None = None
+        self._client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._client = client_info

@@ -1,0 +1,150 @@
+"""Several MCP servers at once: started side by side, none waiting for or hiding another."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from operations.errors import CallError, ErrorCode
+from operations.mcp.client import MCPClient
+from operations.mcp.config import MCPClientConfig, read_servers
+from operations.registry import OperationRegistry
+from operations.specs import Operation
+
+logger = logging.getLogger("operations.mcp")
+
+
+class MCPClientLoader:
+    """Connects to many servers and holds them until it is closed.
+
+    Args:
+        wait: Seconds that `load` waits for slow servers. One that takes longer goes on connecting, and its
+            operations appear in the registries when it is there.
+        max_starting: How many servers are started at a time.
+    """
+
+    def __init__(self, *, wait: float = 10, max_starting: int = 64) -> None:
+        self.failures: dict[str, CallError] = {}
+        """Why a server is not there, by its name."""
+
+        self._wait = wait
+        self._slots = asyncio.Semaphore(max_starting)
+        self._clients: dict[str, MCPClient] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._registries: list[OperationRegistry] = []
+
+    async def load(
+        self, servers: "str | Path | Mapping[str, MCPClientConfig | Mapping[str, Any]]"
+    ) -> list[MCPClient]:
+        """Connect to every server of a mapping, or of an `mcp.json`; those that are there now.
+
+        A server that fails is reported in `failures` and in the log, and costs no other anything.
+
+        Raises:
+            ValueError: If a name is taken, or the document is no `mcp.json`.
+            OSError: If the file cannot be read.
+        """
+        configs = _configs(servers)
+        taken = configs.keys() & (self._clients.keys() | self._starting.keys())
+        if taken:
+            raise ValueError(f"there is a server called {min(taken)} already")
+        tasks: list[asyncio.Task[None]] = []
+        for name, config in configs.items():
+            self.failures.pop(name, None)
+            task = asyncio.create_task(self._start(name, config), name=f"mcp {name} starts")
+            self._starting[name] = task
+            tasks.append(task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._wait)
+        return [self._clients[name] for name in configs if name in self._clients]
+
+    async def _start(self, name: str, config: MCPClientConfig | Mapping[str, Any]) -> None:
+        try:
+            async with self._slots:
+                if not isinstance(config, MCPClientConfig):
+                    config = MCPClientConfig.from_entry(config)
+                client = MCPClient(name, config)
+                await client.open()
+            self._clients[name] = client
+            for registry in self._registries:
+                registry.register_all(client)
+        except CallError as error:
+            self._failed(name, error)
+        except ValueError as error:
+            self._failed(
+                name, CallError(ErrorCode.UNAVAILABLE, f"{name}: {error}", retryable=False)
+            )
+        finally:
+            self._starting.pop(name, None)
+
+    def _failed(self, name: str, error: CallError) -> None:
+        self.failures[name] = error
+        logger.warning("the MCP server %s is not available: %s", name, error.message)
+
+    @property
+    def clients(self) -> list[MCPClient]:
+        """Every server that is there."""
+        return list(self._clients.values())
+
+    @property
+    def pending(self) -> list[str]:
+        """Servers that are still starting."""
+        return list(self._starting)
+
+    def get_client(self, name: str) -> MCPClient | None:
+        """The server of this name, if it is there."""
+        return self._clients.get(name)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """The operations of every server."""
+        return [operation for client in self._clients.values() for operation in client]
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self.operations)
+
+    def register_all(self, registry: OperationRegistry) -> list[Operation]:
+        """Register every operation there is, and those of slow servers when they come.
+
+        Raises:
+            RegistrationError: If an id is taken; then nothing was added.
+        """
+        added = registry.register_all(self)
+        self.attach(registry)
+        return added
+
+    def attach(self, registry: OperationRegistry) -> None:
+        """Keep `registry`, which holds these operations, up to date."""
+        if registry not in self._registries:
+            self._registries.append(registry)
+        for client in self._clients.values():
+            client.attach(registry)
+
+    async def aclose(self) -> None:
+        """Leave every server, all at the same time; twice is harmless."""
+        starting = list(self._starting.values())
+        for task in starting:
+            task.cancel()
+        if starting:
+            await asyncio.wait(starting)
+        clients, self._clients = list(self._clients.values()), {}
+        await asyncio.gather(*(client.aclose() for client in clients))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def _configs(
+    servers: "str | Path | Mapping[str, MCPClientConfig | Mapping[str, Any]]",
+) -> dict[str, MCPClientConfig | Mapping[str, Any]]:
+    if isinstance(servers, Mapping):
+        ready = {
+            name: config for name, config in servers.items() if isinstance(config, MCPClientConfig)
+        }
+        rest = {name: config for name, config in servers.items() if name not in ready}
+        return {**ready, **(read_servers(rest) if rest else {})}
+    return dict(read_servers(servers))

@@ -1,0 +1,1 @@
+"""A registry served over MCP."""

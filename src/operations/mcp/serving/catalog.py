@@ -1,0 +1,329 @@
+"""What a registry has to offer an MCP client: tools, resources, resource templates and prompts.
+
+An operation is a tool, unless `spec.meta["mcp"]` says otherwise:
+
+    {"name": "add"}                                              the tool's (or prompt's) name, instead of the id
+    {"resource": {"uri": "config://app", "mimeType": "text/plain"}}   a resource
+    {"resource": {"uri": "task://{id}"}}                         a template; its variables are the input
+    {"prompt": True}                                             a prompt; its arguments are the input
+    {"tool": True, ...}                                          a tool as well
+    {"mimeType": "image/png"}                                    what the bytes are that a tool gives
+    {"requires": ["elicitation"]}                                what a client must be able to do to call it
+    {"annotations": {"openWorldHint": False}}                    hints that differ from what the type suggests
+
+Rule: a catalog is a picture of one revision of the registry, and what it lists is made when first asked for.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, cast
+
+import msgspec
+from mcp.shared.inbound import x_mcp_header_map
+from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+
+from operations.mcp.exported import META_KEY, export_spec
+from operations.mcp.restoring import INPUT, RESULT, moved
+from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
+from operations.mcp.serving.schemas import (
+    as_object,
+    boxed,
+    is_binary,
+    is_never_null,
+    is_object,
+    pruned,
+)
+from operations.registry import OperationRegistry
+from operations.schema import Schema
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject, JSONSchema
+
+logger = logging.getLogger("operations.mcp")
+
+GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
+
+_ERROR_BUDGET = 1024
+"""Bytes of JSON for the definitions of one declared error's schema."""
+
+
+class Tool:
+    """An operation as a tool."""
+
+    def __init__(self, name: str, spec: OperationSpec, budget: int) -> None:
+        self.name = name
+        self.spec = spec
+        self._budget = budget
+        self._wires: dict[bool, JSONObject] = {}
+        self._raws: dict[bool, msgspec.Raw] = {}
+
+    @cached_property
+    def _input(self) -> JSONSchema:
+        return _said(self.spec.input_schema)
+
+    @cached_property
+    def _output(self) -> JSONSchema:
+        return _said(self.spec.output_schema)
+
+    @cached_property
+    def takes_box(self) -> bool:
+        """Whether the input is no object, and so stands under `input` in the arguments."""
+        return bool(self._input) and not is_object(self._input)
+
+    @cached_property
+    def gives_object(self) -> bool:
+        """Whether results are objects whatever happens."""
+        return self.spec.type is OperationType.SUBSCRIPTION or is_object(self._output)
+
+    @cached_property
+    def mime_type(self) -> str | None:
+        """What bytes are, by the operation's own word."""
+        mime_type = mcp_meta(self.spec).get("mimeType")
+        return mime_type if isinstance(mime_type, str) else None
+
+    @cached_property
+    def requires(self) -> tuple[str, ...]:
+        """What a client must be able to do to call it."""
+        requires = mcp_meta(self.spec).get("requires")
+        return (
+            tuple(map(str, cast("Sequence[Any]", requires))) if isinstance(requires, list) else ()
+        )
+
+    @cached_property
+    def mirrors_headers(self) -> bool:
+        """Whether arguments are repeated in HTTP headers (`x-mcp-header`)."""
+        return bool(x_mcp_header_map(self._input))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of JSON in a listing."""
+        return len(self.raw(modern=False))
+
+    @cached_property
+    def _gives_null(self) -> bool:
+        """Whether a result may be null, which on the wire cannot be told from no structured content."""
+        return bool(self._output) and not is_never_null(self._output)
+
+    def is_boxed(self, *, modern: bool) -> bool:
+        """Whether results stand under `result`: what is no object, for clients that take objects alone."""
+        return not self.gives_object and (not modern or self._gives_null)
+
+    def raw(self, *, modern: bool) -> msgspec.Raw:
+        """`wire`, encoded."""
+        raw = self._raws.get(modern)
+        if raw is None:
+            raw = self._raws[modern] = msgspec.Raw(msgspec.json.encode(self.wire(modern=modern)))
+        return raw
+
+    def wire(self, *, modern: bool) -> JSONObject:
+        """The tool in a listing for clients since 2026-07-28 (`modern`), or before."""
+        wire = self._wires.get(modern)
+        if wire is None:
+            wire = self._wires[modern] = self._written(modern)
+        return wire
+
+    def declares_output(self) -> bool:
+        """Whether the listing says what the tool gives."""
+        return "outputSchema" in self.wire(modern=True)
+
+    def _written(self, modern: bool) -> JSONObject:
+        spec = self.spec
+        wire: JSONObject = {"name": self.name}
+        if spec.title is not None:
+            wire["title"] = spec.title
+        if spec.description:
+            wire["description"] = spec.description
+        wire["inputSchema"] = self.input_schema
+        output = self._output_schema(modern)
+        if output is not None:
+            wire["outputSchema"] = output
+        wire["annotations"] = _annotations(spec)
+        wire["_meta"] = {META_KEY: self._export(modern)}
+        return wire
+
+    @cached_property
+    def input_schema(self) -> JSONObject:
+        """The schema of the arguments."""
+        document = pruned(self._input, self._budget)
+        return boxed(document, INPUT) if self.takes_box else as_object(document)
+
+    def _output_schema(self, modern: bool) -> JSONSchema | None:
+        if self.spec.type is OperationType.SUBSCRIPTION:
+            return items_schema(pruned(self._output, self._budget))
+        if not self._output or is_binary(self._output):
+            return None
+        document = pruned(self._output, self._budget)
+        if self.gives_object:
+            return as_object(document)
+        return boxed(document, RESULT) if self.is_boxed(modern=modern) else document
+
+    def _export(self, modern: bool) -> JSONObject:
+        """What an import needs to give back the same operation."""
+        spec = self.spec
+        # Said either way: the annotation calls every query idempotent.
+        export = {**export_spec(spec), "idempotent": spec.idempotent}
+        if spec.error_schemas:
+            export["errorSchemas"] = [
+                {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
+                for error in spec.error_schemas
+            ]
+        if not self._input:
+            export["input"] = "any"
+        elif self.takes_box:
+            export["input"] = "boxed"
+        elif "type" not in cast("JSONObject", self._input):
+            export["input"] = "object"
+        if spec.type is OperationType.SUBSCRIPTION:
+            export["output"] = "items"
+        elif is_binary(self._output):
+            export["output"] = "bytes"
+        elif self.is_boxed(modern=modern):
+            export["output"] = "boxed"
+        elif self.gives_object and "type" not in cast("JSONObject", self._output):
+            export["output"] = "object"
+        return export
+
+
+def _said(schema: Schema) -> JSONSchema:
+    return {} if schema.is_empty else schema.document
+
+
+def items_schema(item: JSONSchema) -> JSONObject:
+    """What a subscription gives as a tool: the items so far, and whether there were more to come."""
+    return {
+        "type": "object",
+        "properties": {
+            "items": {"type": "array", "items": moved(item, "#/properties/items/items")},
+            "complete": {"type": "boolean", "description": "False if there were more to come."},
+        },
+        "required": ["items", "complete"],
+    }
+
+
+def _annotations(spec: OperationSpec) -> JSONObject:
+    reads = spec.type is not OperationType.MUTATION
+    annotations: JSONObject = {"readOnlyHint": reads}
+    if reads:
+        annotations["destructiveHint"] = False
+    if spec.replayable:
+        annotations["idempotentHint"] = True
+    own = mcp_meta(spec).get("annotations")
+    return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
+
+
+class Resource:
+    """An operation as a resource, or as a template of resources.
+
+    Raises:
+        InvalidUriTemplate: If its URI is no such template.
+    """
+
+    def __init__(self, spec: OperationSpec, options: Mapping[str, Any]) -> None:
+        self.spec = spec
+        self.uri = str(options.get("uri", ""))
+        self.template = UriTemplate.parse(self.uri) if "{" in self.uri else None
+        self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
+
+    def wire(self) -> JSONObject:
+        """The resource, or template, in a listing."""
+        spec = self.spec
+        wire: JSONObject = {"uri" if self.template is None else "uriTemplate": self.uri}
+        wire["name"] = wish(spec)
+        if spec.title is not None:
+            wire["title"] = spec.title
+        if spec.description:
+            wire["description"] = spec.description
+        if self.mime_type is not None:
+            wire["mimeType"] = self.mime_type
+        wire["_meta"] = {META_KEY: export_spec(spec)}
+        return wire
+
+
+class Prompt:
+    """An operation as a prompt."""
+
+    def __init__(self, spec: OperationSpec) -> None:
+        self.spec = spec
+        self.name = wish(spec)
+
+    def wire(self) -> JSONObject:
+        """The prompt in a listing."""
+        spec = self.spec
+        wire: JSONObject = {"name": self.name}
+        if spec.title is not None:
+            wire["title"] = spec.title
+        if spec.description:
+            wire["description"] = spec.description
+        wire["arguments"] = self._arguments()
+        wire["_meta"] = {META_KEY: export_spec(spec)}
+        return wire
+
+    def _arguments(self) -> list[JSONObject]:
+        document = self.spec.input_schema.document
+        required: Any = document.get("required", ()) if isinstance(document, dict) else ()
+        arguments: list[JSONObject] = []
+        for name, schema in properties_of(self.spec).items():
+            argument: JSONObject = {"name": name}
+            if isinstance(schema.get("description"), str):
+                argument["description"] = schema["description"]
+            argument["required"] = name in required
+            arguments.append(argument)
+        return arguments
+
+
+def properties_of(spec: OperationSpec) -> dict[str, JSONObject]:
+    """The properties of an operation's input, and what is said of each."""
+    document = spec.input_schema.document
+    properties: Any = document.get("properties") if isinstance(document, dict) else None
+    if not isinstance(properties, dict):
+        return {}
+    return {
+        name: cast("JSONObject", schema) if isinstance(schema, dict) else {}
+        for name, schema in cast("JSONObject", properties).items()
+    }
+
+
+class Catalog:
+    """Everything a registry offers, at one revision."""
+
+    def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
+        self.revision = registry.revision
+        self.resources: dict[str, Resource] = {}
+        self.templates: list[Resource] = []
+        self.prompts: dict[str, Prompt] = {}
+        tools = [spec for spec in registry.specs() if self._place(spec, mcp_meta(spec))]
+        names = tool_names(tools, style, reserved=GATEWAY_TOOLS)
+        self.tools = {name: Tool(name, spec, budget) for name, spec in names.items()}
+        self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
+
+    def _place(self, spec: OperationSpec, meta: Mapping[str, Any]) -> bool:
+        """Put an operation where `meta` wants it; whether it is a tool."""
+        options = meta.get("resource")
+        if isinstance(options, Mapping):
+            try:
+                resource = Resource(spec, cast("Mapping[str, Any]", options))
+            except InvalidUriTemplate as error:
+                logger.warning("%s is not served as a resource: %s", spec.id, error)
+            else:
+                if resource.template is None:
+                    self.resources[resource.uri] = resource
+                else:
+                    self.templates.append(resource)
+        if meta.get("prompt"):
+            prompt = Prompt(spec)
+            self.prompts[prompt.name] = prompt
+        return bool(meta.get("tool", not (options or meta.get("prompt"))))
+
+    def changes_from(self, other: "Catalog") -> set[str]:
+        """Which listings differ from another's: `tools`, `resources`, `prompts`."""
+        mine, theirs = self.listed(), other.listed()
+        return {kind for kind, listed in mine.items() if listed != theirs[kind]}
+
+    def listed(self) -> dict[str, dict[str, int]]:
+        """Which specs are listed under which names. Specs are frozen, so that it is enough to know which one it is."""
+        resources = (*self.resources.values(), *self.templates)
+        return {
+            "tools": {name: id(tool.spec) for name, tool in self.tools.items()},
+            "resources": {resource.uri: id(resource.spec) for resource in resources},
+            "prompts": {name: id(prompt.spec) for name, prompt in self.prompts.items()},
+        }

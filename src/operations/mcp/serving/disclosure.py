@@ -1,0 +1,206 @@
+"""Four tools instead of thousands: find an operation, read its contract, call it, call several.
+
+The gateway's tools are operations like others, described by a spec each, so that they are listed the way all are.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode
+from operations.gateway import MAX_BATCH, BatchCall, Gateway
+from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
+from operations.mcp.serving.results import error_result, served_error, text_block, text_of
+from operations.schema import Schema, format_value_errors
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject
+
+Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
+"""Runs an operation by its id to the result of a tool."""
+
+_OPERATION: Final = {"type": "string", "description": "The operation's id, as search gives it."}
+_INPUT: Final = {"description": "What the operation takes, by its inputSchema."}
+
+_SPECS: Final = (
+    OperationSpec(
+        namespace="gateway",
+        name="search",
+        type=OperationType.QUERY,
+        title="Search operations",
+        description=(
+            "Find operations by words in their names, titles, tags and descriptions, best first. "
+            "Then read an operation's contract with schema and run it with call."
+        ),
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "query": {
+                        "type": "string",
+                        "description": "What to look for; empty lists everything.",
+                    },
+                    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+                    "namespace": {"type": "string"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "type": {"enum": [kind.value for kind in OperationType]},
+                },
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "operations": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {
+                                "id": {"type": "string"},
+                                "type": {"type": "string"},
+                                "title": {"type": ["string", "null"]},
+                                "description": {"type": "string"},
+                                "tags": {"type": "array", "items": {"type": "string"}},
+                                "score": {"type": "number"},
+                            },
+                            "required": ["id", "type", "description"],
+                        },
+                    }
+                },
+                "required": ["operations"],
+            }
+        ),
+    ),
+    OperationSpec(
+        namespace="gateway",
+        name="schema",
+        type=OperationType.QUERY,
+        title="Read an operation's contract",
+        description="The whole contract of one operation: what it takes, what it gives, which errors it declares.",
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"operation": _OPERATION},
+                "required": ["operation"],
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema({"type": "object"}),
+    ),
+    OperationSpec(
+        namespace="gateway",
+        name="call",
+        type=OperationType.MUTATION,
+        title="Call an operation",
+        description="Run one operation and give its result.",
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"operation": _OPERATION, "input": _INPUT},
+                "required": ["operation"],
+                "additionalProperties": False,
+            }
+        ),
+    ),
+    OperationSpec(
+        namespace="gateway",
+        name="batch",
+        type=OperationType.MUTATION,
+        title="Call several operations",
+        description=(
+            f"Run up to {MAX_BATCH} operations side by side. Each gives its envelope or its error, in order; "
+            "one that fails does not stop the others."
+        ),
+        input_schema=Schema(
+            {
+                "type": "object",
+                "properties": {
+                    "calls": {
+                        "type": "array",
+                        "maxItems": MAX_BATCH,
+                        "items": {
+                            "type": "object",
+                            "properties": {"operation": _OPERATION, "input": _INPUT},
+                            "required": ["operation"],
+                            "additionalProperties": False,
+                        },
+                    }
+                },
+                "required": ["calls"],
+                "additionalProperties": False,
+            }
+        ),
+        output_schema=Schema(
+            {
+                "type": "object",
+                "properties": {"results": {"type": "array", "items": {"type": "object"}}},
+                "required": ["results"],
+            }
+        ),
+    ),
+)
+
+
+@cache
+def gateway_tools() -> tuple[Tool, ...]:
+    """The four, as tools."""
+    return tuple(Tool(spec.name, spec, budget=16 * 1024) for spec in _SPECS)
+
+
+async def run_gateway_tool(
+    name: str,
+    arguments: JSONObject,
+    gateway: Gateway,
+    context: OperationContext,
+    run: Run,
+    *,
+    expose: bool,
+) -> JSONObject | None:
+    """Run one of the four; None if `name` is none of them."""
+    if name not in GATEWAY_TOOLS:
+        return None
+    tool = gateway_tools()[GATEWAY_TOOLS.index(name)]
+    try:
+        errors = tool.spec.input_schema.errors(arguments)
+        if errors:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"the arguments of {name} do not fit: {format_value_errors(errors)}",
+                {"errors": msgspec.to_builtins(errors)},
+            )
+        if name == "call":
+            return await run(arguments["operation"], arguments.get("input", {}), context)
+        data = await _answer(name, arguments, gateway, context, expose)
+    except CallError as error:
+        return error_result(error, f"gateway.{name}", context, expose=expose)
+    return {"content": [text_block(text_of(data))], "structuredContent": data}
+
+
+async def _answer(
+    name: str, arguments: JSONObject, gateway: Gateway, context: OperationContext, expose: bool
+) -> JSONObject:
+    if name == "schema":
+        return gateway.schema(arguments["operation"], context).to_wire()
+    if name == "batch":
+        calls = [
+            BatchCall(operation=call["operation"], input=call.get("input", {}))
+            for call in arguments["calls"]
+        ]
+
+        def describe(error: CallError) -> JSONObject:
+            return served_error(error, "gateway.batch", context, expose=expose)
+
+        return {"results": await gateway.batch(calls, context, describe=describe)}
+    kind = arguments.get("type")
+    found = gateway.search(
+        arguments.get("query", ""),
+        context,
+        limit=arguments.get("limit", 20),
+        namespace=arguments.get("namespace"),
+        tags=arguments.get("tags", ()),
+        type=None if kind is None else OperationType(kind),
+    )
+    return {"operations": msgspec.to_builtins(found)}

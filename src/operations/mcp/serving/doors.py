@@ -1,0 +1,127 @@
+"""What a request can carry back to its client while it is served."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from mcp import MCPError
+from mcp.server.connection import Connection, allowed_log_levels
+from mcp.server.context import ServerRequestContext
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import (
+    ClientCapabilities,
+    CreateMessageRequest,
+    CreateMessageRequestParams,
+    CreateMessageResult,
+    CreateMessageResultWithTools,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitResult,
+    ListRootsRequest,
+    ListRootsResult,
+    LoggingMessageNotification,
+    LoggingMessageNotificationParams,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ValidationError
+
+from operations.context import Door
+from operations.errors import CallError, ErrorCode
+from operations.mcp.serving.client import Client, client
+from operations.mcp.serving.conversations import refused
+from operations.types import JSONObject
+
+RequestContext = ServerRequestContext[Any, Any]
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+_LEVEL = "operations.level"
+
+
+def connection_of(request: RequestContext) -> Connection:
+    """The connection a request came on, which outlives it. The SDK's context has no public way to it."""
+    return request.session._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def set_level(request: RequestContext, level: str) -> None:
+    """Send log messages of this level and above from now on."""
+    connection_of(request).state[_LEVEL] = level
+
+
+def door_for(request: RequestContext) -> Door:
+    """A door as wide as the client's capabilities."""
+    session = request.session
+    modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+    asks = not modern and session.can_send_request
+    # Those of newer clients are asked by a conversation.
+    can = (session.client_capabilities if asks else None) or ClientCapabilities()
+    roots = _roots(request) if can.roots is not None else None
+    client.set(Client(close_stream=request.close_sse_stream, roots=roots))
+    return Door(
+        progress=session.report_progress,
+        log=_logger(request),
+        elicit=_elicit(request) if can.elicitation is not None else None,
+        sample=_sample(request) if can.sampling is not None else None,
+    )
+
+
+def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
+    async def log(level: str, data: Any) -> None:
+        level = level if level in LEVELS else "info"
+        if level not in allowed_log_levels(request.protocol_version, request.meta):
+            return
+        wanted = connection_of(request).state.get(_LEVEL, "debug")
+        if LEVELS.index(level) < LEVELS.index(wanted):
+            return
+        params = LoggingMessageNotificationParams(level=cast("Any", level), data=data)
+        await request.session.send_notification(
+            LoggingMessageNotification(params=params), related_request_id=request.request_id
+        )
+
+    return log
+
+
+def _elicit(request: RequestContext) -> Callable[[str, JSONObject], Awaitable[JSONObject]]:
+    async def elicit(message: str, schema: JSONObject) -> JSONObject:
+        form = {key: value for key, value in schema.items() if key != "$id"}
+        params = ElicitRequestFormParams(message=message, requested_schema=form)
+        return await _asked(request, ElicitRequest(params=params), ElicitResult, "answer")
+
+    return elicit
+
+
+def _sample(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObject]]:
+    async def sample(wish: JSONObject) -> JSONObject:
+        try:
+            params = CreateMessageRequestParams.model_validate(wish, by_name=False)
+        except ValidationError as error:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                "this is no request for a completion",
+                {"errors": error.errors(include_url=False, include_context=False)},
+            ) from error
+        kind = CreateMessageResult if params.tools is None else CreateMessageResultWithTools
+        return await _asked(request, CreateMessageRequest(params=params), kind, "give a completion")
+
+    return sample
+
+
+def _roots(request: RequestContext) -> Callable[[], Awaitable[JSONObject]]:
+    async def roots() -> JSONObject:
+        return await _asked(request, ListRootsRequest(), ListRootsResult, "list its roots")
+
+    return roots
+
+
+async def _asked(
+    request: RequestContext, question: Any, kind: type[BaseModel], what: str
+) -> JSONObject:
+    metadata = ServerMessageMetadata(related_request_id=request.request_id)
+    try:
+        answer = await request.session.send_request(question, kind, metadata=metadata)
+    except MCPError as error:
+        raise refused(error, what) from error
+    except ValidationError as error:
+        raise CallError(
+            ErrorCode.UNAVAILABLE, "the caller's answer is none the protocol knows", retryable=False
+        ) from error
+    return answer.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,0 +1,262 @@
+"""The lean path: plain requests over HTTP, answered without the tasks and streams the SDK needs for all others.
+
+Rule 1: it answers only what it is sure of: a well-formed `tools/list` or `tools/call` that stands alone and can be
+        answered in one piece. Whatever else comes, above all every mistake, goes to the SDK untouched.
+Rule 2: its answers are the SDK's answers; a test holds them against each other.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+from mcp import MCPError
+from mcp_types import SERVER_INFO_META_KEY
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from starlette.types import Message, Receive, Send
+
+from operations.access import Identity
+from operations.context import NOTHING, Door
+from operations.mcp.serving.conversations import can_answer
+from operations.mcp.serving.service import Asker, Service
+from operations.types import JSONObject
+
+_ROUTING: Final = frozenset({
+    b"accept", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name", b"mcp-protocol-version",
+    b"mcp-session-id",
+})  # fmt: skip
+
+
+class _Implementation(msgspec.Struct):
+    name: str
+    version: str
+
+
+class _Meta(msgspec.Struct):
+    version: str | None = msgspec.field(
+        default=None, name="io.modelcontextprotocol/protocolVersion"
+    )
+    capabilities: dict[str, dict[str, Any]] | None = msgspec.field(
+        default=None, name="io.modelcontextprotocol/clientCapabilities"
+    )
+    client: _Implementation | None = msgspec.field(
+        default=None, name="io.modelcontextprotocol/clientInfo"
+    )
+    level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
+    progress: msgspec.Raw | None = msgspec.field(default=None, name="progressToken")
+
+
+class _Params(msgspec.Struct, rename="camel"):
+    name: str | None = None
+    arguments: dict[str, Any] | None = None
+    cursor: str | None = None
+    meta: _Meta | None = msgspec.field(default=None, name="_meta")
+    task: msgspec.Raw | None = None
+    request_state: msgspec.Raw | None = None
+    input_responses: msgspec.Raw | None = None
+
+
+class _Request(msgspec.Struct):
+    jsonrpc: Literal["2.0"]
+    id: int | str
+    method: Literal["tools/call", "tools/list"]
+    params: _Params = msgspec.field(default_factory=_Params)
+
+
+_decoder = msgspec.json.Decoder(_Request)
+_encode = msgspec.json.Encoder().encode
+
+
+class Converse(Protocol):
+    """Runs a call that may have questions."""
+
+    def __call__(
+        self,
+        asker: Asker,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        door: Door,
+        method: str,
+        params: Mapping[str, Any],
+        *what: Any,
+    ) -> Awaitable[JSONObject]:
+        """Give the result, or the questions."""
+        ...
+
+
+class FastPath:
+    """Answers what is plain, and says so.
+
+    Args:
+        service: What answers.
+        converse: What runs calls of clients that can be asked.
+        server_info: How the server introduces itself in every answer since 2026-07-28.
+    """
+
+    def __init__(self, service: Service, converse: Converse, server_info: JSONObject) -> None:
+        self._service = service
+        self._converse = converse
+        self._stamp = {SERVER_INFO_META_KEY: server_info}
+
+    async def serve(
+        self,
+        headers: list[tuple[bytes, bytes]],
+        body: list[Message],
+        identity: Identity | None,
+        receive: Receive,
+        send: Send,
+        *,
+        stateless: bool,
+    ) -> bool:
+        """Answer a POST if it is plain; whether it was."""
+        routing = _routing_of(headers)
+        if routing is None or len(body) != 1 or body[0]["type"] != "http.request":
+            return False
+        version = routing.get(b"mcp-protocol-version", b"2025-03-26").decode("latin-1")
+        modern = version in MODERN_PROTOCOL_VERSIONS
+        if not modern and not (stateless and version in HANDSHAKE_PROTOCOL_VERSIONS):
+            return False
+        try:
+            request = _decoder.decode(body[0].get("body", b""))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        if not self._is_plain(request, routing, version, modern=modern):
+            return False
+        meta = request.params.meta
+        capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
+        asker = Asker(identity, version, capabilities)
+        try:
+            answer = await self._answer(request, asker, receive)
+        except MCPError:
+            # The SDK words the protocol's own errors. They come before anything runs: a tool's failure is none.
+            return False
+        if answer is None:
+            # The client left.
+            return True
+        await _respond(send, {"jsonrpc": "2.0", "id": request.id, "result": answer})
+        return True
+
+    def _is_plain(
+        self, request: _Request, routing: dict[bytes, bytes], version: str, *, modern: bool
+    ) -> bool:
+        params = request.params
+        meta = params.meta
+        is_call = request.method == "tools/call"
+        if (
+            (is_call and params.name is None)
+            or params.task is not None
+            or params.request_state is not None
+            or params.input_responses is not None
+            or (meta is not None and (meta.progress is not None or meta.level is not None))
+        ):
+            return False
+        if not modern:
+            return meta is None or meta.version is None
+        if (
+            meta is None
+            or meta.version != version
+            or meta.capabilities is None
+            or routing.get(b"mcp-method") != request.method.encode()
+        ):
+            return False
+        if not is_call:
+            return True
+        tool = self._service.catalog.tools.get(params.name or "")
+        return (
+            tool is not None
+            and not tool.mirrors_headers
+            and routing.get(b"mcp-name") == tool.name.encode()
+        )
+
+    async def _answer(self, request: _Request, asker: Asker, receive: Receive) -> JSONObject | None:
+        params = request.params
+        service = self._service
+        if request.method == "tools/list":
+            result = service.list_tools_encoded(asker, params.cursor)
+        else:
+            called = await _unless_gone(self._call(asker, params), receive)
+            if called is None:
+                return None
+            result = called
+        if asker.modern:
+            result["_meta"] = {**result.get("_meta", {}), **self._stamp}
+        return result
+
+    def _call(self, asker: Asker, params: _Params) -> Awaitable[JSONObject]:
+        name, arguments = params.name or "", params.arguments or {}
+
+        def run(door: Door) -> Awaitable[JSONObject]:
+            return self._service.call_tool(asker, name, arguments, door)
+
+        if not can_answer(asker.capabilities):
+            return run(_SILENT)
+        return self._converse(asker, run, _SILENT, "tools/call", NOTHING, name, arguments)
+
+
+async def _drop(_level: str, _data: Any) -> None:
+    """The client has not asked for log messages."""
+
+
+_SILENT = Door(log=_drop)
+
+
+async def _unless_gone(call: Awaitable[JSONObject], receive: Receive) -> JSONObject | None:
+    """What `call` gives; None if the client leaves before, and then `call` is cancelled."""
+    task = asyncio.ensure_future(call)
+    try:
+        # Most calls take no more than a turn or two of the loop, and need nobody to watch the client.
+        for _ in range(_QUICK_TURNS):
+            await asyncio.sleep(0)
+            if task.done():
+                return task.result()
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if task.done():
+            return task.result()
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    task.cancel()
+    await asyncio.wait({task})
+    return None
+
+
+_QUICK_TURNS = 4
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None:
+    """The headers that route a request; None unless they are those of a plain one."""
+    routing: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _ROUTING:
+            if name in routing:
+                return None
+            routing[name] = value
+        elif name.startswith(b"mcp-param-"):
+            return None
+    accept = routing.get(b"accept", b"")
+    if (
+        b"mcp-session-id" in routing
+        or not routing.get(b"content-type", b"").startswith(b"application/json")
+        or b"application/json" not in accept
+        or b"text/event-stream" not in accept
+    ):
+        return None
+    return routing
+
+
+async def _respond(send: Send, message: JSONObject) -> None:
+    body = _encode(message)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode("ascii")),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,163 @@
+"""What a call gave, as the result of an MCP tool.
+
+Rule 1: data goes out twice, as structured content and as text, for clients that read only one of them.
+Rule 2: an error is a result too, so that the model can read it; one nobody declared says its code and the request's
+        id, and its text stays here.
+"""
+
+import logging
+from base64 import b64encode
+from typing import Any, Final, cast
+
+import msgspec
+
+from operations.context import OperationContext
+from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
+from operations.errors import CallError
+from operations.mcp.restoring import DATA_KEY, RESULT
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+_MAX_DETAILS = 64 * 1024
+"""Bytes of JSON an error's details may have."""
+
+_SECRET_HEADERS = frozenset({
+    "authorization", "cookie", "proxy-authenticate", "proxy-authorization", "set-cookie", "www-authenticate",
+})  # fmt: skip
+
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"ID3", "audio/mpeg"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"%PDF-", "application/pdf"),
+)
+
+
+def text_block(text: str) -> JSONObject:
+    """A block of text."""
+    return {"type": "text", "text": text}
+
+
+def text_of(data: Any) -> str:
+    """Data as a model reads it: a string as it is, all else as JSON."""
+    return data if isinstance(data, str) else msgspec.json.encode(data).decode()
+
+
+def tool_result(
+    envelope: ResponseEnvelope[Any], *, boxed: bool, declared: bool, mime_type: str | None = None
+) -> JSONObject:
+    """The `tools/call` result of an envelope.
+
+    Args:
+        envelope: What the operation gave.
+        boxed: Whether the client takes objects alone, and the operation gives other things too.
+        declared: Whether the tool was listed with an output schema, which obliges it to structured content.
+        mime_type: What bytes are, where nothing else says so.
+    """
+    data, meta = envelope.data, envelope.meta
+    if isinstance(data, bytes):
+        return {
+            "content": [binary_block(data, mime_type or _content_type(envelope))],
+            "_meta": {DATA_KEY: "bytes"},
+        }
+    if not isinstance(meta, MCPResponseMeta):
+        result: JSONObject = {"content": [text_block(text_of(data))]}
+        if data is None and not boxed:
+            # The SDK takes a structured null for none at all, so a note has to tell them apart.
+            return {**result, "_meta": {DATA_KEY: "null"}}
+        return {**result, "structuredContent": _box(data, boxed)}
+    result = {"content": msgspec.to_builtins(meta.content)}
+    if meta.is_error:
+        result["isError"] = True
+        if meta.structured_content is not None:
+            result["structuredContent"] = meta.structured_content
+    elif meta.structured_content is not None or declared:
+        # Not the structured content as it came: the data is what was made to fit the schema.
+        result["structuredContent"] = _box(data, boxed)
+    if meta.meta:
+        result["_meta"] = meta.meta
+    return result
+
+
+def _box(data: Any, boxed: bool) -> Any:
+    return {RESULT: data} if boxed else data
+
+
+def error_result(
+    error: CallError, operation_id: str, context: OperationContext, *, expose: bool
+) -> JSONObject:
+    """The `tools/call` result of an error."""
+    wire = served_error(error, operation_id, context, expose=expose)
+    text = f"{wire['code']}: {wire['message']}"
+    if "details" in wire:
+        text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
+    return {"content": [text_block(text)], "structuredContent": wire, "isError": True}
+
+
+def served_error(
+    error: CallError, operation_id: str, context: OperationContext, *, expose: bool
+) -> JSONObject:
+    """What an outsider is told of an error; what was not meant for it is logged instead."""
+    if error.unexpected and not expose:
+        logger.error(
+            "%s failed (request %s)",
+            operation_id,
+            context.request_id,
+            exc_info=error.__cause__ or error,
+        )
+        details = {"requestId": context.request_id}
+        return {"code": error.code, "message": "The operation failed.", "details": details}
+    wire = error.to_wire()
+    if "details" in wire:
+        wire["details"] = _shown(wire["details"])
+    return wire
+
+
+def _shown(details: Any) -> Any:
+    """Details without the credentials an upstream's headers may hold, and of bounded length."""
+    if isinstance(details, dict):
+        fields = cast("JSONObject", details)
+        headers = fields.get("headers")
+        if isinstance(headers, dict):
+            shown = {
+                name: value
+                for name, value in cast("JSONObject", headers).items()
+                if name.lower() not in _SECRET_HEADERS
+            }
+            details = {**fields, "headers": shown}
+    if len(msgspec.json.encode(details)) > _MAX_DETAILS:
+        return {"omitted": f"details were longer than {_MAX_DETAILS} bytes"}
+    return cast("Any", details)
+
+
+def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
+    """Bytes as an image, as sound, or as a blob."""
+    mime_type = mime_type or sniffed(data)
+    encoded = b64encode(data).decode("ascii")
+    for kind in ("image", "audio"):
+        if mime_type.startswith(f"{kind}/"):
+            return {"type": kind, "data": encoded, "mimeType": mime_type}
+    resource = {"uri": "operations:result", "mimeType": mime_type, "blob": encoded}
+    return {"type": "resource", "resource": resource}
+
+
+def sniffed(data: bytes) -> str:
+    """What bytes look like by their beginning."""
+    for beginning, mime_type in _MAGIC:
+        if data.startswith(beginning):
+            return mime_type
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(
+            data[8:12], "application/octet-stream"
+        )
+    return "application/octet-stream"
+
+
+def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
+    if isinstance(envelope.meta, HTTPResponseMeta):
+        return envelope.meta.content_type.partition(";")[0].strip().lower() or None
+    return None

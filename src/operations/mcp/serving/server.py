@@ -1,0 +1,372 @@
+"""A registry as an MCP server, on the SDK's low-level server: one object for both protocol eras and every transport."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Unpack, cast
+
+import anyio
+import msgspec
+from mcp import MCPError
+from mcp.server import NotificationOptions, Server
+from mcp.server.connection import Connection
+from mcp.server.models import InitializationOptions
+from mcp.server.stdio import stdio_server
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CompleteRequestParams,
+    EmptyResult,
+    GetPromptRequestParams,
+    NotificationParams,
+    PaginatedRequestParams,
+    PromptReference,
+    ReadResourceRequestParams,
+    SetLevelRequestParams,
+    SubscribeRequestParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    UnsubscribeRequestParams,
+)
+from starlette.requests import Request
+
+from operations.access import Identity
+from operations.context import Door
+from operations.mcp.serving.app import AppOptions, MCPApp
+from operations.mcp.serving.catalog import properties_of
+from operations.mcp.serving.conversations import Conversations, can_answer
+from operations.mcp.serving.doors import RequestContext, connection_of, door_for, set_level
+from operations.mcp.serving.fastpath import FastPath
+from operations.mcp.serving.service import Asker, Service
+from operations.mcp.serving.settings import MCPServerSettings
+from operations.observe import CallEvent
+from operations.registry import OperationRegistry
+from operations.types import JSONObject
+
+_WATCHED = "operations.watched"
+_MAX_WATCHED = 1_000
+_MAX_COMPLETIONS = 100
+
+_EVENTS: dict[str, ServerEvent] = {
+    "tools": ToolsListChanged(),
+    "resources": ResourcesListChanged(),
+    "prompts": PromptsListChanged(),
+}
+
+
+class RegistryServer(Server[None]):
+    """A registry as an MCP server.
+
+    It is the SDK's low-level `Server`: the SDK's client takes it as it is, and so does everything else that does.
+    """
+
+    def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
+        self.service = Service(registry, settings)
+        self.conversations = Conversations()
+        self._settings = settings
+        self._bus = InMemorySubscriptionBus()
+        self._listen = ListenHandler(self._bus)
+        self._connections: set[Connection] = set()
+        self._announced = self.service.catalog
+        super().__init__(
+            settings.name,
+            version=settings.version,
+            title=settings.title,
+            instructions=settings.instructions,
+            lifespan=self._running,
+            get_tool_input_schema=self._input_schema,
+            on_list_tools=cast("Any", self._list_tools),
+            on_call_tool=cast("Any", self._call_tool),
+            on_list_resources=cast("Any", self._list_resources),
+            on_list_resource_templates=cast("Any", self._list_templates),
+            on_read_resource=cast("Any", self._read_resource),
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=self._listen_for,
+            on_list_prompts=cast("Any", self._list_prompts),
+            on_get_prompt=cast("Any", self._get_prompt),
+            on_completion=cast("Any", self._complete),
+        )
+        # The constructor would warn that the protocol deprecates it; clients of 2025 still use it.
+        self.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
+        self.add_notification_handler(
+            "notifications/initialized", NotificationParams, self._initialized
+        )
+
+    # ------------------------------------------------------------ transports
+
+    async def run_stdio(self) -> None:
+        """Serve the process that started this one, until it closes our stdin."""
+        async with stdio_server() as (incoming, outgoing):
+            await self.run(incoming, outgoing, self.create_initialization_options())
+
+    def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
+        """An ASGI application that serves streamable HTTP; see `AppOptions`."""
+        fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
+        return MCPApp(self, self.identify, fast_path, **options)
+
+    # ------------------------------------------------------------ who asks
+
+    async def identify(self, request: Request | None) -> Identity | None:
+        """Who sent a request. Asked once for each; None stands for stdio and memory.
+
+        Raises:
+            Exception: Whatever the application's `identify` raises; the request is then refused.
+        """
+        if request is None:
+            return self._settings.identity
+        if "operations.identity" not in request.scope:
+            identity: Any = None
+            if self._settings.identify is not None:
+                identity = self._settings.identify(request)
+                if inspect.isawaitable(identity):
+                    identity = await identity
+            request.scope["operations.identity"] = identity
+        return cast("Identity | None", request.scope["operations.identity"])
+
+    async def _asker(self, request: RequestContext) -> Asker:
+        declared = request.session.client_capabilities
+        capabilities = (
+            {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
+        )
+        identity = await self.identify(request.request)
+        return Asker(identity, request.protocol_version, capabilities)
+
+    # ------------------------------------------------------------ requests
+
+    def _input_schema(self, name: str) -> Mapping[str, Any] | None:
+        tool = self.service.catalog.tools.get(name)
+        return tool.input_schema if tool is not None and tool.mirrors_headers else None
+
+    async def _list_tools(
+        self, request: RequestContext, params: PaginatedRequestParams
+    ) -> JSONObject:
+        return self.service.list_tools(await self._asker(request), params.cursor)
+
+    async def _call_tool(
+        self, request: RequestContext, params: CallToolRequestParams
+    ) -> JSONObject:
+        asker = await self._asker(request)
+        arguments = params.arguments or {}
+
+        def run(door: Door) -> Awaitable[JSONObject]:
+            return self.service.call_tool(asker, params.name, arguments, door)
+
+        return await self._converse(request, asker, run, params.name, arguments)
+
+    async def _list_resources(
+        self, request: RequestContext, params: PaginatedRequestParams
+    ) -> JSONObject:
+        return self.service.list_resources(await self._asker(request), params.cursor)
+
+    async def _list_templates(
+        self, request: RequestContext, params: PaginatedRequestParams
+    ) -> JSONObject:
+        return self.service.list_templates(await self._asker(request), params.cursor)
+
+    async def _read_resource(
+        self, request: RequestContext, params: ReadResourceRequestParams
+    ) -> JSONObject:
+        asker = await self._asker(request)
+
+        def run(door: Door) -> Awaitable[JSONObject]:
+            return self.service.read_resource(asker, params.uri, door)
+
+        return await self._converse(request, asker, run, params.uri)
+
+    async def _list_prompts(
+        self, request: RequestContext, params: PaginatedRequestParams
+    ) -> JSONObject:
+        return self.service.list_prompts(await self._asker(request), params.cursor)
+
+    async def _get_prompt(
+        self, request: RequestContext, params: GetPromptRequestParams
+    ) -> JSONObject:
+        asker = await self._asker(request)
+        arguments: JSONObject = {**(params.arguments or {})}
+
+        def run(door: Door) -> Awaitable[JSONObject]:
+            return self.service.get_prompt(asker, params.name, arguments, door)
+
+        return await self._converse(request, asker, run, params.name, arguments)
+
+    async def _converse(
+        self,
+        request: RequestContext,
+        asker: Asker,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        *what: Any,
+    ) -> JSONObject:
+        """Run a call; its questions go to the client in the way of the client's era."""
+        door = door_for(request)
+        if not asker.modern:
+            return await run(door)
+        params = request.params or {}
+        return await self.converse(asker, run, door, request.method, params, *what)
+
+    async def converse(
+        self,
+        asker: Asker,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        door: Door,
+        method: str,
+        params: Mapping[str, Any],
+        *what: Any,
+    ) -> JSONObject:
+        """Run a call of a client since 2026-07-28, or go on with one that had questions."""
+        who = None if asker.identity is None else asker.identity.id
+        key = (who, method, msgspec.json.encode(what, order="deterministic"))
+        token = params.get("requestState")
+        answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
+        if token is not None:
+            return await self.conversations.resume(token, answers, door, key)
+        if not can_answer(asker.capabilities):
+            return await run(door)
+        return await self.conversations.begin(run, door, asker.capabilities, answers, key)
+
+    async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
+        """The values an argument may have, where its schema lists them."""
+        asker = await self._asker(request)
+        if isinstance(params.ref, PromptReference):
+            spec = self.service.find_prompt(asker, params.ref.name).spec
+        else:
+            templates = self.service.catalog.templates
+            found = [template.spec for template in templates if template.uri == params.ref.uri]
+            if not found or not self.service.sees(found[0], asker):
+                raise MCPError(INVALID_PARAMS, "Unknown resource template")
+            spec = found[0]
+        schema = properties_of(spec).get(params.argument.name, {})
+        typed = params.argument.value.lower()
+        values = [str(value) for value in schema.get("enum", ())]
+        matches = [value for value in values if value.lower().startswith(typed)]
+        return {
+            "resultType": "complete",
+            "completion": {
+                "values": matches[:_MAX_COMPLETIONS],
+                "total": len(matches),
+                "hasMore": len(matches) > _MAX_COMPLETIONS,
+            },
+        }
+
+    async def _set_level(
+        self, request: RequestContext, params: SetLevelRequestParams
+    ) -> EmptyResult:
+        set_level(request, params.level)
+        return EmptyResult()
+
+    # ------------------------------------------------------------ changes
+
+    async def resource_updated(self, uri: str) -> None:
+        """Tell whoever watches the resource at `uri` that reading it gives something else now."""
+        await self._bus.publish(ResourceUpdated(uri=uri))
+        for connection in tuple(self._connections):
+            if uri in connection.state.get(_WATCHED, ()):
+                await connection.send_resource_updated(uri)
+
+    async def _subscribe(
+        self, request: RequestContext, params: SubscribeRequestParams
+    ) -> EmptyResult:
+        self.service.find_resource(await self._asker(request), params.uri)
+        watched = cast("set[str]", connection_of(request).state.setdefault(_WATCHED, set[str]()))
+        if len(watched) >= _MAX_WATCHED:
+            raise MCPError(INVALID_PARAMS, "too many subscriptions")
+        watched.add(params.uri)
+        return EmptyResult()
+
+    async def _unsubscribe(
+        self, request: RequestContext, params: UnsubscribeRequestParams
+    ) -> EmptyResult:
+        connection_of(request).state.get(_WATCHED, set[str]()).discard(params.uri)
+        return EmptyResult()
+
+    async def _listen_for(
+        self, request: RequestContext, params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        """A stream of changes, of what the caller may see."""
+        asker = await self._asker(request)
+        wanted = params.notifications
+        if wanted.resource_subscriptions:
+            readable: list[str] = []
+            for uri in wanted.resource_subscriptions:
+                with suppress(MCPError):
+                    self.service.find_resource(asker, uri)
+                    readable.append(uri)
+            wanted = wanted.model_copy(update={"resource_subscriptions": readable})
+        return await self._listen(request, params.model_copy(update={"notifications": wanted}))
+
+    async def _initialized(self, request: RequestContext, _params: NotificationParams) -> None:
+        connection = connection_of(request)
+        self._connections.add(connection)
+        connection.exit_stack.callback(self._connections.discard, connection)
+
+    @asynccontextmanager
+    async def _running(self, _server: Server[None]) -> AsyncGenerator[None]:
+        """While a transport runs, changes of the registry are announced."""
+        changed = asyncio.Event()
+
+        def notice(_event: CallEvent) -> None:
+            changed.set()
+
+        stop = self.service.registry.watch(notice)
+        announcer = asyncio.create_task(self._announce(changed))
+        try:
+            yield
+        finally:
+            stop()
+            announcer.cancel()
+            with suppress(asyncio.CancelledError):
+                await announcer
+
+    async def _announce(self, changed: asyncio.Event) -> None:
+        while True:
+            await changed.wait()
+            changed.clear()
+            catalog = self.service.catalog
+            kinds = catalog.changes_from(self._announced)
+            self._announced = catalog
+            for kind in sorted(kinds):
+                await self._bus.publish(_EVENTS[kind])
+                for connection in tuple(self._connections):
+                    method = f"notifications/{kind}/list_changed"
+                    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                        await connection.notify(method, None)
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        """As the SDK's, but changes are announced unless said otherwise."""
+        return super().create_initialization_options(
+            notification_options
+            or NotificationOptions(
+                prompts_changed=True, resources_changed=True, tools_changed=True
+            ),
+            experimental_capabilities,
+            extensions,
+        )
+
+
+def to_mcp(registry: OperationRegistry, **settings: Any) -> RegistryServer:
+    """An MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
+
+    Args:
+        registry: What to serve. Operations that come and go later are announced to clients.
+        **settings: The fields of `MCPServerSettings`.
+
+    Raises:
+        TypeError: For a setting there is none.
+        ValueError: For a setting that is wrong.
+    """
+    return RegistryServer(registry, MCPServerSettings(**settings))

@@ -1,0 +1,337 @@
+"""The methods of the protocol, answered from a registry: parameters in, results on the wire out.
+
+Rule 1: nothing here knows a transport. The SDK's server and the lean path of `fastpath` both end here.
+Rule 2: every answer is for somebody. What a caller may not call is neither listed nor found.
+"""
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from mcp import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from operations.access import Identity
+from operations.context import CLOSED, Door, OperationContext
+from operations.errors import CallError, ErrorCode
+from operations.gateway import Gateway, may_call
+from operations.mcp.restoring import INPUT
+from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
+from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
+from operations.mcp.serving.prompts import prompt_result
+from operations.mcp.serving.resources import arguments_from_text, resource_result
+from operations.mcp.serving.results import error_result, served_error, text_of, tool_result
+from operations.mcp.serving.settings import MCPServerSettings
+from operations.observe import now
+from operations.registry import OperationRegistry
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject
+
+ItemT = TypeVar("ItemT")
+
+_BYTES_PER_TOKEN = 4
+_RESOURCE_NOT_FOUND = -32002
+"""Before 2026-07-28, which uses `INVALID_PARAMS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who sent a request, and in which era of the protocol."""
+
+    identity: Identity | None
+    protocol_version: str
+
+    capabilities: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the client declared that it can do."""
+
+    @property
+    def modern(self) -> bool:
+        """Whether the client speaks 2026-07-28 or later."""
+        return self.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+class Service:
+    """One registry, answering MCP's requests."""
+
+    def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
+        self.settings = settings
+        self.registry = registry
+        self._gateway = Gateway(registry)
+        self._catalog = self._pictured()
+
+    @property
+    def catalog(self) -> Catalog:
+        """What there is now."""
+        if self._catalog.revision != self.registry.revision:
+            self._catalog = self._pictured()
+        return self._catalog
+
+    def _pictured(self) -> Catalog:
+        return Catalog(self.registry, self.settings.names, self.settings.schema_budget)
+
+    # ------------------------------------------------------------ tools
+
+    def list_tools(self, asker: Asker, cursor: str | None = None) -> JSONObject:
+        """One page of the tools, or the gateway's."""
+        tools, following = self._tool_page(asker, cursor)
+        return _page("tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker)
+
+    def list_tools_encoded(self, asker: Asker, cursor: str | None = None) -> JSONObject:
+        """The same, its tools being encoded already."""
+        tools, following = self._tool_page(asker, cursor)
+        return _page("tools", [tool.raw(modern=asker.modern) for tool in tools], following, asker)
+
+    def _tool_page(self, asker: Asker, cursor: str | None) -> tuple[Sequence[Tool], str | None]:
+        """The tools of one page, and the cursor of the next."""
+        visible = self._visible(self.catalog.tools.values(), asker)
+        if self._hides(visible):
+            return gateway_tools(), None
+        return self._cut(visible, cursor)
+
+    def _hides(self, tools: Sequence[Tool]) -> bool:
+        settings = self.settings
+        if settings.disclosure != "auto":
+            return settings.disclosure == "gateway"
+        return (
+            len(tools) > settings.max_tools
+            or sum(tool.size for tool in tools) > settings.max_tokens * _BYTES_PER_TOKEN
+        )
+
+    async def call_tool(
+        self, asker: Asker, name: str, arguments: JSONObject, door: Door = CLOSED
+    ) -> JSONObject:
+        """Run a tool; what goes wrong with it is a result.
+
+        Raises:
+            MCPError: If there is no such tool, or it needs a client that can do more.
+        """
+        context = self._context(asker, door)
+        tool = self.catalog.tools.get(name)
+        if tool is None:
+            if self.settings.disclosure != "tools":
+                result = await run_gateway_tool(
+                    name,
+                    arguments,
+                    self._gateway,
+                    context,
+                    self._runner(modern=asker.modern),
+                    expose=self.settings.expose_errors,
+                )
+                if result is not None:
+                    return _settled(result, asker)
+            raise MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
+        missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
+        if missing:
+            raise MCPError(
+                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                f"{name} needs a client that can do: {', '.join(missing)}",
+                {"requiredCapabilities": {name: {} for name in missing}},
+            )
+        value: Any = arguments
+        if tool.takes_box:
+            value = arguments.get(INPUT)
+        return _settled(await self._run(tool, value, context, modern=asker.modern), asker)
+
+    def _runner(self, *, modern: bool) -> Run:
+        async def run(operation_id: str, value: Any, context: OperationContext) -> JSONObject:
+            tool = self.catalog.by_id.get(operation_id)
+            if tool is None:
+                spec = self._gateway.schema(operation_id, context)
+                tool = Tool(operation_id, spec, self.settings.schema_budget)
+            return await self._run(tool, value, context, modern=modern)
+
+        return run
+
+    async def _run(
+        self, tool: Tool, value: Any, context: OperationContext, *, modern: bool
+    ) -> JSONObject:
+        """Run an operation to the result of a tool."""
+        spec = tool.spec
+        try:
+            if spec.type is OperationType.SUBSCRIPTION:
+                return await self._collect(spec, value, context)
+            envelope = await self.registry.execute(spec.id, value, context)
+        except CallError as error:
+            return error_result(error, spec.id, context, expose=self.settings.expose_errors)
+        return tool_result(
+            envelope,
+            boxed=tool.is_boxed(modern=modern),
+            declared=tool.declares_output(),
+            mime_type=tool.mime_type,
+        )
+
+    async def _collect(
+        self, spec: OperationSpec, value: Any, context: OperationContext
+    ) -> JSONObject:
+        """A subscription as one result: each item as progress, and at the end as many as there is room for.
+
+        Raises:
+            CallError: As the subscription gave it, but not because the time is over: then the call ends with
+                what there is.
+        """
+        settings = self.settings
+        items: list[Any] = []
+        room = settings.max_items_bytes
+        complete = False
+        try:
+            async with aclosing(self.registry.subscribe(spec.id, value, context)) as envelopes:
+                async for envelope in envelopes:
+                    item = envelope.to_wire()["data"]
+                    text = text_of(item)
+                    room -= len(text)
+                    if room < 0:
+                        break
+                    items.append(item)
+                    await context.progress(len(items), None, text)
+                    if len(items) == settings.max_items:
+                        break
+                else:
+                    complete = True
+        except CallError as error:
+            if error.code != ErrorCode.TIMEOUT or now() < cast("float", context.deadline) - 1:
+                raise
+        data = {"items": items, "complete": complete}
+        return {"content": [{"type": "text", "text": text_of(data)}], "structuredContent": data}
+
+    # ------------------------------------------------------------ resources
+
+    def list_resources(self, asker: Asker, cursor: str | None = None) -> JSONObject:
+        """One page of the resources."""
+        found, following = self._cut(self._visible(self.catalog.resources.values(), asker), cursor)
+        return _page("resources", [resource.wire() for resource in found], following, asker)
+
+    def list_templates(self, asker: Asker, cursor: str | None = None) -> JSONObject:
+        """One page of the resource templates."""
+        found, following = self._cut(self._visible(self.catalog.templates, asker), cursor)
+        return _page("resourceTemplates", [resource.wire() for resource in found], following, asker)
+
+    def find_resource(self, asker: Asker, uri: str) -> tuple[Resource, JSONObject]:
+        """The resource at `uri`, and the input that reads it.
+
+        Raises:
+            MCPError: If there is none the caller may read.
+        """
+        catalog = self.catalog
+        resource = catalog.resources.get(uri)
+        if resource is not None and self.sees(resource.spec, asker):
+            return resource, {}
+        for template in catalog.templates:
+            variables = template.template.match(uri) if template.template is not None else None
+            if variables is not None and self.sees(template.spec, asker):
+                return template, arguments_from_text(template.spec, variables)
+        raise MCPError(
+            INVALID_PARAMS if asker.modern else _RESOURCE_NOT_FOUND,
+            "Resource not found",
+            {"uri": uri},
+        )
+
+    async def read_resource(self, asker: Asker, uri: str, door: Door = CLOSED) -> JSONObject:
+        """Read a resource.
+
+        Raises:
+            MCPError: If there is no such resource, or reading it fails.
+        """
+        resource, value = self.find_resource(asker, uri)
+        envelope = await self._execute(resource.spec, value, self._context(asker, door))
+        result = resource_result(envelope, uri, resource.mime_type)
+        return _settled(result, asker, cacheable=True)
+
+    # ------------------------------------------------------------ prompts
+
+    def list_prompts(self, asker: Asker, cursor: str | None = None) -> JSONObject:
+        """One page of the prompts."""
+        found, following = self._cut(self._visible(self.catalog.prompts.values(), asker), cursor)
+        return _page("prompts", [prompt.wire() for prompt in found], following, asker)
+
+    def find_prompt(self, asker: Asker, name: str) -> Prompt:
+        """The prompt called `name`.
+
+        Raises:
+            MCPError: If there is none the caller may use.
+        """
+        prompt = self.catalog.prompts.get(name)
+        if prompt is None or not self.sees(prompt.spec, asker):
+            raise MCPError(INVALID_PARAMS, f"Unknown prompt: {name}")
+        return prompt
+
+    async def get_prompt(
+        self, asker: Asker, name: str, arguments: JSONObject, door: Door = CLOSED
+    ) -> JSONObject:
+        """Fill in a prompt.
+
+        Raises:
+            MCPError: If there is no such prompt, or making it fails.
+        """
+        spec = self.find_prompt(asker, name).spec
+        value = arguments_from_text(spec, arguments)
+        envelope = await self._execute(spec, value, self._context(asker, door))
+        return _settled(prompt_result(envelope, spec), asker)
+
+    # ------------------------------------------------------------ shared
+
+    async def _execute(self, spec: OperationSpec, value: Any, context: OperationContext) -> Any:
+        """Run an operation whose errors are the protocol's."""
+        try:
+            return (await self.registry.execute(spec.id, value, context)).raise_for_error()
+        except CallError as error:
+            wire = served_error(error, spec.id, context, expose=self.settings.expose_errors)
+            code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
+            raise MCPError(code, wire["message"], wire) from error
+
+    def _context(self, asker: Asker, door: Door) -> OperationContext:
+        return OperationContext(
+            identity=asker.identity,
+            deadline=now() + self.settings.timeout * 1000,
+            door=door,
+        )
+
+    def sees(self, spec: OperationSpec, asker: Asker) -> bool:
+        """Whether a caller may call, and so may see, an operation."""
+        return may_call(spec, OperationContext(identity=asker.identity))
+
+    def _visible(self, items: Iterable[ItemT], asker: Asker) -> list[ItemT]:
+        context = OperationContext(identity=asker.identity)
+        return [item for item in items if may_call(cast("Any", item).spec, context)]
+
+    def _cut(
+        self, items: Sequence[ItemT], cursor: str | None
+    ) -> tuple[Sequence[ItemT], str | None]:
+        """One page of `items`. A cursor says where the page begins, and at which revision that was."""
+        start = self._start(cursor)
+        end = start + self.settings.page_size
+        following = None
+        if end < len(items):
+            place = f"{end}.{self.registry.revision}".encode()
+            following = urlsafe_b64encode(place).decode()
+        return items[start:end], following
+
+    def _start(self, cursor: str | None) -> int:
+        if cursor is None:
+            return 0
+        try:
+            start, revision = map(int, urlsafe_b64decode(cursor).decode().split("."))
+        except ValueError:
+            start, revision = -1, -1
+        if start < 0 or revision != self.registry.revision:
+            raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning")
+        return start
+
+
+def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JSONObject:
+    page: JSONObject = {key: items}
+    if following is not None:
+        page["nextCursor"] = following
+    return _settled(page, asker, cacheable=True)
+
+
+def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JSONObject:
+    """A result with what every one of its era says: that it is whole, and for whom it may be kept."""
+    if asker.modern:
+        result["resultType"] = "complete"
+        if cacheable:
+            # Who asks decides what there is to see, so nothing is for everybody.
+            result |= {"ttlMs": 0, "cacheScope": "private"}
+    return result

@@ -1,0 +1,74 @@
+"""How a registry is served over MCP."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from starlette.requests import Request
+
+from operations.access import Identity
+from operations.mcp.serving.names import NameStyle
+
+Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
+"""All operations as tools, the gateway's four tools, or the one or the other by how much there is to list."""
+
+Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity | None] | None]
+"""Who sends a request; None for nobody in particular. An exception refuses the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MCPServerSettings:
+    """What `to_mcp` was asked for.
+
+    Raises:
+        ValueError: If a number is not positive.
+    """
+
+    name: str = "operations"
+    version: str = ""
+    title: str | None = None
+
+    instructions: str | None = None
+    """What a model should know before it uses the server."""
+
+    names: NameStyle = "full"
+
+    disclosure: Disclosure = "auto"
+
+    max_tools: int = 100
+    """With `auto`: the most tools that are listed; a caller who may call more gets the gateway."""
+
+    max_tokens: int = 50_000
+    """With `auto`: about the most tokens a listing may have, at four bytes each."""
+
+    page_size: int = 250
+    """Items in one page of a listing."""
+
+    schema_budget: int = 16 * 1024
+    """Bytes of JSON for the shared definitions in one schema of a listing; what is farther away becomes `{}`."""
+
+    timeout: float = 30
+    """Seconds a call may take."""
+
+    max_items: int = 1_000
+    """Items of a subscription in the final list; with them the call ends."""
+
+    max_items_bytes: int = 1024 * 1024
+    """Bytes of JSON in that list."""
+
+    identity: Identity | None = None
+    """Who asks where there is no HTTP request to tell: on stdio and in memory."""
+
+    identify: Identify | None = None
+    """Who sends an HTTP request."""
+
+    expose_errors: bool = False
+    """Show the text of unexpected errors to callers."""
+
+    def __post_init__(self) -> None:
+        numbers = (
+            "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "max_items", "max_items_bytes",
+        )  # fmt: skip
+        for field in numbers:
+            if getattr(self, field) <= 0:
+                raise ValueError(f"{field} is a positive number, not {getattr(self, field)!r}")

@@ -1,0 +1,255 @@
+"""A server as a child process: one JSON-RPC message per line on its stdin and stdout.
+
+Rule 1: whatever the child prints, the next good line counts. A line that is too long or no message costs at most the
+        call it answers.
+Rule 2: leaving stops the child and everything it started: stdin closes, then SIGTERM, then SIGKILL, each with a bound.
+"""
+
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from operations.mcp import guard
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.failures import Kind, seal
+from operations.mcp.lines import LineBuffer, Oversized
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+Incoming = MemoryObjectSendStream[SessionMessage | Exception]
+Outgoing = MemoryObjectReceiveStream[SessionMessage]
+Streams = tuple[
+    MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
+]
+
+_TERMINATE_SECONDS = 1.0
+"""After SIGTERM, before SIGKILL."""
+
+_KILL_SECONDS = 2.0
+"""For the loop to see that a killed process is dead."""
+
+_LAST_WORDS_SECONDS = 0.02
+"""Between the end of a child's stdout and the end of the connection."""
+
+_POLL_SECONDS = 0.01
+_STDERR_LINES = 20
+_COMPLAINTS = 5
+"""How many unreadable lines of one process are logged."""
+
+_GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
+
+
+class Child:
+    """What is known of a server's process while it runs and after it ended."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.process: Process | None = None
+        self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self.complaints = 0
+        self.is_stopped = False
+        self.went_away = False
+        """Whether it stopped talking before we stopped it."""
+
+    def complain(self, problem: str, line: bytes) -> None:
+        """Log an unreadable line: its beginning, and only the first few."""
+        self.complaints += 1
+        if self.complaints <= _COMPLAINTS:
+            shown = ascii(line[:80].decode("utf-8", "replace"))
+            logger.warning("%s printed %s, ignored: %s", self.name, problem, shown)
+
+
+@asynccontextmanager
+async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[Streams]:
+    """Start the server and give the two streams to talk to it.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    process = await anyio.open_process(
+        [cast("str", config.command), *config.args],
+        env=get_default_environment() | dict(config.env),
+        cwd=config.cwd,
+        start_new_session=True,
+    )
+    # No await from here to the task group: a cancellation in between would leave the child alone.
+    child.process = process
+    guard.watch(process.pid)
+    incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_read, process, config.max_message_bytes, incoming, child)
+        tasks.start_soon(_write, process, outgoing, incoming)
+        tasks.start_soon(_read_stderr, process, child)
+        try:
+            yield read_stream, write_stream
+        finally:
+            child.is_stopped = True
+            with anyio.CancelScope(shield=True):
+                for stream in (read_stream, write_stream):
+                    stream.close()
+                await _stop(process, config.shutdown_timeout)
+                guard.release(process.pid)
+            tasks.cancel_scope.cancel()
+
+
+# ------------------------------------------------------------ messages
+
+
+async def _read(process: Process, limit: int, incoming: Incoming, child: Child) -> None:
+    """Lines to messages until stdout ends. Goes on reading when nobody listens, so that the child can end."""
+    assert process.stdout is not None  # noqa: S101 - asked for
+    lines = LineBuffer(limit)
+    with suppress(*_GONE):
+        async with incoming:
+            async for chunk in process.stdout:
+                for line in lines.feed(chunk):
+                    for message in _messages(line, limit, child):
+                        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                            await incoming.send(message)
+            child.went_away = not child.is_stopped
+            # A request that is being written finds out that nobody reads it, and is safe to repeat: its
+            # failure has to arrive before the end of the connection does.
+            await anyio.sleep(_LAST_WORDS_SECONDS)
+
+
+def _messages(line: bytes | Oversized, limit: int, child: Child) -> Iterator[SessionMessage]:
+    """What a line says: usually one message; none, or (2025-03-26) a batch of them."""
+    if isinstance(line, Oversized):
+        child.complain(f"a message of {line.size} bytes", line.head)
+        message = f"answered with more than {limit} bytes"
+        parts = [_failed(line.request_id, "too_large", message, size=line.size)]
+    elif line.lstrip().startswith(b"["):
+        parts = [_message(part, child) for part in _batch(line)]
+    else:
+        parts = [_message(line, child)] if line.strip() else []
+    yield from (part for part in parts if part is not None)
+
+
+def _batch(line: bytes) -> list[bytes]:
+    try:
+        return [bytes(part) for part in msgspec.json.decode(line, type=list[msgspec.Raw])]
+    except (msgspec.DecodeError, RecursionError):
+        return [line]
+
+
+def _message(line: bytes, child: Child) -> SessionMessage | None:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValidationError:
+        child.complain("what is no message", line)
+    return _failed(_answered(line), "malformed", "answered what the protocol does not allow")
+
+
+def _answered(line: bytes) -> int | None:
+    """The id of the request that a malformed answer belongs to, if it is readable at all."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        value: Any = msgspec.json.decode(line)
+        if isinstance(value, dict) and "method" not in value:
+            request_id = cast("JSONObject", value).get("id")
+            return request_id if type(request_id) is int else None
+    return None
+
+
+def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:
+    if request_id is None:
+        return None
+    error = {"jsonrpc": "2.0", "id": request_id, "error": seal(kind, message, **details)}
+    return SessionMessage(JSONRPCError.model_validate(error))
+
+
+async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> None:
+    """Messages to lines. One that cannot be written was not read by anybody, and its caller is told so."""
+    async with outgoing:
+        async for message in outgoing:
+            body = message.message
+            line = body.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+            try:
+                await _send(process, line)
+            except (*_GONE, RuntimeError):
+                with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                    if isinstance(body, JSONRPCRequest):
+                        failed = _failed(body.id, "unreachable", "is not running")
+                        await incoming.send(cast("SessionMessage", failed))
+                    await incoming.aclose()
+                return
+
+
+async def _send(process: Process, line: bytes) -> None:
+    """Write a line.
+
+    Raises:
+        OSError: If nobody reads any more. asyncio would tell so with the next line only.
+    """
+    writer: Any = getattr(getattr(process, "_process", None), "stdin", None)
+    writer.write(line)
+    if writer.is_closing():
+        raise BrokenPipeError
+    await writer.drain()
+
+
+async def _read_stderr(process: Process, child: Child) -> None:
+    """What the child says about itself: to our log, the end of it kept for explaining a failure."""
+    assert process.stderr is not None  # noqa: S101 - asked for
+    lines = LineBuffer(4096)
+    with suppress(*_GONE):
+        async for chunk in process.stderr:
+            for line in lines.feed(chunk):
+                text = line.head if isinstance(line, Oversized) else line
+                shown = ascii(text.decode("utf-8", "replace"))[1:-1]
+                child.stderr.append(shown)
+                logger.debug("%s: %s", child.name, shown)
+
+
+# ------------------------------------------------------------ the end
+
+
+async def _stop(process: Process, grace: float) -> None:
+    """End the child, then whatever it started."""
+    assert process.stdin is not None  # noqa: S101 - asked for
+    with suppress(*_GONE):
+        await process.stdin.aclose()
+    if not await _ended(process, grace):
+        _signal(process, signal.SIGTERM)
+        await _ended(process, _TERMINATE_SECONDS)
+    _signal(process, signal.SIGKILL)
+    if not await _ended(process, _KILL_SECONDS):
+        logger.warning("process %d does not end, even killed", process.pid)
+    for pipe in (process.stdout, process.stderr):
+        with suppress(*_GONE):
+            if pipe is not None:
+                await pipe.aclose()
+    # A pipe end held by a process we could not reach keeps asyncio's transport open, and nothing public closes it.
+    transport: Any = getattr(getattr(process, "_process", None), "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+def _signal(process: Process, number: signal.Signals) -> None:
+    """Send a signal to the child's whole group; the child leads it, because it has a session of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def _ended(process: Process, seconds: float) -> bool:
+    """Whether the process ends in time. By polling: `wait` also waits for pipes that others may hold."""
+    deadline = anyio.current_time() + seconds
+    while process.returncode is None:
+        if anyio.current_time() >= deadline:
+            return False
+        await anyio.sleep(_POLL_SECONDS)
+    return True

@@ -1,0 +1,196 @@
+"""A tool as an operation.
+
+Rule 1: what a server says of its own tool is kept, and believed only where the operator says so: an untrusted tool is
+        a mutation, is not idempotent, and is never sent twice.
+Rule 2: a name is made safe, never trusted; the tool is still called by its own.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from fnmatch import fnmatchcase
+from typing import Any, Protocol, cast
+
+from msgspec.structs import replace
+
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode
+from operations.mcp.config import MCPClientConfig
+from operations.mcp.content import tool_envelope
+from operations.mcp.exported import restore_spec
+from operations.mcp.interaction import is_question, question_envelope, settle
+from operations.mcp.names import safe_name
+from operations.schema import Schema, from_schema
+from operations.specs import Operation, OperationSpec, OperationType
+from operations.types import JSONObject
+
+
+class Request(Protocol):
+    """Sends a request to the server, for a call."""
+
+    def __call__(
+        self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
+    ) -> Awaitable[JSONObject]:
+        """The result, as it came.
+
+        Raises:
+            CallError: If there is none.
+        """
+        ...
+
+
+def is_imported(name: str, config: MCPClientConfig) -> bool:
+    """Whether the operator wants this tool."""
+    return (config.allow is None or matches(name, config.allow)) and not matches(name, config.deny)
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Whether one of `patterns` names `name`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def build_spec(
+    tool: JSONObject, server: str, version: str, config: MCPClientConfig
+) -> OperationSpec:
+    """The contract of `tool`.
+
+    Raises:
+        ValueError: If its name cannot be one of ours.
+    """
+    name = cast("str", tool["name"])
+    annotations: JSONObject = _object(tool.get("annotations"))
+    trusted = config.trust_annotations
+    reads = matches(name, config.queries) or (trusted and annotations.get("readOnlyHint") is True)
+    meta: JSONObject = {"source": "mcp", "server": server, "tool": name}
+    for key in ("annotations", "_meta", "icons", "execution"):
+        if tool.get(key):
+            meta[key] = tool[key]
+    spec = OperationSpec(
+        name=safe_name(name),
+        namespace=cast("str", config.namespace),
+        version=version,
+        type=OperationType.QUERY if reads else OperationType.MUTATION,
+        title=_text(tool.get("title")) or _text(annotations.get("title")),
+        description=_text(tool.get("description")) or "",
+        input_schema=from_schema(tool["inputSchema"], lenient=True),
+        output_schema=_output_schema(tool.get("outputSchema")),
+        idempotent=trusted and annotations.get("idempotentHint") is True,
+        meta=meta,
+    )
+    return config.guarded(restore_spec(spec, tool.get("_meta")) if trusted else spec)
+
+
+def _output_schema(document: Any) -> Schema:
+    if not isinstance(document, (dict, bool)):
+        return Schema({})
+    return from_schema(cast("JSONObject | bool", document), lenient=True)
+
+
+def _object(value: Any) -> JSONObject:
+    return cast("JSONObject", value) if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def build_tool(
+    spec: OperationSpec,
+    tool_name: str,
+    request: Request,
+    config: MCPClientConfig,
+    on_question: Callable[[], str],
+) -> Operation:
+    """The operation that calls `tool_name`.
+
+    Args:
+        spec: Its contract.
+        tool_name: Its name at the server.
+        request: How to reach the server.
+        config: Whose handlers answer questions.
+        on_question: Called when a question goes to the caller; gives the id of the operation for its answer.
+    """
+    replayable, output_schema = spec.replayable, spec.output_schema
+
+    async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        arguments = _arguments(input)
+        params = {"name": tool_name, "arguments": arguments}
+        result = await request("tools/call", params, context, replayable=replayable)
+        if is_question(result):
+
+            async def send(added: JSONObject) -> JSONObject:
+                params = {"name": tool_name, "arguments": arguments, **added}
+                return await request("tools/call", params, context, replayable=replayable)
+
+            result = await settle(result, send, config, context)
+            if is_question(result):
+                resume = {"operation": on_question(), "name": tool_name, "arguments": arguments}
+                return question_envelope(result, resume)
+        return tool_envelope(result, output_schema)
+
+    return Operation(spec, call)
+
+
+def build_resume(server: str, version: str, request: Request, config: MCPClientConfig) -> Operation:
+    """`<server>.tools.resume`: answers the questions of a call that ended with `input_required`."""
+    spec = OperationSpec(
+        name="tools.resume",
+        namespace=cast("str", config.namespace),
+        version=version,
+        type=OperationType.MUTATION,
+        description="Go on with a tool that asked for input: the same tool and arguments, the answers by "
+        "key, and the state it gave.",
+        input_schema=from_schema(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "arguments": {"type": "object"},
+                    "inputResponses": {"type": "object"},
+                    "requestState": {"type": "string"},
+                },
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        ),
+        meta={"source": "mcp", "server": server},
+    )
+
+    async def resume(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        if not is_imported(input["name"], config):
+            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"{server} has no such tool")
+        result = await request("tools/call", dict(input), context, replayable=False)
+        return (
+            question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
+        )
+
+    return Operation(config.guarded(spec), resume)
+
+
+def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
+    """An operation that is not to be called: what it does now (`spec`) is not what was accepted.
+
+    It shows the contract that was `known`; without one nothing but its name, because nobody has read the rest.
+    """
+    shown = replace(
+        spec, title=None, description="", input_schema=Schema({}), output_schema=Schema({})
+    )
+    if known is not None:
+        shown = known.spec
+
+    async def refuse(input: Any, context: OperationContext) -> Any:
+        raise CallError(
+            ErrorCode.UNAVAILABLE,
+            f"{spec.id} is in quarantine: {server} changed its definition, and nobody accepted that yet",
+            {"server": server, "quarantined": True},
+            retryable=False,
+        )
+
+    return Operation(replace(shown, meta={**shown.meta, "quarantined": True}), refuse)
+
+
+def _arguments(input: Any) -> JSONObject:
+    if input is None:
+        return {}
+    if not isinstance(input, dict):
+        raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool is an object")
+    return cast("JSONObject", input)

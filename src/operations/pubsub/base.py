@@ -1,0 +1,157 @@
+"""What a transport must do to carry calls: two ways to address a message, and one question.
+
+    mailbox   `send` reaches everyone who `listen`s at an address (a private one has one listener)
+    queue     `put` reaches exactly one of those who `take` from it
+    presence  `is_present` asks whether anybody listens at an address, without needing their help
+
+Rule 1: a message is the JSON text of one event. Transports carry it and never look inside; the one exception is
+        `type`, by which a socket tells what was put from what was sent.
+Rule 2: delivery is at most once. Whoever needs more asks again; nothing here retries what may have arrived.
+Rule 3: a transport reconnects by itself and restores what was listened to and taken from.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from operations.access import Identity
+
+PUT_TYPE = "call.requested"
+"""The type of the events that are put into queues. Every other event is sent to a mailbox."""
+
+
+class Receiver(Protocol):
+    """Who gets the messages. Called on the event loop; must return at once and never raise."""
+
+    def receive(self, body: bytes, reply_to: str) -> None:
+        """A message arrived; `reply_to` is the mailbox an answer goes to, or empty."""
+        ...
+
+    def undelivered(self, key: str) -> None:
+        """The message put under `key` found nobody to take it."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone. The transport is already trying to restore it."""
+        ...
+
+    def restored(self) -> None:
+        """The connection is back, and so is every subscription."""
+        ...
+
+
+class Subscription(Protocol):
+    """Something that listens or takes, until it is closed."""
+
+    async def aclose(self) -> None:
+        """Stop. Messages that were handed to this process are still delivered before this returns."""
+        ...
+
+
+class EventTarget(Protocol):
+    """Where events go: one connection to a broker, to a peer, or to this very process.
+
+    The contract suite in `tests/pubsub/test_contract.py` holds for every implementation.
+
+    Attributes:
+        trusted: Whether the `identity` inside events may be believed.
+        identity: Who is at the other end, where a connection has exactly one peer that signed in.
+        max_bytes: The largest message that can be carried.
+        direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
+        is_connected: Whether the other end can be reached now.
+    """
+
+    trusted: bool
+    identity: Identity | None
+    max_bytes: int
+    direct: bool
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the other end can be reached now."""
+        ...
+
+    def mailbox(self) -> str:
+        """A new private address, which nobody can guess."""
+        ...
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`."""
+        ...
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
+        """Listen at mailboxes and topics; messages sent after this returns arrive.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        ...
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Send to everyone who listens at `address`; to nobody if nobody does.
+
+        Waits for room, not for delivery.
+
+        Raises:
+            TransportError: If the message was not, or may not have been, sent.
+        """
+        ...
+
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> Subscription:
+        """Take messages from `queue`, in turn with everyone else who does.
+
+        Args:
+            queue: Its name.
+            receiver: Who gets them.
+            capacity: How many more messages this process can work on now. Where a broker hands out
+                batches, no more than that are taken, unless nobody else takes them.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        ...
+
+    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+        """Give a message to one of those who take from `queue`.
+
+        Args:
+            queue: Its name.
+            body: The message.
+            key: Names the message: a second one with the same key may be dropped by the broker.
+            reply_to: The mailbox for answers, and for the news that nobody was there.
+            wait: Seconds to wait for a connection while there is none.
+
+        Raises:
+            NobodyThereError: If the broker says that nobody takes from it.
+            NotSentError: If the message certainly was not delivered.
+            TransportError: If it may or may not have been.
+        """
+        ...
+
+    async def is_present(self, address: str) -> bool:
+        """Whether somebody listens at `address`, however busy.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        ...
+
+    async def set_aside(self, queue: str, body: bytes) -> None:
+        """Keep a message that broke everyone who took it, where people can look at it."""
+        ...
+
+
+class Registration:
+    """A receiver in a list, until closed; closing twice is harmless."""
+
+    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
+        self._receivers = receivers
+        self._receiver: Receiver | None = receiver
+        receivers.append(receiver)
+
+    async def aclose(self) -> None:
+        """Take the receiver out of the list."""
+        if self._receiver is not None:
+            self._receivers.remove(self._receiver)
+            self._receiver = None

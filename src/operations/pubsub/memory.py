@@ -1,0 +1,122 @@
+"""Events within one process and one event loop: nothing to install, nothing to lose.
+
+Messages are still JSON texts, so that what works here works over a broker.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from secrets import token_hex
+
+from operations.access import Identity
+from operations.errors import NobodyThereError, NotSentError
+from operations.pubsub.base import Receiver
+
+_MAX_SEEN = 50_000
+"""Keys that are remembered, so that nothing is put twice."""
+
+
+class MemoryTarget:
+    """Callers and workers of one process. Trusted: whoever can send is our own code."""
+
+    def __init__(self, *, trusted: bool = True, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self.trusted = trusted
+        self.identity: Identity | None = None
+        self.max_bytes = max_bytes
+        self.direct = False
+        self.aside: list[bytes] = []
+        self._listeners: dict[str, list[Receiver]] = {}
+        self._takers: dict[str, list[Receiver]] = {}
+        self._seen: dict[str, None] = {}
+        self._turn = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Always: there is nothing in between."""
+        return True
+
+    def mailbox(self) -> str:
+        """A new private address."""
+        return f"box.{token_hex(16)}"
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`."""
+        return f"topic.{name}"
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
+        """Listen at `addresses`."""
+        self._enter_loop()
+        return _Registration(self._listeners, addresses, receiver)
+
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> "_Registration":
+        """Take turns with everyone else who takes from `queue`. Nothing is batched, so `capacity` is not asked."""
+        self._enter_loop()
+        return _Registration(self._takers, (queue,), receiver)
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Hand `body` to the listeners before this returns."""
+        for receiver in tuple(self._listeners.get(address, ())):
+            receiver.receive(body, "")
+
+    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+        """Hand `body` to one taker before this returns; a key that was seen before is dropped.
+
+        Raises:
+            NobodyThereError: If nobody takes from `queue`.
+            NotSentError: If the target is used from another event loop than the one it lives on.
+        """
+        if self._loop is not asyncio.get_running_loop():
+            self._enter_loop()
+        takers = self._takers.get(queue)
+        if not takers:
+            raise NobodyThereError(f"nobody takes from {queue!r}")
+        if key in self._seen:
+            return
+        self._seen[key] = None
+        if len(self._seen) > _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        self._turn += 1
+        takers[self._turn % len(takers)].receive(body, reply_to)
+
+    async def is_present(self, address: str) -> bool:
+        """Whether somebody listens at `address`."""
+        return address in self._listeners
+
+    async def set_aside(self, queue: str, body: bytes) -> None:
+        """Keep the message in `aside`, the last hundred of them."""
+        self.aside.append(body)
+        del self.aside[:-100]
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = loop
+        elif self._loop is not loop:
+            raise NotSentError("a MemoryTarget belongs to one event loop, and this is another one")
+
+
+class _Registration:
+    """One receiver at some names, until closed."""
+
+    def __init__(
+        self, table: dict[str, list[Receiver]], names: Sequence[str], receiver: Receiver
+    ) -> None:
+        self._table = table
+        self._names = names
+        self._receiver: Receiver | None = receiver
+        for name in names:
+            table.setdefault(name, []).append(receiver)
+
+    async def aclose(self) -> None:
+        """Remove the receiver; closing twice is harmless."""
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        for name in self._names:
+            remaining = [other for other in self._table[name] if other is not receiver]
+            if remaining:
+                self._table[name] = remaining
+            else:
+                del self._table[name]

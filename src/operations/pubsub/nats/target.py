@@ -1,0 +1,334 @@
+"""Events over NATS.
+
+queue     a subject whose subscribers share a queue group; the server answers at once when there are none
+mailbox   a subject of its own; the token after it names the request a message is about
+topic     a subject
+presence  a ping to the subject: the server answers for those who are gone
+
+Durable queues live in `durable`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from secrets import token_hex
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
+
+from operations.access import Identity
+from operations.errors import NotSentError, TooLargeError, TransportError
+from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.base import Receiver, Subscription
+from operations.pubsub.nats.durable import DurableQueues
+
+logger = logging.getLogger("operations")
+
+_NATS_ERRORS = (Error, OSError, EOFError)
+
+_PING_SECONDS = 0.3
+"""How long a present but busy listener may take before it counts as present anyway."""
+
+_SEND_WAIT = 3.0
+"""Seconds an answer waits for a connection that is being restored."""
+
+_MAX_UNREAD = 32 * 1024 * 1024
+"""Bytes that may wait in this process for one subscription before more are dropped."""
+
+
+class NatsTarget:
+    """One client of a NATS server. Made by `connect_nats`."""
+
+    def __init__(self, *, prefix: str, client: str, trusted: bool, durable: bool) -> None:
+        self.trusted = trusted
+        self.identity: Identity | None = None
+        self.max_bytes = 1024 * 1024
+        self.direct = False
+        self._prefix = prefix
+        self._boxes = f"{prefix}.box.{client}"
+        self._nats = Client()
+        self._durable: DurableQueues | None = None
+        self._wants_durable = durable
+        self._receivers: list[Receiver] = []
+        self._attempt = 0
+        self._connected = asyncio.Event()
+
+    async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: If NATS cannot be reached, or refuses us.
+        """
+        try:
+            async with asyncio.timeout(connect_timeout):
+                await self._nats.connect(
+                    url,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_lost,
+                    reconnected_cb=self._on_restored,
+                    reconnect_to_server_handler=self._next_server,
+                    max_reconnect_attempts=-1,
+                    connect_timeout=2,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    inbox_prefix=self._boxes,
+                    **options,
+                )
+        except (*_NATS_ERRORS, TimeoutError) as error:
+            with suppress(*_NATS_ERRORS):
+                await self._nats.close()
+            raise TransportError(f"NATS cannot be reached: {error}") from error
+        self._connected.set()
+        self.max_bytes = self._nats.max_payload
+        if self._wants_durable:
+            self._durable = DurableQueues(self._nats, self._prefix)
+            try:
+                await self._durable.open()
+            except TransportError:
+                await self.aclose()
+                raise
+
+    async def aclose(self) -> None:
+        """Flush and disconnect."""
+        with suppress(*_NATS_ERRORS):
+            if self._nats.is_connected:
+                await self._nats.flush(timeout=2)
+        with suppress(*_NATS_ERRORS):
+            await self._nats.close()
+
+    # ---------------------------------------------------------------------------------------- connection
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached now."""
+        return self._nats.is_connected
+
+    def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
+        delay = reconnect_delay(self._attempt)
+        self._attempt += 1
+        return servers[self._attempt % len(servers)], delay
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, SlowConsumerError):
+            logger.error("messages were dropped: they arrived faster than they were read")
+        else:
+            logger.debug("NATS: %s", error)
+
+    async def _on_lost(self) -> None:
+        self._connected.clear()
+        for receiver in tuple(self._receivers):
+            receiver.lost("the connection to NATS was lost")
+
+    async def _on_restored(self) -> None:
+        self._attempt = 0
+        self._connected.set()
+        self.max_bytes = self._nats.max_payload
+        for receiver in tuple(self._receivers):
+            receiver.restored()
+
+    async def _ready(self, wait: float) -> None:
+        if self._nats.is_connected:
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await self._connected.wait()
+        except TimeoutError:
+            raise NotSentError("NATS cannot be reached") from None
+
+    # ---------------------------------------------------------------------------------------- addresses
+
+    def mailbox(self) -> str:
+        """A new private address, under this client's name."""
+        return f"{self._boxes}.{token_hex(16)}"
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`."""
+        return f"{self._prefix}.topic.{name}"
+
+    def _queue(self, name: str) -> str:
+        return f"{self._prefix}.queue.{name}"
+
+    def _is_mailbox(self, address: str) -> bool:
+        return address.startswith(f"{self._prefix}.box.")
+
+    def _subject(self, address: str) -> str:
+        """Where a message to `address` is published.
+
+        Raises:
+            NotSentError: If it is neither ours nor an inbox of a plain NATS client.
+        """
+        if self._is_mailbox(address):
+            return f"{address}._"
+        if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
+            return address
+        raise NotSentError(f"{address!r} is no address of ours")
+
+    # ---------------------------------------------------------------------------------------- mailboxes
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Subscriptions":
+        """Listen at `addresses`."""
+        subscriptions = [
+            await self._subscribe(
+                f"{address}.>" if self._is_mailbox(address) else address,
+                self._to_mailbox(address, receiver),
+            )
+            for address in addresses
+        ]
+        await self._arrive()
+        self._receivers.append(receiver)
+        return _Subscriptions(subscriptions, lambda: self._receivers.remove(receiver))
+
+    def _to_mailbox(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
+        async def deliver(message: Any) -> None:
+            if message.data:
+                receiver.receive(message.data, "")
+            elif message.reply:
+                # Someone asks whether anybody is here.
+                await self._nats.publish(message.reply)
+            elif message.headers and message.headers.get("Status") == "503":
+                receiver.undelivered(message.subject[len(address) + 1 :])
+
+        return deliver
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Publish to a mailbox or topic of this prefix, or to the inbox of a plain NATS client."""
+        subject = self._subject(address)
+        if not self._nats.is_connected:
+            await self._ready(_SEND_WAIT)
+        await self._publish(subject, body, "")
+
+    async def _publish(self, subject: str, body: bytes, reply: str) -> None:
+        try:
+            await self._nats.publish(subject, body, reply)
+        except MaxPayloadError as error:
+            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}") from error
+        except _NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+
+    async def is_present(self, address: str) -> bool:
+        """Whether somebody listens at `address`. Silence is presence: the server speaks for the absent."""
+        await self._ready(0)
+        try:
+            await self._nats.request(self._subject(address), b"", timeout=_PING_SECONDS)
+        except NoRespondersError:
+            return False
+        except TimeoutError:
+            return True
+        except _NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        return True
+
+    # ---------------------------------------------------------------------------------------- queues
+
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> Subscription:
+        """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
+        if self._durable is not None:
+            return await self._durable.take(self._queue(queue), queue, receiver, capacity)
+
+        async def deliver(message: Any) -> None:
+            reply: str = message.reply
+            # The last token names the request; a plain client's inbox is used as it is.
+            receiver.receive(
+                message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
+            )
+
+        subscription = await self._subscribe(self._queue(queue), deliver, queue="workers")
+        await self._arrive()
+        return _Subscriptions([subscription], lambda: None)
+
+    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+        """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
+        if not self._nats.is_connected:
+            await self._ready(wait)
+        if self._durable is not None:
+            await self._durable.put(self._queue(queue), body, key, wait)
+            return
+        await self._publish(self._queue(queue), body, f"{reply_to}.{key}")
+
+    async def set_aside(self, queue: str, body: bytes) -> None:
+        """Publish a poisonous request to the subject `aside` of its group."""
+        await self._publish(f"{self._prefix}.aside.{queue}", body, "")
+
+    # ---------------------------------------------------------------------------------------- subscribing
+
+    async def _subscribe(
+        self, subject: str, deliver: Callable[[Any], Awaitable[None]], queue: str = ""
+    ) -> Any:
+        try:
+            return await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
+                subject, queue=queue, cb=deliver, pending_bytes_limit=_MAX_UNREAD
+            )
+        except _NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+
+    async def _arrive(self) -> None:
+        """Wait until the server has seen every subscription made so far.
+
+        A flush does not do: its PING overtakes them. A message does not.
+        """
+        subject = f"{self._boxes}.{token_hex(16)}"
+        try:
+            echo = await self._nats.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
+            await self._nats.publish(subject, b"1")
+            await echo.next_msg(timeout=5)
+            await echo.unsubscribe()
+        except (*_NATS_ERRORS, TimeoutError) as error:
+            raise TransportError(f"NATS does not answer: {error}") from error
+
+
+class _Subscriptions:
+    """Some subscriptions that are closed together."""
+
+    def __init__(self, subscriptions: list[Any], forget: Callable[[], None]) -> None:
+        self._subscriptions = subscriptions
+        self._forget = forget
+
+    async def aclose(self) -> None:
+        """Unsubscribe, and deliver what has arrived; closing twice is harmless."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        if not subscriptions:
+            return
+        self._forget()
+        for subscription in subscriptions:
+            with suppress(*_NATS_ERRORS, TimeoutError):
+                async with asyncio.timeout(2):
+                    await subscription.drain()
+
+
+@asynccontextmanager
+async def connect_nats(
+    url: str = "nats://127.0.0.1:4222",
+    *,
+    prefix: str = "operations",
+    client: str = "any",
+    trusted: bool = False,
+    durable: bool = False,
+    connect_timeout: float = 5.0,
+    **options: Any,
+) -> AsyncGenerator[NatsTarget]:
+    """Connect to NATS for the length of an `async with` block; lost connections are restored.
+
+    Args:
+        url: Of a server, or several separated by commas.
+        prefix: The first token of every subject.
+        client: The token after `box` in the subjects of this client's mailboxes, for access rules
+            (see docs/calls.md).
+        trusted: Believe the `identity` inside events: only where everyone who can publish may be anyone.
+        durable: Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a
+            prefix must agree.
+        connect_timeout: Seconds for the first connection.
+        options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
+
+    Raises:
+        TransportError: If NATS cannot be reached now.
+    """
+    target = NatsTarget(prefix=prefix, client=client, trusted=trusted, durable=durable)
+    await target.open(url, options, connect_timeout)
+    try:
+        yield target
+    finally:
+        await target.aclose()

@@ -1,0 +1,289 @@
+"""One connection to Redis that many tasks share.
+
+Rule 1: commands are written together, once per turn of the event loop, and answered in order.
+Rule 2: a link that breaks fails what was under way and connects again by itself, with jitter.
+Rule 3: a link that is silent although it was asked something is broken (half-open connections).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.asyncio import ConnectionPool
+from redis.exceptions import RedisError, ResponseError
+
+from operations.errors import NotSentError, TransportError
+from operations.pubsub.backoff import reconnect_delay
+
+logger = logging.getLogger("operations")
+
+KEEPALIVE = 5.0
+"""Seconds between signs of life."""
+
+SILENCE = 12.0
+"""Seconds without an answer after which a connection is given up."""
+
+MAX_BUFFERED = 8 * 1024 * 1024
+"""Bytes that may wait to be written before senders have to."""
+
+CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
+
+
+def open_pool(url: str) -> Any:
+    """Where connections to `url` come from. Nothing is connected yet."""
+    # RESP2, because answers are read as they are and maps would only cost time. No retries: only
+    # we know what may be sent twice.
+    return ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+        url, protocol=2, socket_timeout=None, socket_connect_timeout=5
+    )
+
+
+async def open_connection(pool: Any) -> Any:
+    """A connection of its own.
+
+    Raises:
+        TransportError: If Redis cannot be reached, or refuses us.
+    """
+    connection = pool.make_connection()
+    connection.retry.update_retries(0)
+    try:
+        await connection.connect()
+    except CONNECTION_ERRORS as error:
+        raise TransportError(f"Redis cannot be reached: {error}") from error
+    return connection
+
+
+async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
+    """Send one command on a connection nobody else uses, and read its answer.
+
+    Raises:
+        TransportError: If the connection breaks or stays silent.
+        redis.ResponseError: As Redis gave it.
+    """
+    try:
+        await connection.send_command(*command)
+        return await connection.read_response(timeout=timeout)
+    except ResponseError:
+        raise
+    except (*CONNECTION_ERRORS, TimeoutError) as error:
+        raise TransportError(f"Redis: {error}") from error
+
+
+class Supervised:
+    """Something that runs on a connection, and again on the next one when that breaks."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]], lost: Callable[[str], None]) -> None:
+        self._work = work
+        self._lost = lost
+        self.attempt = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Run in the background until `stop`."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._work()
+            except (TransportError, *CONNECTION_ERRORS) as error:
+                if self.attempt == 0:
+                    logger.warning("the connection to Redis was lost: %s", error)
+                self._lost(f"the connection to Redis was lost: {error}")
+            else:
+                return
+            await asyncio.sleep(reconnect_delay(self.attempt))
+            self.attempt += 1
+
+    async def stop(self) -> None:
+        """Stop and wait until it has."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def ended(self) -> None:
+        """Wait until the work ends by itself."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+
+class Link:
+    """Commands of many tasks over one connection."""
+
+    def __init__(
+        self,
+        pool: Any,
+        prepare: Callable[[Any], Awaitable[None]],
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._prepare = prepare
+        self._restored = restored
+        self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
+        self._outbox_bytes = 0
+        self._waiting: deque[asyncio.Future[Any] | None] = deque()
+        self._heard_at = 0.0
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._up = asyncio.Event()
+        self._supervised = Supervised(self._live, lost)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether commands can be sent now."""
+        return self._up.is_set()
+
+    async def open(self) -> None:
+        """Connect for the first time, and stay connected.
+
+        Raises:
+            TransportError: If that fails; then nothing goes on in the background.
+        """
+        connection = await open_connection(self._pool)
+        try:
+            await self._prepare(connection)
+        finally:
+            await connection.disconnect()
+        self._supervised.start()
+        await self._up.wait()
+
+    async def aclose(self) -> None:
+        """Write what waits to be written, and disconnect."""
+        if self._up.is_set() and self._outbox:
+            self._wake.set()
+            await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
+        await self._supervised.stop()
+
+    async def ready(self, wait: float) -> None:
+        """Wait until commands can be sent.
+
+        Raises:
+            NotSentError: If that takes longer than `wait` seconds.
+        """
+        if self._up.is_set():
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await self._up.wait()
+        except TimeoutError:
+            raise NotSentError("Redis cannot be reached") from None
+
+    async def request(self, *command: Any, size: int = 0) -> Any:
+        """The answer to a command.
+
+        Raises:
+            TransportError: If it may or may not have been carried out.
+            redis.ResponseError: As Redis gave it.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        await self._add(command, future, size)
+        return await future
+
+    async def tell(self, *command: Any, size: int = 0) -> None:
+        """Send a command whose answer nobody needs."""
+        await self._add(command, None, size)
+
+    async def _add(
+        self, command: tuple[Any, ...], future: "asyncio.Future[Any] | None", size: int
+    ) -> None:
+        if self._outbox_bytes > MAX_BUFFERED:
+            await self._drained.wait()
+        if not self._up.is_set():
+            raise NotSentError("Redis cannot be reached")
+        self._outbox.append((command, future, size))
+        self._outbox_bytes += size
+        self._drained.clear()
+        self._wake.set()
+
+    async def _live(self) -> None:
+        """Be connected, until the connection breaks."""
+        connection = await open_connection(self._pool)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._prepare(connection)
+            loop = asyncio.get_running_loop()
+            self._heard_at = loop.time()
+            is_first = self._supervised.attempt == 0
+            self._supervised.attempt = 0
+            self._up.set()
+            if not is_first:
+                self._restored()
+            tasks = [
+                loop.create_task(work(connection))
+                for work in (self._write, self._read, self._keep_alive)
+            ]
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            self._up.clear()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await connection.disconnect(nowait=True)
+            self._fail_all()
+            # Once broken, the next connection is a restored one.
+            self._supervised.attempt = max(self._supervised.attempt, 1)
+
+    async def _write(self, connection: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            # One more turn, so that everything sent in this one goes together.
+            await asyncio.sleep(0)
+            batch, self._outbox = self._outbox, []
+            self._outbox_bytes = 0
+            self._drained.set()
+            if not batch:
+                continue
+            packed: list[Any] = []
+            for command, future, _ in batch:
+                self._waiting.append(future)
+                packed.extend(connection.pack_command(*command))
+            await connection.send_packed_command(packed)
+
+    async def _read(self, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                answer = await connection.read_response()
+            except ResponseError as error:
+                self._settle(error)
+            else:
+                self._settle(answer)
+            self._heard_at = loop.time()
+
+    def _settle(self, answer: Any) -> None:
+        future = self._waiting.popleft()
+        if future is None:
+            if isinstance(answer, ResponseError):
+                logger.warning("Redis refused a command: %s", answer)
+        elif not future.done():
+            if isinstance(answer, ResponseError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    async def _keep_alive(self, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            if loop.time() - self._heard_at > SILENCE:
+                raise TransportError(f"no answer for {SILENCE:g} seconds")
+            await self.tell("PING")
+
+    def _fail_all(self) -> None:
+        unsent, self._outbox = self._outbox, []
+        self._outbox_bytes = 0
+        self._drained.set()
+        for future in self._waiting:
+            if future is not None and not future.done():
+                future.set_exception(TransportError("the connection to Redis was lost"))
+        self._waiting.clear()
+        for _, future, _ in unsent:
+            if future is not None and not future.done():
+                future.set_exception(NotSentError("the connection to Redis was lost"))

@@ -1,0 +1,218 @@
+"""What waits at the server: the reader of mailboxes, and the taker from a queue.
+
+Each has a connection of its own, because a read that waits keeps everything behind it waiting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from secrets import token_hex
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from operations.errors import TransportError
+from operations.pubsub.base import Receiver
+from operations.pubsub.redis.link import Link, Supervised, ask, open_connection
+
+_BATCH = 64
+"""Entries taken in one go."""
+
+_YIELD = 0.005
+"""Seconds a worker without room leaves requests to others."""
+
+_BLOCK = 5000
+"""Milliseconds a read waits at the server, which is also how often it is heard of."""
+
+_MAILBOX_SECONDS = 120
+"""How long a mailbox outlives the last sign of its owner."""
+
+_TRIM_EVERY = 256
+"""Messages read between clean-ups of a mailbox."""
+
+
+class MailboxReader:
+    """Reads mailboxes on a connection of its own, where it can wait for as long as it takes."""
+
+    def __init__(
+        self,
+        pool: Any,
+        link: Link,
+        boxes: list[str],
+        receiver: Receiver,
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._link = link
+        self._receiver = receiver
+        self._restored = restored
+        self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
+        self._supervised = Supervised(self._live, lost)
+        self._ready = asyncio.Event()
+        self._since_trim = 0
+
+    async def open(self) -> None:
+        """Make the streams and start to read; what is sent from now on arrives.
+
+        Raises:
+            TransportError: If Redis cannot be reached.
+        """
+        connection = await open_connection(self._pool)
+        try:
+            await self._create(connection)
+        finally:
+            await connection.disconnect()
+        self._supervised.start()
+        await self._ready.wait()
+
+    async def aclose(self) -> None:
+        """Stop reading, and take the streams away."""
+        await self._supervised.stop()
+        if self._link.is_up:
+            for box in self._positions:
+                await self._link.tell("DEL", box)
+
+    async def _create(self, connection: Any) -> None:
+        """Make the streams, or keep them alive; the empty entry is nobody's message."""
+        for box, position in self._positions.items():
+            added = await ask(connection, "XADD", box, "*", "e", b"")
+            await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
+            if not position:
+                self._positions[box] = added
+
+    async def _live(self) -> None:
+        connection = await open_connection(self._pool)
+        try:
+            await self._create(connection)
+            if self._ready.is_set():
+                self._restored()
+            self._ready.set()
+            self._supervised.attempt = 0
+            renewed_at = asyncio.get_running_loop().time()
+            while True:
+                command = (
+                    *("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS"),
+                    *self._positions,
+                )
+                answer = await ask(connection, *command, *self._positions.values())
+                for box, entries in answer or ():
+                    self._deliver(box.decode(), entries)
+                now = asyncio.get_running_loop().time()
+                if now - renewed_at > _MAILBOX_SECONDS / 4:
+                    renewed_at = now
+                    await self._create(connection)
+                elif self._since_trim >= _TRIM_EVERY:
+                    await self._trim()
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def _deliver(self, box: str, entries: list[Any]) -> None:
+        for entry_id, fields in entries:
+            self._positions[box] = entry_id
+            if fields and fields[1]:
+                self._receiver.receive(fields[1], "")
+                # Large messages must not pile up.
+                self._since_trim += 1 + len(fields[1]) // 4096
+
+    async def _trim(self) -> None:
+        self._since_trim = 0
+        if self._link.is_up:
+            for box, position in self._positions.items():
+                await self._link.tell("XTRIM", box, "MINID", position)
+
+
+class QueueReader:
+    """Takes from a queue on a connection of its own."""
+
+    def __init__(
+        self,
+        pool: Any,
+        link: Link,
+        name: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._link = link
+        self._name = name
+        self._receiver = receiver
+        self._capacity = capacity
+        self._restored = restored
+        self._consumer = token_hex(8)
+        self._client_id: Any = None
+        self._closing = False
+        self._supervised = Supervised(self._live, lost)
+        self._ready = asyncio.Event()
+
+    async def open(self) -> None:
+        """Make the queue and start to take.
+
+        Raises:
+            TransportError: If Redis cannot be reached.
+        """
+        connection = await open_connection(self._pool)
+        try:
+            await self._create(connection)
+        finally:
+            await connection.disconnect()
+        self._supervised.start()
+        await self._ready.wait()
+
+    async def aclose(self) -> None:
+        """Stop between two reads, so that no entry is taken and then dropped."""
+        self._closing = True
+        if self._link.is_up and self._client_id is not None:
+            await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
+            async with asyncio.timeout(_BLOCK / 1000 + 1):
+                await self._supervised.ended()
+        await self._supervised.stop()
+        if self._link.is_up:
+            await self._link.tell("XGROUP", "DELCONSUMER", self._name, "workers", self._consumer)
+
+    async def _create(self, connection: Any) -> None:
+        try:
+            await ask(connection, "XGROUP", "CREATE", self._name, "workers", "0", "MKSTREAM")
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise TransportError(f"Redis: {error}") from error
+
+    async def _live(self) -> None:
+        connection = await open_connection(self._pool)
+        try:
+            await self._create(connection)
+            self._client_id = await ask(connection, "CLIENT", "ID")
+            if self._ready.is_set():
+                self._restored()
+            self._ready.set()
+            self._supervised.attempt = 0
+            while not self._closing:
+                # At most once: what is taken is not offered again. A caller that needs more asks again.
+                count = min(_BATCH, self._capacity())
+                if count <= 0:
+                    # Others may have room. What is left after a moment is ours to queue, or to refuse quickly.
+                    await asyncio.sleep(_YIELD)
+                    count = _BATCH
+                try:
+                    answer = await ask(
+                        connection,
+                        *("XREADGROUP", "GROUP", "workers", self._consumer),
+                        *("COUNT", count, "BLOCK", _BLOCK, "NOACK", "STREAMS", self._name, ">"),
+                    )
+                except ResponseError as error:
+                    if "NOGROUP" not in str(error):
+                        raise TransportError(f"Redis: {error}") from error
+                    await self._create(connection)
+                    continue
+                for _, entries in answer or ():
+                    await self._deliver(entries)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _deliver(self, entries: list[Any]) -> None:
+        if self._link.is_up:
+            await self._link.tell("XDEL", self._name, *(entry_id for entry_id, _ in entries))
+        for _, fields in entries:
+            if fields:
+                self._receiver.receive(fields[1], "")

@@ -1,0 +1,332 @@
+"""An event target on Redis.
+
+queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first asks
+          whether anybody takes from the queue, and drops a key it has seen before.
+mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
+          reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
+topic     a Pub/Sub channel
+presence  whoever listens or takes also subscribes to a channel of that name; the server counts them, and
+          sees a killed process at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from typing import Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from operations.access import Identity
+from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
+from operations.pubsub.base import Receiver
+from operations.pubsub.redis.channels import Channels
+from operations.pubsub.redis.link import Link, ask, open_pool
+from operations.pubsub.redis.readers import MailboxReader, QueueReader
+
+logger = logging.getLogger("operations")
+
+_PUT = """
+local limit, seconds, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+if redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2] == 0 then return -1 end
+if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
+for i = 4, #ARGV, 2 do
+  if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
+    redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
+  end
+end
+return 1
+"""
+
+_NOBODY, _FULL = -1, -2
+
+_MAILBOX_LENGTH = 20_000
+_MARK_SECONDS = 30
+"""How long a key is remembered across the group: the default time of a call."""
+
+_SEND_WAIT = 3.0
+"""Seconds an answer waits for a connection that is being restored."""
+
+
+class RedisTarget:
+    """One client of a Redis server. Made by `connect_redis`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str,
+        client: str,
+        trusted: bool,
+        max_bytes: int,
+        max_backlog: int,
+    ) -> None:
+        self.trusted = trusted
+        self.identity: Identity | None = None
+        self.max_bytes = max_bytes
+        self.direct = False
+        self._prefix = prefix
+        self._client = client
+        self._max_backlog = max_backlog
+        self._pool = open_pool(url)
+        self._script = ""
+        self._link = Link(self._pool, self._prepare, self._lost, self._restored)
+        self._channels = Channels(self._pool, self._lost, self._restored)
+        self._receivers: list[Receiver] = []
+        self._batches: dict[str, _Batch] = {}
+        self._readers: set[MailboxReader | QueueReader] = set()
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: If Redis cannot be reached.
+        """
+        await self._link.open()
+        await self._channels.open()
+
+    async def aclose(self) -> None:
+        """Close every subscription and disconnect."""
+        for reader in tuple(self._readers):
+            await reader.aclose()
+        await self._channels.aclose()
+        await self._link.aclose()
+        await self._pool.disconnect()
+
+    async def _prepare(self, connection: Any) -> None:
+        self._script = (await ask(connection, "SCRIPT", "LOAD", _PUT)).decode()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether Redis can be reached now."""
+        return self._link.is_up and self._channels.is_up
+
+    def _lost(self, reason: str) -> None:
+        for receiver in tuple(self._receivers):
+            receiver.lost(reason)
+
+    def _restored(self) -> None:
+        for receiver in tuple(self._receivers):
+            receiver.restored()
+
+    # ---------------------------------------------------------------------------------------- addresses
+
+    def mailbox(self) -> str:
+        """A new private address, under this client's name."""
+        return f"{self._prefix}box:{self._client}:{token_hex(16)}"
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`."""
+        return f"{self._prefix}topic:{name}"
+
+    def _queue(self, name: str) -> str:
+        return f"{self._prefix}queue:{name}"
+
+    # ---------------------------------------------------------------------------------------- mailboxes
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Listening":
+        """Listen at `addresses`."""
+        boxes = [address for address in addresses if self._is_mailbox(address)]
+        reader = None
+        if boxes:
+            reader = MailboxReader(
+                self._pool, self._link, boxes, receiver, self._lost, self._restored
+            )
+            await reader.open()
+            self._readers.add(reader)
+        self._receivers.append(receiver)
+        for address in addresses:
+            await self._channels.subscribe(address, None if address in boxes else receiver)
+        return _Listening(self, addresses, receiver, reader)
+
+    async def stop_listening(
+        self, addresses: Sequence[str], receiver: Receiver, reader: MailboxReader | None
+    ) -> None:
+        """Undo `listen`."""
+        if receiver in self._receivers:
+            self._receivers.remove(receiver)
+        for address in addresses:
+            await self._channels.unsubscribe(address, receiver)
+        if reader is not None:
+            self._readers.discard(reader)
+            await reader.aclose()
+
+    def _is_mailbox(self, address: str) -> bool:
+        return address.startswith(f"{self._prefix}box:")
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Send to a mailbox or topic of this prefix, and to nothing else."""
+        if len(body) > self.max_bytes:
+            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
+        await self._link.ready(_SEND_WAIT)
+        if self._is_mailbox(address):
+            # Without MKSTREAM: an owner that is gone gets nothing, and leaves nothing behind.
+            await self._link.tell(
+                *("XADD", address, "NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e", body),
+                size=len(body),
+            )
+        elif address.startswith(f"{self._prefix}topic:"):
+            await self._link.tell("PUBLISH", address, body, size=len(body))
+        else:
+            raise NotSentError(f"{address!r} is no address of ours")
+
+    async def is_present(self, address: str) -> bool:
+        """Whether somebody listens at `address`."""
+        try:
+            _, count = await self._link.request("PUBSUB", "NUMSUB", address)
+        except ResponseError as error:
+            raise TransportError(str(error)) from error
+        return bool(count)
+
+    # ---------------------------------------------------------------------------------------- queues
+
+    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Taking":
+        """Take from `queue` in turn with the rest of its group."""
+        name = self._queue(queue)
+        reader = QueueReader(
+            self._pool, self._link, name, receiver, capacity, self._lost, self._restored
+        )
+        await reader.open()
+        self._readers.add(reader)
+        await self._channels.subscribe(name, None)
+        return _Taking(self, name, receiver, reader)
+
+    async def stop_taking(self, name: str, receiver: Receiver, reader: QueueReader) -> None:
+        """Undo `take`; what was taken is delivered first."""
+        await self._channels.unsubscribe(name, receiver)
+        self._readers.discard(reader)
+        await reader.aclose()
+
+    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+        """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
+        if len(body) > self.max_bytes:
+            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
+        await self._link.ready(wait)
+        batch = self._batches.get(queue)
+        if batch is None or batch.size > self.max_bytes:
+            batch = self._batches[queue] = _Batch()
+            asyncio.get_running_loop().call_soon(self._flush, queue, batch)
+        batch.add(key, body)
+        answer = await asyncio.shield(batch.answer)
+        if answer == _NOBODY:
+            raise NobodyThereError(f"nobody serves the group {queue!r}")
+        if answer == _FULL:
+            raise TooLargeError(f"{self._max_backlog} requests wait for {queue!r} already")
+
+    def _flush(self, queue: str, batch: "_Batch") -> None:
+        if self._batches.get(queue) is batch:
+            del self._batches[queue]
+        batch.task = asyncio.get_running_loop().create_task(self._submit(queue, batch))
+
+    async def _submit(self, queue: str, batch: "_Batch") -> None:
+        command = (
+            self._script,
+            *(1, self._queue(queue), self._max_backlog, _MARK_SECONDS),
+            *(f"{self._prefix}seen:", *batch.arguments),
+        )
+        try:
+            try:
+                answer = await self._link.request("EVALSHA", *command, size=batch.size)
+            except NoScriptError:
+                answer = await self._link.request("EVAL", _PUT, *command[1:], size=batch.size)
+        except ResponseError as error:
+            batch.fail(NotSentError(f"Redis refused the request: {error}"))
+        except TransportError as error:
+            batch.fail(error)
+        else:
+            batch.answer.set_result(int(answer))
+
+    async def set_aside(self, queue: str, body: bytes) -> None:
+        """Keep a poisonous request in the stream `aside:` of its group, the last thousand of them."""
+        await self._link.tell(
+            *("XADD", f"{self._prefix}aside:{queue}", "MAXLEN", "~", 1000, "*", "e", body),
+            size=len(body),
+        )
+
+
+class _Batch:
+    """What is put into one queue in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Any] = []
+        self.size = 0
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def add(self, key: str, body: bytes) -> None:
+        self.arguments += (key, body)
+        self.size += len(body)
+
+    def fail(self, error: TransportError) -> None:
+        self.answer.set_exception(error)
+        # Whoever put something may have left; the failure is then nobody's business.
+        self.answer.exception()
+
+
+class _Listening:
+    """A receiver at some addresses, until closed."""
+
+    def __init__(
+        self,
+        target: RedisTarget,
+        addresses: Sequence[str],
+        receiver: Receiver,
+        reader: MailboxReader | None,
+    ) -> None:
+        self._target = target
+        self._undo = (addresses, receiver, reader)
+
+    async def aclose(self) -> None:
+        await self._target.stop_listening(*self._undo)
+
+
+class _Taking:
+    """A receiver at a queue, until closed."""
+
+    def __init__(
+        self, target: RedisTarget, name: str, receiver: Receiver, reader: QueueReader
+    ) -> None:
+        self._target = target
+        self._undo = (name, receiver, reader)
+
+    async def aclose(self) -> None:
+        await self._target.stop_taking(*self._undo)
+
+
+@asynccontextmanager
+async def connect_redis(
+    url: str = "redis://127.0.0.1:6379",
+    *,
+    prefix: str = "operations:",
+    client: str = "any",
+    trusted: bool = False,
+    max_bytes: int = 16 * 1024 * 1024,
+    max_backlog: int = 100_000,
+) -> AsyncGenerator[RedisTarget]:
+    """Connect to Redis for the length of an `async with` block; lost connections are restored.
+
+    Args:
+        url: As redis-py takes it; `rediss://` for TLS.
+        prefix: Of every key and channel, so that several groups of applications can share a server.
+        client: Part of the names of this client's mailboxes, for access rules (see docs/calls.md).
+        trusted: Believe the `identity` inside events: only where everyone who can write may be anyone.
+        max_bytes: The largest message.
+        max_backlog: Requests that may wait in a queue before more are refused.
+
+    Raises:
+        TransportError: If Redis cannot be reached now.
+    """
+    target = RedisTarget(
+        url,
+        prefix=prefix,
+        client=client,
+        trusted=trusted,
+        max_bytes=max_bytes,
+        max_backlog=max_backlog,
+    )
+    await target.open()
+    try:
+        yield target
+    finally:
+        await target.aclose()

@@ -1,0 +1,106 @@
+"""The console: one page in the browser for everything a registry offers.
+
+    app = create_app(registry, console=console_app())
+
+The page is plain files, read by the browser as they are. It uses the doors that everybody else uses.
+
+Rule 1: the browser is told to run nothing but these files, to talk to nobody but this server, and to refuse any
+        attempt to turn text into markup (Trusted Types without a policy).
+Rule 2: no operation can have the console's paths: a namespace has no `~`.
+"""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib.resources import files
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from operations.errors import ErrorCode
+
+ASSETS: Final = "/~console"
+"""Where the files are, below where the app is."""
+
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        # Pictures in results are shown from the bytes that came with them.
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+_HEADERS: Final = {
+    "cache-control": "no-cache",
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_TYPES: Final = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PAGE: Final = "index.html"
+
+
+def console_app() -> ASGIApp:
+    """The console as an ASGI application, for `create_app(..., console=...)`."""
+    return Router(routes=console_routes(), redirect_slashes=False, default=_nothing)
+
+
+def console_routes() -> list[BaseRoute]:
+    """The page at `/`, and the files it is made of."""
+    return [
+        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _File(name, content), methods=["GET"])
+        for name, content in _read()
+    ]
+
+
+def _read() -> Iterator[tuple[str, bytes]]:
+    for file in files(__name__).joinpath("static").iterdir():
+        yield file.name, file.read_bytes()
+
+
+class _File:
+    """One file, kept ready. The browser asks whether it has changed, and mostly it has not."""
+
+    def __init__(self, name: str, content: bytes) -> None:
+        self._content = content
+        self._tag = f'"{sha256(content).hexdigest()[:32]}"'
+        self._type = _TYPES[name[name.rindex(".") :]]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, or say that it is still the same."""
+        headers = {**_HEADERS, "etag": self._tag}
+        if Request(scope).headers.get("if-none-match") == self._tag:
+            response = Response(status_code=304, headers=headers)
+        else:
+            response = Response(self._content, headers=headers, media_type=self._type)
+        await response(scope, receive, send)
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Whatever is left, answered as the rest of the server answers."""
+    if scope["type"] != "http":
+        return
+    response = JSONResponse(
+        {"code": ErrorCode.OPERATION_NOT_FOUND, "message": "There is nothing here"},
+        status_code=404,
+        headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
+    )
+    await response(scope, receive, send)

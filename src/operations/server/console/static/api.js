@@ -1,0 +1,96 @@
+/* The server's public doors, and nothing else. Addresses are relative: the console works wherever it is mounted. */
+
+import { parse, stringify } from "./json.js";
+import { readEvents } from "./events.js";
+
+/** A call that failed, in the server's own words. */
+export class Failure extends Error {
+  constructor(status, { code, message, details, requestId, retryable }) {
+    super(message);
+    Object.assign(this, { status, code, details, requestId, retryable });
+  }
+}
+
+const lost = (error) => new Failure(0, { code: "UNAVAILABLE", message: `The server cannot be reached: ${error.message}` });
+
+async function request(path, { method = "GET", body, headers = {}, signal } = {}) {
+  const options = { method, headers, signal, credentials: "same-origin", cache: "no-store", redirect: "error" };
+  if (body !== undefined) {
+    options.body = body;
+    options.headers = { ...headers, "content-type": "application/json" };
+  }
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : lost(error);
+  }
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+async function failure(response) {
+  const text = await response.text();
+  try {
+    const told = parse(text);
+    if (typeof told.code === "string") return new Failure(response.status, told);
+  } catch {
+    // A proxy on the way, perhaps.
+  }
+  return new Failure(response.status, { code: `HTTP ${response.status}`, message: text.slice(0, 500) || "No answer" });
+}
+
+const json = async (path, options) => parse(await (await request(path, options)).text());
+
+/** `/call` and `/subscribe` take their input as text, so that what was written is what is sent. */
+const envelopeOf = (id, inputText) => `{"operation":${stringify(id)},"input":${inputText}}`;
+
+/** Everything the caller may call, in short, and whether `recentCalls` has something to tell. */
+export const overview = () => json("operations");
+
+/** The whole contract of one operation. */
+export const schema = (id) => json("schema", { method: "POST", body: stringify({ operation: id }) });
+
+/** The caller's recent calls, the latest last. */
+export const recentCalls = async (signal) => (await json("calls", { signal })).calls;
+
+/** Who is signed in; null for nobody. */
+export const whoami = async () => (await json("session")).identity;
+
+/** Show a key once; from then on a cookie that no script can read stands for it. */
+export const signIn = async (key) =>
+  (await json("session", { method: "POST", headers: { authorization: `Bearer ${key}` } })).identity;
+
+export const signOut = () => request("session", { method: "DELETE" });
+
+/** Run a query or mutation: `{envelope, bytes, requestId}`. */
+export async function call(id, inputText, signal) {
+  const response = await request("call", { method: "POST", body: envelopeOf(id, inputText), signal });
+  let text;
+  try {
+    text = await response.text();
+  } catch (error) {
+    throw error.name === "AbortError" ? error : lost(error);
+  }
+  return { envelope: parse(text), size: text.length, requestId: response.headers.get("x-request-id") };
+}
+
+/** Run a subscription: an async iterator of its items; returns at its end, throws a `Failure` if it fails. */
+export async function* subscribe(id, inputText, signal) {
+  const response = await request("subscribe", {
+    method: "POST",
+    body: envelopeOf(id, inputText),
+    headers: { accept: "text/event-stream" },
+    signal,
+  });
+  try {
+    for await (const event of readEvents(response.body)) {
+      if (event.type === "error") throw new Failure(response.status, parse(event.data));
+      if (event.type === "complete") return;
+      yield { data: parse(event.data), size: event.data.length };
+    }
+  } catch (error) {
+    throw error.name === "AbortError" || error instanceof Failure ? error : lost(error);
+  }
+  throw new Failure(0, { code: "UNAVAILABLE", message: "The stream broke off before its end" });
+}

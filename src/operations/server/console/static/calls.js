@@ -1,0 +1,102 @@
+/* Recent calls as a tree, with the time each of them took. */
+
+import * as api from "./api.js";
+import { el, fill, plainString } from "./dom.js";
+import { duration, failure } from "./result.js";
+
+const EVERY = 2000;
+
+/** The page of recent calls; looks again every two seconds while it is in sight. */
+export class CallsPage {
+  constructor({ signIn, isSignedIn }) {
+    this.signIn = signIn;
+    this.none = isSignedIn
+      ? "No calls yet. Make one, and it appears here."
+      : "No calls yet. Where people can sign in, calls are shown to whoever made them, and to nobody else.";
+    this.rows = el("div", { class: "calls" }, el("p", { class: "hint" }, "Looking…"));
+    this.element = el(
+      "article",
+      { class: "operation" },
+      el(
+        "header",
+        { class: "title" },
+        el("h1", { tabIndex: -1 }, "Recent calls"),
+        el("p", { class: "description" }, "Your calls and what they called in turn. Bars show when, and how long."),
+      ),
+      this.rows,
+    );
+    this.abort = new AbortController();
+    this.look();
+    this.timer = setInterval(() => document.hidden || this.look(), EVERY);
+  }
+
+  async look() {
+    try {
+      this.show(await api.recentCalls(this.abort.signal));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      clearInterval(this.timer);
+      fill(this.rows, failure(error, undefined, { signIn: this.signIn }));
+    }
+  }
+
+  show(calls) {
+    const text = JSON.stringify(calls);
+    if (text === this.shown) return;
+    this.shown = text;
+    const trees = treesOf(calls);
+    fill(this.rows, trees.length > 0 ? trees.map(treeView) : el("p", { class: "hint" }, this.none));
+  }
+
+  leave() {
+    clearInterval(this.timer);
+    this.abort.abort();
+  }
+}
+
+/** Calls under the calls they were part of; the latest first. */
+export function treesOf(calls) {
+  const nodes = new Map(calls.map((call) => [call.requestId, { call, children: [] }]));
+  const roots = [];
+  for (const node of nodes.values()) {
+    const parent = nodes.get(node.call.parentRequestId);
+    (parent ? parent.children : roots).push(node);
+  }
+  return roots.sort((one, other) => other.call.startedAt - one.call.startedAt);
+}
+
+const endOf = ({ startedAt, duration: seconds }) => startedAt + (seconds ?? 0) * 1000;
+
+function treeView(root) {
+  const all = [];
+  const walk = (node, depth) => {
+    all.push({ ...node.call, depth });
+    for (const child of node.children) walk(child, depth + 1);
+  };
+  walk(root, 0);
+  const from = Math.min(...all.map((call) => call.startedAt));
+  const to = Math.max(from + 0.001, ...all.map(endOf));
+  return el("ul", { class: "call-tree" }, all.map((call) => callRow(call, from, to - from)));
+}
+
+function callRow(call, from, span) {
+  const isPending = call.duration === undefined || call.duration === null;
+  const isGood = call.outcome === "success";
+  const bar = el("span", { class: `bar ${isPending ? "pending" : isGood ? "good" : "bad"}` });
+  bar.style.insetInlineStart = `${((call.startedAt - from) / span) * 100}%`;
+  bar.style.inlineSize = isPending ? "100%" : `max(3px, ${Math.min(100, ((call.duration * 1000) / span) * 100)}%)`;
+  const name = call.operationId
+    ? el("a", { class: "name", href: `#/${encodeURIComponent(call.operationId)}` }, call.operationId)
+    : el("span", { class: "name hint" }, "an operation that is not yours to see");
+  const indent = el("span", { class: "indent" });
+  indent.style.inlineSize = `${call.depth * 18}px`;
+  return el(
+    "li",
+    {},
+    el("span", { class: "what" }, indent, name),
+    el("span", { class: `outcome-word ${isPending ? "" : isGood ? "good" : "bad"}` }, plainString(call.outcome ?? "pending"), call.items ? `, ${call.items} items` : ""),
+    el("span", { class: "when" }, new Date(call.startedAt).toLocaleTimeString()),
+    el("span", { class: "took" }, isPending ? "…" : duration(call.duration * 1000)),
+    el("span", { class: "track", "aria-hidden": "true" }, bar),
+  );
+}

@@ -1,0 +1,252 @@
+/* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
+
+   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, or nothing.
+*/
+
+import * as api from "./api.js";
+import { CallsPage } from "./calls.js";
+import { Catalog } from "./catalog.js";
+import { el, fill, icon } from "./dom.js";
+import { OperationList } from "./list.js";
+import { forget, OperationPage } from "./operation.js";
+import { failure } from "./result.js";
+import { Session } from "./session.js";
+
+const MANY = 300;
+const CALLS = "~calls";
+
+class Console {
+  constructor() {
+    this.catalog = new Catalog([]);
+    this.page = null;
+    this.filters = { type: "", source: "" };
+    this.main = document.getElementById("main");
+    this.search = document.getElementById("search");
+    this.summary = document.getElementById("summary");
+    this.filterBar = document.getElementById("filters");
+    this.callsLink = document.getElementById("calls");
+    this.list = new OperationList({ leaveUp: () => this.search.focus() });
+    document.getElementById("list").append(this.list.element);
+    this.session = new Session(() => this.onIdentity());
+    document.getElementById("session").append(this.session.element);
+    this.themeButton = document.getElementById("theme");
+    this.themeButton.addEventListener("click", () => this.showTheme(globalThis.nextTheme()));
+    this.showTheme(document.documentElement.dataset.theme);
+    this.search.addEventListener("input", () => this.refresh());
+    this.search.addEventListener("keydown", (event) => this.onSearchKey(event));
+    document.addEventListener("keydown", (event) => this.onKey(event));
+    addEventListener("hashchange", () => this.route());
+  }
+
+  async start() {
+    await this.session.look();
+    await this.load();
+    await this.route();
+  }
+
+  /** Somebody else is there: what is shown, and what was entered, may not be theirs. */
+  async onIdentity() {
+    if (this.session.identity === null) forget();
+    await this.load();
+    await this.route();
+  }
+
+  /** Ask what there is; after signing in or out that is something else. */
+  async load() {
+    try {
+      const { operations, hasCalls } = await api.overview();
+      this.catalog = new Catalog(operations);
+      this.callsLink.hidden = !hasCalls;
+      this.problem = null;
+    } catch (error) {
+      this.catalog = new Catalog([]);
+      this.problem = error;
+    }
+    const namespaces = [...this.catalog.namespaces.keys()];
+    this.list.fold(this.catalog.entries.length > MANY && namespaces.length > 1 ? namespaces : []);
+    this.drawFilters();
+    this.refresh();
+  }
+
+  refresh() {
+    const query = this.search.value;
+    const found = this.catalog.search(query, this.filters);
+    this.list.show(found, { isRanked: query.trim() !== "" });
+    const all = this.catalog.entries.length;
+    this.summary.textContent = found.length === all ? `${all.toLocaleString()} operations` : `${found.length.toLocaleString()} of ${all.toLocaleString()}`;
+  }
+
+  drawFilters() {
+    const menu = (key, words, values) =>
+      values.length < 2
+        ? null
+        : el(
+            "select",
+            { "aria-label": words, onchange: (event) => this.filter(key, event.target.value) },
+            el("option", { value: "" }, words),
+            values.map((value) => el("option", { value, selected: value === this.filters[key] }, value)),
+          );
+    for (const key of ["type", "source"]) if (!this.catalog.values(key).includes(this.filters[key])) this.filters[key] = "";
+    fill(this.filterBar, menu("type", "All types", this.catalog.values("type")), menu("source", "All sources", this.catalog.values("source")));
+  }
+
+  filter(key, value) {
+    this.filters[key] = value;
+    this.refresh();
+  }
+
+  async route() {
+    const wanted = this.wanted();
+    this.page?.leave?.();
+    this.page = null;
+    this.list.select(wanted);
+    document.body.dataset.view = wanted === "" ? "list" : "page";
+    this.callsLink.toggleAttribute("aria-current", wanted === CALLS);
+    document.title = wanted === "" ? "operations" : `${wanted === CALLS ? "Recent calls" : wanted} · operations`;
+    // What is still shown is over.
+    this.main.inert = true;
+    const page = await this.pageOf(wanted);
+    if (this.wanted() === wanted) this.open(page);
+    else page.leave?.();
+  }
+
+  wanted() {
+    try {
+      return decodeURIComponent(location.hash.replace(/^#\/?/, ""));
+    } catch {
+      return "";
+    }
+  }
+
+  async pageOf(wanted) {
+    const signIn = this.session.ask;
+    const isSignedIn = this.session.identity !== null;
+    if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
+    if (wanted === "") return { element: this.welcome() };
+    if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
+    try {
+      const spec = await api.schema(wanted);
+      const source = this.catalog.byId.get(wanted)?.source ?? "local";
+      return new OperationPage(spec, { source, isSignedIn, signIn });
+    } catch (error) {
+      return { element: this.missing(wanted, error) };
+    }
+  }
+
+  open(page) {
+    this.page = page;
+    this.main.inert = false;
+    fill(this.main, page.element);
+    this.main.scrollTop = 0;
+    // Who follows a link with the keyboard goes on reading there; who is typing is not disturbed.
+    if (document.activeElement !== this.search) page.element.querySelector("h1")?.focus({ preventScroll: true });
+  }
+
+  /** What cannot be shown may be somebody else's to see. */
+  missing(id, error) {
+    const isHidden = error.status === 404 && this.session.identity === null;
+    return el(
+      "article",
+      { class: "operation" },
+      el("header", { class: "title" }, el("h1", { tabIndex: -1 }, id)),
+      failure(error, undefined, { signIn: this.session.ask }),
+      isHidden
+        ? el(
+            "p",
+            { class: "perhaps" },
+            el("span", { class: "hint" }, "It may exist for those who are allowed to call it. "),
+            el("button", { type: "button", class: "primary", onclick: this.session.ask }, "Sign in"),
+          )
+        : null,
+    );
+  }
+
+  welcome() {
+    const key = (name, words) => el("div", {}, el("dt", {}, name.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, words));
+    const namespaces = [...this.catalog.namespaces];
+    return el(
+      "article",
+      { class: "welcome" },
+      el("h1", { tabIndex: -1 }, "Everything you can call"),
+      el(
+        "p",
+        { class: "lead" },
+        namespaces.length === 0
+          ? "There is nothing here for you yet. Signing in may show more."
+          : "Local functions, HTTP APIs and MCP tools, all called the same way. Choose one at the side, or search.",
+      ),
+      el(
+        "ul",
+        { class: "spaces" },
+        namespaces.slice(0, 60).map(([name, count]) =>
+          el(
+            "li",
+            {},
+            el(
+              "button",
+              { type: "button", onclick: () => this.browse(name) },
+              el("span", { class: "name" }, name),
+              el("span", { class: "count" }, `${count} ${count === 1 ? "operation" : "operations"}`),
+            ),
+          ),
+        ),
+      ),
+      el(
+        "dl",
+        { class: "shortcuts" },
+        key("/", "search"),
+        key("↑ ↓", "through the list"),
+        key("Enter", "open"),
+        key("Ctrl Enter", "call"),
+        key("Esc", "back"),
+      ),
+    );
+  }
+
+  /** Show one namespace in the list. */
+  browse(namespace) {
+    this.search.value = "";
+    this.list.fold([...this.catalog.namespaces.keys()].filter((name) => name !== namespace));
+    this.refresh();
+    this.list.focus(this.list.rows.findIndex((row) => row.group === namespace) + 1);
+  }
+
+  onSearchKey(event) {
+    if (event.key === "ArrowDown") {
+      event.preventDefault();
+      this.list.focus(0);
+    } else if (event.key === "Enter") {
+      const first = this.list.first();
+      if (first) location.hash = `#/${encodeURIComponent(first.id)}`;
+    }
+  }
+
+  onKey(event) {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const isTyping = event.target.matches("input, textarea, select");
+    if (event.key === "/" && !isTyping) {
+      event.preventDefault();
+      this.search.focus();
+      this.search.select();
+    } else if (event.key === "Escape") this.back(event.target);
+  }
+
+  /** One step back: out of what was typed, out of the field, out of the page. */
+  back(from) {
+    if (from === this.search && this.search.value !== "") {
+      this.search.value = "";
+      this.refresh();
+    } else if (from.matches("input, textarea, select")) from.blur();
+    else if (this.list.element.contains(from)) this.search.focus();
+    else if (location.hash.length > 2) location.hash = "#/";
+  }
+
+  showTheme(theme) {
+    fill(this.themeButton, icon({ light: "sun", dark: "moon" }[theme] ?? "auto"));
+    const words = `Colours: ${theme === "auto" ? "as the system has them" : theme}`;
+    this.themeButton.setAttribute("aria-label", words);
+    this.themeButton.title = words;
+  }
+}
+
+new Console().start();

@@ -1,0 +1,87 @@
+/* Signing in and out. The key is shown to the server once and kept nowhere here. */
+
+import * as api from "./api.js";
+import { el, fill, icon, plainString } from "./dom.js";
+
+/** The corner that says who is signed in; `changed` is called when that changes. */
+export class Session {
+  constructor(changed) {
+    this.changed = changed;
+    this.identity = null;
+    this.element = el("div", { class: "session" });
+    this.key = el("input", { type: "password", id: "key", autocomplete: "off", spellcheck: "false" });
+    this.error = el("p", { class: "error", role: "alert", hidden: true });
+    this.dialog = el(
+      "dialog",
+      { "aria-labelledby": "sign-in" },
+      el(
+        "form",
+        { method: "dialog", onsubmit: (event) => this.submit(event) },
+        el("h2", { id: "sign-in" }, "Sign in"),
+        el("label", { for: "key", class: "label" }, "Key or token"),
+        this.key,
+        el("p", { class: "hint" }, "It is sent once. A cookie that no script can read stands for it until you sign out."),
+        this.error,
+        el(
+          "div",
+          { class: "actions" },
+          el("button", { type: "submit", class: "primary" }, "Sign in"),
+          el("button", { type: "button", class: "quiet", onclick: () => this.dialog.close() }, "Cancel"),
+        ),
+      ),
+    );
+    this.dialog.addEventListener("close", () => (this.key.value = ""));
+    document.body.append(this.dialog);
+    this.draw();
+  }
+
+  /** Ask the server who is signed in. Whose session has ended is nobody, and the refusal took the cookie away. */
+  async look() {
+    this.identity = await api.whoami().catch(() => null);
+    this.draw();
+  }
+
+  ask = () => {
+    this.error.hidden = true;
+    this.dialog.showModal();
+    this.key.focus();
+  };
+
+  async submit(event) {
+    event.preventDefault();
+    const key = this.key.value.trim();
+    this.key.value = "";
+    if (key === "") return;
+    try {
+      // What a header cannot hold is no key.
+      if (/[^\x21-\x7e]/.test(key)) throw new Error("A key has no such characters.");
+      this.identity = await api.signIn(key);
+    } catch (error) {
+      fill(this.error, error.status === 401 ? "This key is not known here." : plainString(error.message)).hidden = false;
+      this.key.focus();
+      return;
+    }
+    this.dialog.close();
+    this.draw();
+    this.changed();
+  }
+
+  async leave() {
+    await api.signOut().catch(() => {});
+    this.identity = null;
+    this.draw();
+    this.changed();
+  }
+
+  draw() {
+    fill(
+      this.element,
+      this.identity === null
+        ? el("button", { type: "button", class: "quiet", onclick: this.ask }, icon("key"), "Sign in")
+        : [
+            el("span", { class: "who", title: `Scopes: ${plainString((this.identity.scopes ?? []).join(", ") || "none")}` }, icon("person"), plainString(this.identity.id)),
+            el("button", { type: "button", class: "quiet", onclick: () => this.leave() }, "Sign out"),
+          ],
+    );
+  }
+}

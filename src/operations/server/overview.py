@@ -1,0 +1,117 @@
+"""The whole at a glance: `/operations` lists what a caller may call, `/calls` what it called.
+
+Rule 1: a caller sees its own: operations it may call, calls it made. A call made on its behalf is shown, but not by
+        name where the name is not its own to see.
+"""
+
+from itertools import islice
+
+import msgspec
+
+from operations.access import Identity
+from operations.calls.graph import CallGraph, CallRecord
+from operations.gateway import visible_specs
+from operations.server.doors import Door
+from operations.server.edge import Edge, Visit
+from operations.server.replies import Reply, json_reply
+from operations.specs import OperationSpec, OperationType
+
+MAX_CALLS = 500
+"""Calls that `/calls` gives, the latest."""
+
+_MAX_DESCRIPTION = 200
+"""Characters of a description that a listing has room for."""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An operation in a few words."""
+
+    id: str
+    type: OperationType
+
+    source: str
+    """Where it runs: `local`, `openapi`, `mcp`, `remote`."""
+
+    title: str | None = None
+
+    description: str = ""
+    """How it begins."""
+
+    tags: tuple[str, ...] = ()
+
+
+class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A call as its caller sees it."""
+
+    request_id: str
+    operation_id: str | None = None
+    parent_request_id: str | None = None
+
+    started_at: int
+    """Milliseconds since the epoch."""
+
+    duration: float | None = None
+    """Seconds; None while it runs."""
+
+    outcome: str
+    items: int = 0
+
+
+class Overview:
+    """The two paths; `/calls` only where calls are recorded."""
+
+    def __init__(self, edge: Edge, graph: CallGraph | None = None) -> None:
+        self._edge = edge
+        self._has_calls = graph is not None
+        self.doors = {"/operations": Door(methods=("GET",), endpoint=self._operations)}
+        if graph is not None:
+            self._graph = graph
+            self.doors["/calls"] = Door(methods=("GET",), endpoint=self._calls)
+
+    async def _operations(self, visit: Visit) -> Reply:
+        specs = sorted(visible_specs(self._edge.registry, visit.context), key=lambda spec: spec.id)
+        listed = [_listed(spec) for spec in specs]
+        return json_reply({"operations": listed, "hasCalls": self._has_calls})
+
+    async def _calls(self, visit: Visit) -> Reply:
+        named = {spec.id for spec in visible_specs(self._edge.registry, visit.context)}
+        latest = islice(reversed(self._mine(visit.identity)), MAX_CALLS)
+        return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
+
+    def _mine(self, identity: Identity | None) -> list[CallRecord]:
+        if identity is None and self._edge.resolver is not None:
+            # Nobody is not somebody: those who did not sign in do not share what they did.
+            return []
+        caller = None if identity is None else identity.id
+        return [record for record in self._graph if record.identity_id == caller]
+
+
+def source_of(spec: OperationSpec) -> str:
+    """Where an operation runs, as far as its importer noted it."""
+    noted = spec.meta.get("source")
+    if noted in ("mcp", "remote"):
+        return str(noted)
+    return "openapi" if "method" in spec.meta and "path" in spec.meta else "local"
+
+
+def _listed(spec: OperationSpec) -> Listed:
+    return Listed(
+        id=spec.id,
+        type=spec.type,
+        source=source_of(spec),
+        title=spec.title,
+        description=spec.description[:_MAX_DESCRIPTION],
+        tags=spec.tags,
+    )
+
+
+def _shown(record: CallRecord, named: set[str]) -> ShownCall:
+    return ShownCall(
+        request_id=record.request_id,
+        operation_id=record.operation_id if record.operation_id in named else None,
+        parent_request_id=record.parent_request_id,
+        started_at=record.started_at,
+        duration=record.duration,
+        outcome=record.outcome,
+        items=record.items,
+    )

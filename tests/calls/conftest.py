@@ -1,0 +1,49 @@
+"""Real brokers for every test that asks for a world."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.calls.operations_under_test import build_registry
+from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
+from tests.servers import Broker, NatsServer, RedisServer, running
+
+from operations.registry import OperationRegistry
+
+WORLDS = ("memory", "redis", "nats", "websocket")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Broker]:
+    with running(RedisServer()) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[Broker]:
+    with running(NatsServer()) as broker:
+        yield broker
+
+
+def make_world(name: str, request: pytest.FixtureRequest) -> World:
+    if name == "redis":
+        return redis_world(request.getfixturevalue("redis_server").url)
+    if name == "nats":
+        return nats_world(request.getfixturevalue("nats_server").url)
+    return MemoryWorld() if name == "memory" else WebSocketWorld()
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest) -> World:
+    """Every transport, one after the other."""
+    return make_world(request.param, request)
+
+
+@pytest.fixture(params=("redis", "nats"))
+def broker_world(request: pytest.FixtureRequest) -> World:
+    """The transports with a broker in between."""
+    return make_world(request.param, request)
+
+
+@pytest.fixture
+def registry() -> OperationRegistry:
+    return build_registry()

@@ -1,0 +1,80 @@
+"""Workers in processes of their own."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class WorkerProcess:
+    """A running `tests.calls.worker`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    async def wait(self) -> int:
+        with anyio.fail_after(20):
+            return await self.process.wait()
+
+
+# The clock has to be wrong before anything is imported that looks at it.
+_WITH_A_WRONG_CLOCK = """
+import runpy, sys, time
+real = time.time, time.time_ns
+time.time = lambda: real[0]() + {skew}
+time.time_ns = lambda: real[1]() + {skew} * 10**9
+runpy.run_module("tests.calls.worker", run_name="__main__", alter_sys=True)
+"""
+
+
+async def start_worker(world: Any, *, skew: int = 0, **settings: Any) -> WorkerProcess:
+    """A worker in `world` that is ready to be called; its clock is wrong by `skew` seconds."""
+    given = {
+        "world": world.name,
+        "url": getattr(world, "url", ""),
+        "prefix": getattr(world, "prefix", ""),
+        "port": getattr(world, "port", 0),
+        **settings,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *(("-c", _WITH_A_WRONG_CLOCK.format(skew=skew)) if skew else ("-m", "tests.calls.worker")),
+        json.dumps(given),
+        cwd=PROJECT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    with anyio.fail_after(20):
+        line = await process.stdout.readline()
+    assert line == b"ready\n"
+    return WorkerProcess(process)
+
+
+@asynccontextmanager
+async def worker_process(world: Any, **settings: Any) -> AsyncGenerator[WorkerProcess]:
+    """A worker in `world` for the length of the block."""
+    worker = await start_worker(world, **settings)
+    try:
+        yield worker
+    finally:
+        if worker.process.returncode is None:
+            worker.kill()
+        await worker.wait()

@@ -1,0 +1,34 @@
+"""A target in between that drops, repeats, swaps or spoils messages."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def as_they_are(body: bytes) -> Iterable[bytes]:
+    """Pass every message on."""
+    return (body,)
+
+
+class Shim:
+    """Wraps a target; what is sent or put becomes whatever `on_send` or `on_put` make of it."""
+
+    def __init__(
+        self,
+        target: Any,
+        on_send: Callable[[bytes], Iterable[bytes]] = as_they_are,
+        on_put: Callable[[bytes], Iterable[bytes]] = as_they_are,
+    ) -> None:
+        self._target = target
+        self._on_send = on_send
+        self._on_put = on_put
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    async def send(self, address: str, body: bytes) -> None:
+        for changed in self._on_send(body):
+            await self._target.send(address, changed)
+
+    async def put(self, queue: str, body: bytes, **options: Any) -> None:
+        for changed in self._on_put(body):
+            await self._target.put(queue, changed, **options)

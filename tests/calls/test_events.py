@@ -1,0 +1,115 @@
+"""Events, by the protocol's own test vectors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from operations.calls import CALL_EVENT_SCHEMAS
+from operations.calls.events import (
+    MalformedEvent,
+    UnknownEvent,
+    encode_error,
+    encode_event,
+    encode_item,
+    encode_response,
+    read_event,
+    read_output,
+)
+from operations.envelopes import TextContent, http_envelope, local_envelope, mcp_envelope
+from operations.errors import CallError
+
+PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol"
+CASES: list[Any] = json.loads((PROTOCOL / "events.json").read_text(encoding="utf-8"))["cases"]
+
+
+def named(cases: list[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case["name"])
+
+
+@pytest.mark.requirement("R50")
+@named(CASES)
+def test_r50_texts_are_read_as_the_vectors_say(case: Any) -> None:
+    event = read_event(case["text"].encode())
+
+    if case["reads"] == "unknown":
+        assert isinstance(event, UnknownEvent)
+    elif case["reads"] == "malformed":
+        assert isinstance(event, MalformedEvent)
+        answer = case.get("answer", {"requestId": "", "replyTo": ""})
+        assert event.request_id == answer["requestId"] or "answer" not in case
+        assert event.reply_to == answer["replyTo"] or "answer" not in case
+    else:
+        assert not isinstance(event, (UnknownEvent, MalformedEvent))
+        written = json.loads(encode_event(event))
+        assert written["type"] == case["type"]
+        assert {key: written["payload"].get(key) for key in case["payload"]} == case["payload"]
+
+
+@pytest.mark.requirement("R50")
+@named([case for case in CASES if case.get("writes")])
+def test_r50_events_are_written_as_the_vectors_say(case: Any) -> None:
+    event = read_event(case["text"].encode())
+
+    assert not isinstance(event, (UnknownEvent, MalformedEvent))
+    assert json.loads(encode_event(event)) == json.loads(case["text"])
+
+
+@pytest.mark.requirement("R50")
+@named([case for case in CASES if case["reads"] == "event"])
+def test_r50_the_schemas_agree_with_the_vectors(case: Any) -> None:
+    whole = {"id": "", **json.loads(case["text"])}
+
+    assert CALL_EVENT_SCHEMAS[case["type"]].errors(whole) == []
+
+
+@pytest.mark.parametrize("type", CALL_EVENT_SCHEMAS)
+def test_the_schemas_refuse_what_is_no_event(type: str) -> None:
+    for value in ({}, {"type": type, "id": "", "payload": {}}, {"type": "x", "id": ""}, None):
+        assert CALL_EVENT_SCHEMAS[type].errors(value)
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        local_envelope({"a": [1, None]}, "a.b"),
+        local_envelope(b"\x00\xff", "a.b"),
+        http_envelope("x", status_code=200, headers={"a": "b"}, content_type="text/plain"),
+        mcp_envelope(
+            [], is_error=False, content=[TextContent(text="t")], structured_content={"a": 1}
+        ),
+    ],
+    ids=["local", "bytes", "http", "mcp"],
+)
+def test_envelopes_are_read_back_as_they_were_written(envelope: Any) -> None:
+    for body in (encode_response("r1", envelope), encode_item("r1", envelope, 0, "worker")):
+        event: Any = read_event(body)
+        assert read_output(event.payload.output) == envelope
+        assert CALL_EVENT_SCHEMAS["call.responded"].errors(json.loads(body)) == []
+
+
+def test_a_content_block_of_an_unknown_kind_becomes_text() -> None:
+    output = {
+        "data": 1,
+        "meta": {"source": "mcp", "isError": False, "content": [{"type": "hologram", "x": 1}]},
+    }
+
+    envelope: Any = read_output(msgspec.Raw(msgspec.json.encode(output)))
+
+    assert envelope.meta.content[0].text == '{"type":"hologram","x":1}'
+
+
+def test_what_is_no_envelope_is_refused() -> None:
+    for output in (1, {}, {"data": 1}, {"data": 1, "meta": {"source": "dream"}}):
+        with pytest.raises(ValueError, match="envelope"):
+            read_output(msgspec.Raw(msgspec.json.encode(output)))
+
+
+def test_details_that_are_not_json_are_left_out_of_errors() -> None:
+    body = encode_error("r1", CallError("X", "x", {"object": object()}))
+
+    event: Any = read_event(body)
+    assert event.payload.code == "X"
+    assert "omitted" in event.payload.details

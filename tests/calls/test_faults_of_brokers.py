@@ -1,0 +1,229 @@
+"""Faults F4-F7, F27 and F28: brokers and connections that come and go."""
+
+import asyncio
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.calls.waiting import caller, lines, started, until
+from tests.calls.worlds import BrokerWorld, WebSocketWorld, nats_world, redis_world
+from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.backoff import reconnect_delay
+from operations.registry import OperationRegistry
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=("redis", "nats"))
+def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
+    """A broker that a test may kill."""
+    with running(RedisServer() if request.param == "redis" else NatsServer()) as broker:
+        make = redis_world if request.param == "redis" else nats_world
+        yield broker, make(broker.url)
+
+
+@pytest.mark.requirement("R34", "F4")
+async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
+) -> None:
+    broker, world = mortal
+    loop = asyncio.get_running_loop()
+    path, mutations = tmp_path / "queries", tmp_path / "mutations"
+    async with world.serve(registry), caller(world) as calls:
+        await calls.call("math.add", {"a": 1, "b": 1})
+        running_query = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 1, "path": str(path)}, timeout=20)
+        )
+        running_mutation = asyncio.create_task(
+            calls.call("slow.write", {"seconds": 1, "path": str(mutations)}, timeout=20)
+        )
+        await until(lambda: started(path) and started(mutations))
+        broker.kill()
+        await until(lambda: not calls.target.is_connected, seconds=1)
+        down_at = loop.time()
+        waiting = asyncio.create_task(calls.call("math.add", {"a": 2, "b": 2}, timeout=20))
+        hurried = asyncio.create_task(calls.call("math.add", {"a": 3, "b": 3}, timeout=1))
+        with pytest.raises(CallError) as in_a_hurry:
+            await hurried
+        assert loop.time() - down_at == pytest.approx(1, abs=0.15)
+        await asyncio.sleep(3 - (loop.time() - down_at))
+        broker.start()
+        up_at = loop.time()
+        assert (await waiting).data == 4
+        assert loop.time() - up_at < 2
+        assert (await running_query).data == "slept"
+        mutation = (await asyncio.gather(running_mutation, return_exceptions=True))[0]
+        assert getattr(mutation, "data", "written") == "written"
+        assert getattr(mutation, "code", ErrorCode.UNAVAILABLE) == ErrorCode.UNAVAILABLE
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert in_a_hurry.value.code in (ErrorCode.TIMEOUT, ErrorCode.UNAVAILABLE)
+    assert len(started(mutations)) == 1
+
+
+@pytest.mark.requirement("R34", "F5")
+async def test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    async with world.serve(registry), world.connect() as target, PendingRequestMap(target) as calls:
+        await calls.call("math.add", {"a": 1, "b": 1})
+        broker.kill()
+        await until(lambda: not target.is_connected)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        text = "x" * 10_000
+        results = await asyncio.gather(
+            *(calls.call("echo.any", {"value": text}, timeout=1) for _ in range(3000)),
+            return_exceptions=True,
+        )
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+    codes = {result.code for result in results if isinstance(result, CallError)}
+    assert len(results) == 3000
+    assert codes <= {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
+    assert ErrorCode.UNAVAILABLE in codes
+    assert not target.is_connected
+    assert grown < 60_000
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_f6_a_connection_that_is_cut_is_restored_at_once(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    async with proxy(broker.port) as through, AsyncExitStack() as stack:
+        url = f"{broker.scheme}://127.0.0.1:{through.port}"
+        await stack.enter_async_context(world.serve(registry))
+        target = await stack.enter_async_context(world.connect(url=url))
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        await calls.call("math.add", {"a": 1, "b": 1})
+        through.cut()
+        await until(lambda: not target.is_connected, seconds=1)
+        with anyio.fail_after(2):
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    async with proxy(broker.port) as through, AsyncExitStack() as stack:
+        url = f"{broker.scheme}://127.0.0.1:{through.port}"
+        await stack.enter_async_context(world.serve(registry))
+        target = await stack.enter_async_context(world.connect(url=url))
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        await calls.call("math.add", {"a": 1, "b": 1})
+        through.swallow()
+        with anyio.fail_after(20):
+            await until(lambda: not target.is_connected, seconds=20)
+        through.swallow(False)
+        through.cut()
+        with anyio.fail_after(8):
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
+    registry: OperationRegistry, tmp_path: Path
+) -> None:
+    world = WebSocketWorld()
+    path = tmp_path / "log"
+    async with world.serve(registry), proxy(world.port) as through, AsyncExitStack() as stack:
+        target = await stack.enter_async_context(
+            world.connect(url=f"ws://127.0.0.1:{through.port}")
+        )
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
+        await until(lambda: started(path))
+        through.cut()
+        with anyio.fail_after(1), pytest.raises(CallError) as caught:
+            await call
+        assert caught.value.code == ErrorCode.UNAVAILABLE
+        await until(lambda: "cancelled" in lines(path), seconds=1)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.requirement("R35", "F7")
+async def test_f7_a_websocket_peer_that_vanishes_is_noticed_at_both_ends(
+    registry: OperationRegistry, tmp_path: Path
+) -> None:
+    world = WebSocketWorld()
+    path = tmp_path / "log"
+    async with world.serve(registry), proxy(world.port) as through, AsyncExitStack() as stack:
+        target = await stack.enter_async_context(
+            world.connect(url=f"ws://127.0.0.1:{through.port}")
+        )
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        call = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=60)
+        )
+        await until(lambda: started(path))
+        through.swallow()
+        with anyio.fail_after(40), pytest.raises(CallError) as caught:
+            await call
+        await until(lambda: "cancelled" in lines(path), seconds=20)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("R48", "F27")
+def test_f27_delays_are_short_at_first_and_spread_out_later() -> None:
+    early = [reconnect_delay(attempt) for attempt in range(20) for _ in range(100)]
+    late = [reconnect_delay(50) for _ in range(500)]
+
+    assert max(early) <= 0.8
+    assert max(late) - min(late) >= 2
+    assert max(late) <= 30
+
+
+@pytest.mark.requirement("R48", "F27")
+async def test_f27_a_crowd_of_clients_comes_back_after_a_restart(
+    mortal: tuple[Broker, BrokerWorld],
+) -> None:
+    broker, world = mortal
+    count = 500 if world.name == "nats" else 100
+    async with AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(world.connect()) for _ in range(count)]
+        broker.kill()
+        await until(lambda: not any(target.is_connected for target in targets), seconds=10)
+        broker.start()
+        await until(lambda: all(target.is_connected for target in targets), seconds=30)
+
+
+@pytest.mark.requirement("R37", "F28")
+async def test_f28_a_worker_that_has_started_can_be_called_at_once(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    _, world = mortal
+    rounds = int(os.environ.get("OPERATIONS_STARTS", "150"))
+    failures = 0
+    async with world.connect() as target, PendingRequestMap(target) as calls:
+        for index in range(rounds):
+            group = f"g{index}"
+            async with world.connect() as other, serve_calls(registry, other, group=group):
+                calls.group = group
+                try:
+                    await calls.call("math.add", {"a": 1, "b": 2}, timeout=5)
+                except CallError:
+                    failures += 1
+
+    assert failures == 0
+
+
+async def test_a_broker_that_is_not_there_is_said_to_be_unreachable() -> None:
+    for world in (
+        redis_world(f"redis://127.0.0.1:{free_port()}"),
+        nats_world(f"nats://127.0.0.1:{free_port()}"),
+        WebSocketWorld(),
+    ):
+        with anyio.fail_after(10), pytest.raises(Exception, match="cannot be reached"):
+            async with world.connect():
+                pass

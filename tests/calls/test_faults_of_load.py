@@ -1,0 +1,236 @@
+"""Faults F8, F9, F20, F21, F31 and F32: too much, too slowly, or for too long."""
+
+import asyncio
+import gc
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.waiting import caller, lines, started, until
+from tests.calls.worlds import World, calling
+
+from operations.access import Identity
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+
+def resident_kilobytes() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1])
+    raise AssertionError("no VmRSS")
+
+
+@pytest.mark.requirement("R33", "F8")
+async def test_f8_a_slow_reader_slows_the_producer(
+    world: World, registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with calling(world, registry) as calls:
+        stream = calls.subscribe("count.forever", {"path": str(path)}, window=50)
+        for expected in range(3):
+            assert (await anext(stream)).data == expected
+            await asyncio.sleep(0.3)
+        await stream.aclose()
+        await until(lambda: lines(path))
+
+    produced = int(lines(path)[0].split()[-1])
+    assert produced <= 50 + 25 + 5
+
+
+@pytest.mark.requirement("F9")
+async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() -> None:
+    # A worker that knows nothing of credit: it sends as fast as it can.
+    registry = OperationRegistry()
+
+    @registry.operation("flood.start")
+    async def flood() -> Any:
+        for index in range(20_000):
+            yield {"index": index, "fill": "x" * 1000}
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target) as server, PendingRequestMap(target) as calls:
+        original = server.receive
+
+        def without_credit(body: bytes, reply_to: str) -> None:
+            original(body.replace(b'"credit":256', b'"credit":99999'), reply_to)
+
+        server.receive = without_credit  # type: ignore[method-assign]
+        await server.aclose()
+        await server.start()
+        stream = calls.subscribe("flood.start")
+        items = 0
+        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            async for _ in stream:
+                items += 1
+                await asyncio.sleep(0.001)
+        await until(lambda: server.active == 0)
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert 0 < items <= 1001
+
+
+@pytest.mark.requirement("R40", "F20")
+@pytest.mark.slow
+async def test_f20_ten_thousand_calls_at_once_are_all_answered(
+    world: World, registry: OperationRegistry
+) -> None:
+    async with calling(world, registry) as calls:
+        answers = await asyncio.gather(
+            *(calls.call("math.add", {"a": index, "b": 1}, timeout=60) for index in range(10_000))
+        )
+
+    assert [answer.data for answer in answers] == list(range(1, 10_001))
+    assert resident_kilobytes() < 400_000
+
+
+@pytest.mark.requirement("R39", "F21")
+async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
+    world: World, registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    took: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def one(calls: PendingRequestMap) -> str:
+        before = loop.time()
+        try:
+            await calls.call("slow.sleep", {"seconds": 0.2, "path": str(path)}, timeout=5)
+        except CallError as error:
+            took.append(loop.time() - before)
+            return error.code
+        return "done"
+
+    async with calling(world, registry, concurrency=10, queue=10) as calls:
+        await calls.call("math.add", {"a": 1, "b": 1})
+        outcomes = await asyncio.gather(*(one(calls) for _ in range(200)))
+
+    done = outcomes.count("done")
+    assert 20 <= done < 100
+    assert outcomes.count(ErrorCode.RESOURCE_EXHAUSTED) == 200 - done
+    took.sort()
+    assert took[len(took) // 2] < 0.25
+    assert len(started(path)) == done
+
+
+@pytest.mark.requirement("R39", "F21")
+async def test_f21_work_whose_time_has_passed_is_not_started(
+    world: World, registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with calling(world, registry, concurrency=1) as calls:
+        blocker = asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.8}))
+        await asyncio.sleep(0.1)
+        results = await asyncio.gather(
+            *(
+                calls.call("slow.sleep", {"seconds": 0, "path": str(path)}, timeout=0.3)
+                for _ in range(20)
+            ),
+            return_exceptions=True,
+        )
+        await blocker
+        await calls.call("math.add", {"a": 1, "b": 1})
+
+    assert {getattr(result, "code", None) for result in results} == {ErrorCode.TIMEOUT}
+    assert started(path) == []
+
+
+@pytest.mark.requirement("R39")
+async def test_r39_one_caller_cannot_take_every_place(registry: OperationRegistry) -> None:
+    def resolve(token: str) -> Identity:
+        return Identity(token)
+
+    target = MemoryTarget()
+    async with (
+        serve_calls(registry, target, concurrency=10, queue=0, per_principal=5, resolve=resolve),
+        PendingRequestMap(target) as calls,
+    ):
+        greedy = [
+            asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.3}, credential="greedy"))
+            for _ in range(20)
+        ]
+        await asyncio.sleep(0)
+        assert (await calls.call("math.add", {"a": 1, "b": 2}, credential="modest")).data == 3
+        results = await asyncio.gather(*greedy, return_exceptions=True)
+
+    refused = [result for result in results if isinstance(result, CallError)]
+    assert len(refused) == 15
+    assert {error.code for error in refused} == {ErrorCode.RESOURCE_EXHAUSTED}
+
+
+@pytest.mark.requirement("R10", "F31")
+async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
+    world: World, registry: OperationRegistry
+) -> None:
+    rng = random.Random(7)
+    async with calling(world, registry, concurrency=100) as calls:
+
+        async def start_and_cancel(index: int) -> None:
+            task = asyncio.create_task(calls.call("math.add", {"a": index, "b": 0}))
+            for _ in range(rng.randrange(6)):
+                await asyncio.sleep(0)
+            task.cancel()
+            outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert getattr(outcome, "data", index) == index
+            assert getattr(outcome, "code", "") in ("", ErrorCode.RESOURCE_EXHAUSTED)
+
+        for start in range(0, 3000, 300):
+            await asyncio.gather(*(start_and_cancel(start + index) for index in range(300)))
+        await until(lambda: len(calls) == 0, seconds=2)
+        with anyio.fail_after(3):
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.requirement("R42", "F32")
+@pytest.mark.slow
+async def test_f32_mixed_load_with_faults_leaks_nothing(
+    world: World, registry: OperationRegistry
+) -> None:
+    seconds = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "8"))
+    rng = random.Random(1)
+    wrong = 0
+    answered = 0
+
+    async def load(calls: PendingRequestMap, until_time: float) -> None:
+        nonlocal wrong, answered
+        while time.monotonic() < until_time:
+            kind = rng.random()
+            number = rng.randrange(1_000_000)
+            if kind < 0.9:
+                answer = await calls.call("math.add", {"a": number, "b": 1})
+                wrong += answer.data != number + 1
+                answered += 1
+            elif kind < 0.95:
+                items = [item.data async for item in calls.subscribe("count.up", {"n": 20})]
+                wrong += items != list(range(20))
+            elif kind < 0.99:
+                with pytest.raises(CallError):
+                    await calls.call("slow.sleep", {"seconds": 5}, timeout=0.01)
+            else:
+                task = asyncio.create_task(calls.call("slow.sleep", {"seconds": 5}))
+                await asyncio.sleep(0.01)
+                task.cancel()
+
+    async with world.serve(registry) as workers, caller(world) as calls:
+        await asyncio.gather(*(load(calls, time.monotonic() + 2) for _ in range(16)))
+        gc.collect()
+        await asyncio.sleep(0.5)
+        tasks, memory = len(asyncio.all_tasks()), resident_kilobytes()
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
+        await asyncio.gather(*(load(calls, time.monotonic() + seconds) for _ in range(16)))
+        gc.collect()
+        await asyncio.sleep(0.5)
+        assert len(calls) == 0
+        assert all(worker.active == 0 for worker in workers)
+        assert len(asyncio.all_tasks()) <= tasks + 2
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # noqa: PTH208
+        assert resident_kilobytes() - memory < 40_000
+
+    assert wrong == 0
+    assert answered > 100

@@ -1,0 +1,263 @@
+"""Faults F1-F3, F25, F26, F30 and F33: workers that die, stop, or stand still."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.conftest import make_world
+from tests.calls.operations_under_test import build_registry
+from tests.calls.processes import start_worker, worker_process
+from tests.calls.waiting import caller, lines, started, until
+from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
+
+from operations.calls import PendingRequestMap
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.websocket import AcceptedTarget, serve_websocket
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=("redis", "nats", "websocket"))
+def remote_world(request: pytest.FixtureRequest) -> World:
+    """The transports over which another process can be reached."""
+    return make_world(request.param, request)
+
+
+@pytest.mark.requirement("R12", "R36", "F1")
+async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_run_again(
+    remote_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with worker_process(remote_world) as victim, caller(remote_world) as calls:
+        call = asyncio.create_task(
+            calls.call("slow.write", {"seconds": 60, "path": str(path)}, timeout=30)
+        )
+        await until(lambda: started(path))
+        other = await start_worker(remote_world) if remote_world.name != "websocket" else None
+        victim.kill()
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await call
+        if other is not None:
+            other.kill()
+            await other.wait()
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
+    assert len(started(path)) == 1
+
+
+@pytest.mark.requirement("R36", "F1")
+async def test_f1_a_query_whose_worker_is_killed_is_run_by_another_one(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with (
+        worker_process(broker_world) as one,
+        worker_process(broker_world) as two,
+        caller(broker_world) as calls,
+    ):
+        call = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 1, "path": str(path)}, timeout=30)
+        )
+        await until(lambda: started(path))
+        victim = one if started(path)[0] == one.pid else two
+        victim.kill()
+        with anyio.fail_after(6):
+            envelope = await call
+
+    assert envelope.data == "slept"
+    assert started(path) == [victim.pid, (two if victim is one else one).pid]
+
+
+@pytest.mark.requirement("F1")
+async def test_f1_the_last_worker_of_a_group_is_missed_in_time(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with worker_process(broker_world) as worker, caller(broker_world) as calls:
+        call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
+        await until(lambda: started(path))
+        worker.kill()
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await call
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("R33", "F2")
+async def test_f2_a_stream_whose_worker_is_killed_keeps_its_items_and_then_fails_once(
+    remote_world: World,
+) -> None:
+    items: list[Any] = []
+    async with worker_process(remote_world) as worker, caller(remote_world) as calls:
+        stream = calls.subscribe("count.forever", {"pause": 0.01})
+        with anyio.fail_after(6), pytest.raises(CallError) as caught:
+            async for envelope in stream:
+                items.append(envelope.data)
+                if len(items) == 3:
+                    worker.kill()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert items[:3] == [0, 1, 2]
+    assert items == list(range(len(items)))
+
+
+@pytest.mark.requirement("F3")
+@pytest.mark.parametrize("name", ["memory", "redis", "nats"])
+async def test_f3_without_a_worker_a_call_is_unavailable_at_once(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    world = make_world(name, request)
+    loop = asyncio.get_running_loop()
+    async with caller(world) as calls:
+        took = []
+        for _ in range(5):
+            before = loop.time()
+            with pytest.raises(CallError) as caught:
+                await calls.call("math.add", {"a": 1, "b": 2})
+            took.append(loop.time() - before)
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+        # The best of five: the machine may be busy, the promise is about the protocol.
+        assert min(took) < 0.05
+
+
+@pytest.mark.requirement("F3")
+async def test_f3_a_peer_that_serves_nothing_says_so() -> None:
+    world = WebSocketWorld()
+
+    async def only_call(target: AcceptedTarget) -> None:
+        async with PendingRequestMap(target):
+            await target.wait_closed()
+
+    async with serve_websocket(only_call, port=world.port), caller(world) as calls:
+        with anyio.fail_after(1), pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("R38", "F25")
+async def test_f25_sigterm_finishes_what_runs_and_ends_the_rest_with_a_retryable_error(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with (
+        worker_process(broker_world, options={"grace": 1.5}) as worker,
+        caller(broker_world) as calls,
+    ):
+        short = asyncio.create_task(calls.call("slow.write", {"seconds": 0.8, "path": str(path)}))
+        long = asyncio.create_task(calls.call("slow.write", {"seconds": 60, "path": str(path)}))
+        await until(lambda: len(started(path)) == 2)
+        worker.terminate()
+        assert (await short).data == "written"
+        with anyio.fail_after(4), pytest.raises(CallError) as caught:
+            await long
+        assert await worker.wait() == 0
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
+
+
+@pytest.mark.requirement("F25")
+async def test_f25_a_second_sigterm_ends_the_worker_now(
+    broker_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with worker_process(broker_world) as worker, caller(broker_world) as calls:
+        call = asyncio.create_task(calls.call("slow.write", {"seconds": 60, "path": str(path)}))
+        await until(lambda: started(path))
+        worker.terminate()
+        await asyncio.sleep(0.2)
+        worker.terminate()
+        with anyio.fail_after(3):
+            assert await worker.wait() != 0
+        with pytest.raises(CallError):
+            await call
+
+
+@pytest.mark.requirement("R38", "F26")
+async def test_f26_a_rolling_restart_under_load_fails_no_call(broker_world: World) -> None:
+    workers = list(await asyncio.gather(*(start_worker(broker_world) for _ in range(2))))
+    stop = asyncio.Event()
+    answered = 0
+
+    async def load(calls: Any) -> None:
+        nonlocal answered
+        while not stop.is_set():
+            envelope = await calls.call("slow.sleep", {"seconds": 0.02})
+            assert envelope.data == "slept"
+            answered += 1
+
+    async with caller(broker_world) as calls:
+        tasks = [asyncio.create_task(load(calls)) for _ in range(16)]
+        for index in (0, 1):
+            old, workers[index] = workers[index], await start_worker(broker_world)
+            old.terminate()
+            assert await old.wait() == 0
+        stop.set()
+        await asyncio.gather(*tasks)
+    for worker in workers:
+        worker.terminate()
+        await worker.wait()
+
+    assert answered > 100
+
+
+@pytest.mark.requirement("R49", "F30")
+async def test_f30_a_request_that_kills_every_worker_is_set_aside_after_three_deliveries(
+    broker_world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log"
+    workers = await asyncio.gather(*(start_worker(broker_world) for _ in range(4)))
+    async with caller(broker_world) as calls:
+        with anyio.fail_after(25), pytest.raises(CallError) as caught:
+            await calls.call("slow.crash", {"path": str(path)}, timeout=60)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+    survivors = [worker for worker in workers if worker.process.returncode is None]
+    for worker in survivors:
+        worker.kill()
+        await worker.wait()
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.details == {"deliveries": 3}
+    assert not caught.value.retryable
+    assert len(started(path)) == 3
+    assert any("set aside" in record.message for record in caplog.records)
+
+
+@pytest.mark.requirement("R43", "F33")
+async def test_f33_a_worker_that_stands_still_for_five_seconds_loses_nothing(
+    remote_world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with worker_process(remote_world), caller(remote_world) as calls:
+        if remote_world.name != "websocket":
+            other = await start_worker(remote_world)
+        with anyio.fail_after(12):
+            envelope = await calls.call("slow.block_loop", {"seconds": 5, "path": str(path)})
+        if remote_world.name != "websocket":
+            other.kill()
+            await other.wait()
+
+    assert envelope.data == "blocked"
+    assert len(started(path)) == 1
+
+
+async def test_f33_a_warning_names_what_ran_while_the_loop_stood_still(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = MemoryWorld()
+    caplog.set_level(logging.WARNING)
+    async with world.serve(build_registry()), caller(world) as calls:
+        slow = asyncio.create_task(calls.call("slow.sleep", {"seconds": 2.5}))
+        await asyncio.sleep(0.3)
+        await calls.call("slow.block_loop", {"seconds": 1.5, "path": str(tmp_path / "log")})
+        await slow
+
+    assert any("stood still" in record.message for record in caplog.records)
+    assert lines(tmp_path / "log")

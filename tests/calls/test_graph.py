@@ -1,0 +1,104 @@
+"""The call graph."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operations.calls import CallGraph, PendingRequestMap, read_graph, render_tree, serve_calls
+from operations.context import OperationContext
+from operations.errors import CallError
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+
+def build() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("leaf.ok", type="query")
+    async def ok() -> int:
+        return 1
+
+    @registry.operation("leaf.bad", type="query")
+    async def bad() -> int:
+        raise CallError("BAD", "no")
+
+    @registry.operation("leaf.many")
+    async def many() -> Any:
+        for index in range(3):
+            yield index
+
+    @registry.operation("root.run", type="query")
+    async def run(context: OperationContext) -> int:
+        await context.env.leaf.ok({})
+        with pytest.raises(CallError):
+            await context.env.leaf.bad({})
+        async for _ in context.env.subscribe("leaf.many", {}):
+            pass
+        return 1
+
+    return registry
+
+
+async def test_every_call_is_recorded_under_the_call_it_was_part_of() -> None:
+    registry = build()
+    graph = CallGraph()
+    registry.observe(graph)
+
+    await registry.execute("root.run", {})
+
+    (root,) = (record for record in graph if record.parent_request_id is None)
+    children = graph.children(root.request_id)
+    assert [(child.operation_id, child.outcome, child.items) for child in children] == [
+        ("leaf.ok", "success", 0),
+        ("leaf.bad", "BAD", 0),
+        ("leaf.many", "success", 3),
+    ]
+    assert graph[root.request_id].duration is not None
+
+
+async def test_the_tree_shows_names_outcomes_and_times() -> None:
+    registry = build()
+    graph = CallGraph()
+    registry.observe(graph)
+
+    await registry.execute("root.run", {})
+
+    shown = graph.tree().splitlines()
+    assert shown[0].startswith("root.run  success  ")
+    assert shown[1].startswith("├─ leaf.ok  success")
+    assert shown[2].startswith("├─ leaf.bad  BAD")
+    assert shown[3].startswith("└─ leaf.many  success")
+    assert shown[3].endswith("3 items")
+
+
+async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None:
+    target = MemoryTarget()
+    worker = build()
+    with CallGraph(tmp_path / "worker") as there, CallGraph(tmp_path / "caller") as here:
+        worker.observe(there)
+        async with serve_calls(worker, target), PendingRequestMap(target) as calls:
+            caller = OperationRegistry(remote=calls)
+            caller.observe(here)
+
+            @caller.operation("top.go", type="query")
+            async def go(context: OperationContext) -> Any:
+                return (await context.env.root.run({})).data
+
+            await caller.execute("top.go", {})
+    records = read_graph([tmp_path / "worker", tmp_path / "caller"])
+
+    assert {record.operation_id for record in records} >= {"top.go", "root.run", "leaf.ok"}
+    # top.go, its call as the caller saw it, the same as the worker saw it, and what that called.
+    assert render_tree(records).splitlines()[-1].startswith("      └─ leaf.many")
+
+
+async def test_only_so_many_calls_are_kept() -> None:
+    registry = build()
+    graph = CallGraph(limit=2)
+    registry.observe(graph)
+
+    for _ in range(5):
+        await registry.execute("leaf.ok", {})
+
+    assert len(graph) == 2

@@ -1,0 +1,203 @@
+"""The calls a process waits for, and the answers it gives."""
+
+import asyncio
+import datetime
+import math
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import WebSocketWorld, World, calling
+
+from operations.access import Identity
+from operations.calls import PendingRequestMap, build_call_handler, serve_calls
+from operations.calls.events import CallRequested, RequestPayload, read_event
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope, local_envelope
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+
+class Mailbox:
+    """Reads what arrives."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def receive(self, body: bytes, reply_to: str) -> None:
+        self.events.append(read_event(body))
+
+    def undelivered(self, key: str) -> None: ...
+    def lost(self, reason: str) -> None: ...
+    def restored(self) -> None: ...
+
+
+def requested(operation_id: str, input: Any = None, **fields: Any) -> CallRequested:
+    return CallRequested(
+        payload=RequestPayload(
+            request_id="r1", operation_id=operation_id, input=input, reply_to="box.me", **fields
+        )
+    )
+
+
+async def handled(registry: OperationRegistry, event: CallRequested, **options: Any) -> list[Any]:
+    """What `build_call_handler` publishes for one event."""
+    target = MemoryTarget()
+    mailbox = Mailbox()
+    await target.listen(("box.me",), mailbox)
+    async with PendingRequestMap(target) as calls:
+        await build_call_handler(registry, calls, **options)(event)
+    return mailbox.events
+
+
+async def test_a_handler_publishes_the_envelope(registry: OperationRegistry) -> None:
+    (answer,) = await handled(registry, requested("math.add", {"a": 1, "b": 2}))
+
+    assert answer.payload.request_id == "r1"
+    assert ResponseEnvelope.decode(bytes(answer.payload.output)).data == 3
+
+
+async def test_a_handler_publishes_errors(registry: OperationRegistry) -> None:
+    (answer,) = await handled(registry, requested("fail.domain", {}))
+
+    assert answer.payload.code == "NO_FUNDS"
+    assert answer.payload.details == {"missing": 3}
+
+
+async def test_a_handler_publishes_every_item_and_the_end(registry: OperationRegistry) -> None:
+    *items, end = await handled(registry, requested("count.up", {"n": 3}))
+
+    assert [item.payload.sequence for item in items] == [0, 1, 2]
+    assert end.payload.sequence == 3
+
+
+async def test_a_handler_believes_identities_only_where_it_is_told_to(
+    registry: OperationRegistry,
+) -> None:
+    event = requested("secret.read", {}, identity=Identity("a", ["secret:read"]))
+
+    (refused,) = await handled(registry, event)
+    (answered,) = await handled(registry, event, trusted=True)
+
+    assert refused.payload.code == ErrorCode.ACCESS_DENIED
+    assert ResponseEnvelope.decode(bytes(answered.payload.output)).data == "42"
+
+
+async def test_only_envelopes_can_be_answers() -> None:
+    async with PendingRequestMap() as calls:
+        for value in (1, {}, {"data": 1}, None):
+            with pytest.raises(TypeError):
+                await calls.respond("r1", value)
+        await calls.respond("r1", local_envelope(1, "a.b"))
+        await calls.respond(
+            "r1", {"data": 1, "meta": {"source": "local", "operationId": "a.b", "timestamp": 1}}
+        )
+        assert calls.ignored == 2
+
+
+async def test_a_map_can_answer_its_own_calls() -> None:
+    """As in one process: whoever takes the requests answers through the same map."""
+    target = MemoryTarget()
+    inbox = Mailbox()
+    await target.take("operations", inbox, lambda: 1)
+    async with PendingRequestMap(target) as calls:
+        answered = asyncio.create_task(calls.call("a.b", 1))
+        failed = asyncio.create_task(calls.call("a.c", 1))
+        await until(lambda: len(inbox.events) == 2)
+        assert calls.pending_count == len(calls) == 2
+        await calls.respond(inbox.events[0].payload.request_id, local_envelope(2, "a.b"))
+        await calls.emit_error(inbox.events[1].payload.request_id, "NO", "no", {"x": 1})
+        assert (await answered).data == 2
+        with pytest.raises(CallError) as caught:
+            await failed
+        assert caught.value.code == "NO"
+
+
+async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
+    target = MemoryTarget()
+    inbox = Mailbox()
+    await target.take("operations", inbox, lambda: 1)
+    async with PendingRequestMap(target) as calls:
+        call = asyncio.create_task(calls.call("a.b"))
+        await until(lambda: inbox.events)
+        await calls.complete(inbox.events[0].payload.request_id)
+        with pytest.raises(CallError) as caught:
+            await call
+
+    assert caught.value.code == ErrorCode.UNKNOWN_ERROR
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, "\ud800", datetime.datetime.now(datetime.UTC), b"x", {1: 2}, object()],
+    ids=["NaN", "Infinity", "lone surrogate", "a date", "bytes", "a number as key", "an object"],
+)
+async def test_r28_what_is_not_json_is_refused_as_it_is_in_process(
+    world: World, registry: OperationRegistry, value: Any
+) -> None:
+    with pytest.raises(CallError) as here:
+        await registry.execute("echo.any", {"value": value})
+    async with calling(world, registry) as calls:
+        with pytest.raises(CallError) as there:
+            await calls.call("echo.any", {"value": value})
+
+    assert there.value.code == here.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.requirement("R28", "R20")
+async def test_r28_deep_input_is_refused_as_it_is_in_process(
+    world: World, registry: OperationRegistry
+) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    async with calling(world, registry) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("echo.any", {"value": deep})
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.requirement("R11")
+async def test_r11_one_connection_cannot_abort_the_calls_of_another(
+    registry: OperationRegistry,
+) -> None:
+    world = WebSocketWorld()
+    async with (
+        world.serve(registry),
+        world.connect() as first,
+        world.connect() as second,
+        PendingRequestMap(first) as alice,
+        PendingRequestMap(second) as eve,
+    ):
+        call = asyncio.create_task(alice.call("slow.sleep", {"seconds": 0.5}))
+        await until(lambda: len(alice) == 1)
+        (request_id,) = alice.pending
+        stolen = (
+            b'{"type":"call.aborted","id":"","payload":{"requestId":"%s"}}' % request_id.encode()
+        )
+        await eve.target.send("peer", stolen)
+        assert (await call).data == "slept"
+
+
+async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 1}, OperationContext(deadline=1.0))
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
+async def test_a_closed_map_refuses_calls(registry: OperationRegistry) -> None:
+    calls = PendingRequestMap()
+    await calls.aclose()
+    await calls.aclose()
+    with anyio.fail_after(1), pytest.raises(CallError) as caught:
+        await calls.call("math.add")
+
+    assert caught.value.code == ErrorCode.ABORTED

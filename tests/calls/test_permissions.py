@@ -1,0 +1,137 @@
+"""F18: with the broker's permissions of the recipes, nobody reads or forges another's answers."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError
+from tests.calls.operations_under_test import build_registry
+from tests.calls.waiting import started, until
+from tests.servers import Broker, NatsServer, RedisServer, running
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.events import encode_response
+from operations.envelopes import local_envelope
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
+
+RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
+
+pytestmark = pytest.mark.requirement("R41", "R10", "F18")
+
+
+def connect(broker: Broker, user: str) -> Any:
+    if broker.scheme == "nats":
+        return connect_nats(broker.url, client=user, user=user, password=f"{user}-secret")
+    url = f"redis://{user}:{user}-secret@127.0.0.1:{broker.port}"
+    return connect_redis(url, client=user)
+
+
+@asynccontextmanager
+async def guarded(scheme: str) -> AsyncGenerator[tuple[Broker, PendingRequestMap]]:
+    """A broker with the recipe's rules, a worker, and Alice."""
+    if scheme == "nats":
+        broker: Broker = NatsServer(config=(RECIPES / "nats.conf").read_text(encoding="utf-8"))
+    else:
+        broker = RedisServer("--aclfile", str(RECIPES / "redis.acl"))
+    with running(broker):
+        async with AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(connect(broker, "worker"))
+            await stack.enter_async_context(serve_calls(build_registry(), worker))
+            alice = await stack.enter_async_context(connect(broker, "alice"))
+            yield broker, await stack.enter_async_context(PendingRequestMap(alice))
+
+
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+async def test_f18_with_the_recipe_everything_still_works(scheme: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    async with guarded(scheme) as (broker, alice), connect(broker, "bob") as target:
+        async with PendingRequestMap(target) as bob:
+            assert (await alice.call("math.add", {"a": 1, "b": 2})).data == 3
+            assert (await bob.call("math.add", {"a": 2, "b": 2})).data == 4
+        items = [item.data async for item in alice.subscribe("count.up", {"n": 1000})]
+        assert items == list(range(1000))
+        task = asyncio.create_task(
+            alice.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=60)
+        )
+        # Long enough for a heartbeat, which needs permissions of its own.
+        await until(lambda: started(path))
+        await asyncio.sleep(2)
+        assert not task.done()
+        task.cancel()
+        await until(lambda: "cancelled" in path.read_text(encoding="utf-8"))
+
+
+async def test_f18_bob_can_neither_read_nor_write_alices_mailbox_on_nats(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    overheard: list[Any] = []
+    errors: list[Exception] = []
+
+    async def on_error(error: Exception) -> None:
+        errors.append(error)
+
+    async def overhear(message: Any) -> None:
+        overheard.append(message)
+
+    async with guarded("nats") as (broker, alice):
+        bob = await nats.connect(broker.url, user="bob", password="bob-secret", error_cb=on_error)
+        for subject in ("operations.box.alice.>", "operations.queue.>", ">"):
+            await bob.subscribe(subject, cb=overhear)
+        call = asyncio.create_task(
+            alice.call("slow.sleep", {"seconds": 0.5, "path": str(path)}, timeout=10)
+        )
+        await until(lambda: started(path))
+        (request_id,) = alice.pending
+        forged = encode_response(request_id, local_envelope("forged", "slow.sleep"))
+        await bob.publish(f"{alice.mailbox}._", forged)
+        await bob.flush()
+        assert (await call).data == "slept"
+        await bob.close()
+
+    assert overheard == []
+    assert len(errors) >= 4
+
+
+async def test_f18_bob_can_neither_read_nor_write_alices_mailbox_on_redis(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    async with guarded("redis") as (broker, alice):
+        bob = Redis.from_url(f"redis://bob:bob-secret@127.0.0.1:{broker.port}")
+        call = asyncio.create_task(
+            alice.call("slow.sleep", {"seconds": 0.5, "path": str(path)}, timeout=10)
+        )
+        await until(lambda: started(path))
+        (request_id,) = alice.pending
+        forged = encode_response(request_id, local_envelope("forged", "slow.sleep"))
+        with pytest.raises(NoPermissionError):
+            await bob.xadd(alice.mailbox, {"e": forged})
+        with pytest.raises(NoPermissionError):
+            await bob.xread({alice.mailbox: "0"})
+        with pytest.raises(NoPermissionError):
+            await bob.delete(alice.mailbox)
+        with pytest.raises(NoPermissionError):
+            await bob.xgroup_create("operations:queue:operations", "thieves", "0")
+        assert (await call).data == "slept"
+        await bob.aclose()
+
+
+async def test_a_worker_writes_to_no_address_but_mailboxes(
+    nats_server: Broker, redis_server: Broker
+) -> None:
+    """A request cannot make a worker publish somewhere else by naming it as the place for answers."""
+    async with (
+        connect_nats(nats_server.url) as on_nats,
+        connect_redis(redis_server.url) as on_redis,
+    ):
+        for target, address in (
+            (on_nats, "billing.orders"),
+            (on_nats, "operations.queue.operations"),
+            (on_redis, "session:alice"),
+            (on_redis, "operations:queue:operations"),
+        ):
+            with pytest.raises(Exception, match="no address of ours"):
+                await target.send(address, b"{}")

@@ -1,0 +1,197 @@
+"""Operations elsewhere as operations here: imports, remotes, hubs and spokes."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import World
+
+from operations.access import AccessControl, Identity
+from operations.calls import PendingRequestMap, from_calls, serve_calls
+from operations.calls.hub import Hub
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode, RegistrationError
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.websocket import connect_websocket, serve_websocket
+from operations.registry import OperationRegistry
+
+
+async def test_imported_operations_are_called_like_local_ones(
+    world: World, registry: OperationRegistry
+) -> None:
+    here = OperationRegistry()
+    async with world.serve(registry), world.connect() as target, from_calls(target) as service:
+        here.register_all(service)
+        answer = await here.execute("math.add", {"a": 1, "b": 2})
+        items = [item.data async for item in here.subscribe("count.up", {"n": 3})]
+        with pytest.raises(CallError) as invalid:
+            await here.execute("math.add", {"a": "x"})
+        with pytest.raises(CallError) as domain:
+            await here.execute("fail.domain", {})
+
+    assert answer.data == 3
+    assert items == [0, 1, 2]
+    assert invalid.value.code == ErrorCode.VALIDATION_ERROR
+    assert domain.value.code == "NO_FUNDS"
+    assert here.get_spec("math.add") == registry.get_spec("math.add")
+    assert "secret.read" not in here
+
+
+async def test_what_has_no_handler_here_goes_to_the_remote(
+    world: World, registry: OperationRegistry
+) -> None:
+    async with world.serve(registry), world.connect() as target, PendingRequestMap(target) as calls:
+        here = OperationRegistry(remote=calls)
+        spec = registry.get_spec("math.add")
+        assert spec is not None
+        here.register_spec(spec)
+
+        @here.operation("sum.three", type="query")
+        async def three(a: int, b: int, c: int, context: OperationContext) -> Any:
+            first = await context.env.math.add({"a": a, "b": b})
+            second = await context.env.math.add({"a": first.data, "b": c})
+            return second.data
+
+        assert (await here.execute("sum.three", {"a": 1, "b": 2, "c": 3})).data == 6
+        unknown = [item.data async for item in here.subscribe("count.up", {"n": 2})]
+
+    assert unknown == [0, 1]
+
+
+@pytest.mark.requirement("R30")
+async def test_time_is_inherited_over_three_levels(world: World) -> None:
+    """The innermost call, two processes away, has no more time than the outermost."""
+    seen: list[float] = []
+    async with AsyncExitStack() as stack:
+        far = OperationRegistry()
+
+        @far.operation("far.end", type="query")
+        async def end(context: OperationContext) -> None:
+            assert context.deadline is not None
+            seen.append(context.deadline)
+
+        await stack.enter_async_context(world.serve(far))
+        target = await stack.enter_async_context(world.connect())
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        near = OperationRegistry(remote=calls)
+
+        @near.operation("near.middle", type="query")
+        async def middle(context: OperationContext) -> None:
+            assert context.deadline is not None
+            seen.append(context.deadline)
+            await context.env.far.end({})
+
+        bridge = MemoryTarget()
+        await stack.enter_async_context(serve_calls(near, bridge))
+        caller = await stack.enter_async_context(PendingRequestMap(bridge))
+        await caller.call("near.middle", {}, timeout=5)
+
+    assert seen[1] <= seen[0] + 20
+
+
+async def test_an_import_can_be_renamed_and_guarded(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    here = OperationRegistry()
+    async with (
+        serve_calls(registry, target),
+        from_calls(target, namespace="far", access=AccessControl(["far:use"])) as service,
+    ):
+        here.register_all(service)
+        with pytest.raises(CallError) as denied:
+            await here.execute("far.math.add", {"a": 1, "b": 2})
+        allowed = OperationContext(identity=Identity("a", ["far:use"]))
+        assert (await here.execute("far.math.add", {"a": 1, "b": 2}, allowed)).data == 3
+
+    assert denied.value.code == ErrorCode.ACCESS_DENIED
+
+
+@pytest.mark.requirement("R25")
+async def test_a_collision_is_an_error_unless_it_is_excluded(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    here = OperationRegistry()
+
+    @here.operation("math.add")
+    async def add() -> None: ...
+
+    async with serve_calls(registry, target):
+        async with from_calls(target) as service:
+            with pytest.raises(RegistrationError):
+                here.register_all(service)
+            assert len(here) == 1
+        async with from_calls(target, exclude=here) as service:
+            here.register_all(service)
+            assert len(here) > 1
+
+
+async def test_nobody_to_import_from_is_unavailable() -> None:
+    with pytest.raises(CallError) as caught:
+        async with from_calls(MemoryTarget()):
+            pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_spokes_register_what_they_serve_and_it_goes_when_they_do() -> None:
+    center = OperationRegistry()
+
+    @center.operation("hub.hello", type="query")
+    async def hello() -> str:
+        return "hello"
+
+    def spoke(name: str) -> OperationRegistry:
+        registry = OperationRegistry()
+
+        @registry.operation(f"{name}.whoami", type="query")
+        async def whoami(context: OperationContext) -> Any:
+            return [name, context.identity.id if context.identity else None]
+
+        return registry
+
+    hub = Hub(center)
+    async with serve_websocket(
+        hub.attach, identify=lambda request: Identity(request.headers.get("x-name", "?"))
+    ) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as stack:
+            maps = []
+            for name in ("alice", "bob"):
+                target = await stack.enter_async_context(
+                    connect_websocket(url, headers={"x-name": name}, trusted=True)
+                )
+                await stack.enter_async_context(serve_calls(spoke(name), target))
+                maps.append(await stack.enter_async_context(PendingRequestMap(target)))
+            await until(lambda: "alice.whoami" in center and "bob.whoami" in center)
+            assert (await maps[0].call("hub.hello")).data == "hello"
+            # Alice reaches Bob through the hub, and Bob learns on whose behalf he is called.
+            assert (await maps[0].call("bob.whoami")).data == ["bob", "alice"]
+            assert (await center.execute("alice.whoami")).data == ["alice", None]
+        await until(lambda: "alice.whoami" not in center and "bob.whoami" not in center)
+        with pytest.raises(CallError) as caught:
+            await center.execute("alice.whoami")
+
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+
+async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
+    center = OperationRegistry()
+    hub = Hub(center)
+    started = asyncio.Event()
+    spoke = OperationRegistry()
+
+    @spoke.operation("spoke.wait")
+    async def wait() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async with serve_websocket(hub.attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url) as target, serve_calls(spoke, target, grace=0):
+            await until(lambda: "spoke.wait" in center)
+            call = asyncio.create_task(center.execute("spoke.wait"))
+            await started.wait()
+        with pytest.raises(CallError) as caught:
+            await asyncio.wait_for(call, 2)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE

@@ -1,0 +1,39 @@
+"""Waiting for what no event tells of."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from tests.calls.worlds import World
+
+from operations.calls import PendingRequestMap
+
+
+async def until(condition: Callable[[], object], seconds: float = 5) -> None:
+    """Wait until `condition` holds."""
+    with anyio.fail_after(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def lines(path: Path) -> list[str]:
+    """What was noted in a file, which need not be there yet."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def started(path: Path) -> list[int]:
+    """The processes in which something noted that it started."""
+    return [int(line.split()[1]) for line in lines(path) if line.startswith("started")]
+
+
+@asynccontextmanager
+async def caller(world: World, **options: object) -> AsyncGenerator[PendingRequestMap]:
+    """A caller in `world` that leaves nothing pending."""
+    async with (
+        world.connect() as target,
+        PendingRequestMap(target, **options) as calls,  # type: ignore[arg-type]
+    ):
+        yield calls
+        assert len(calls) == 0

@@ -1,0 +1,42 @@
+"""A worker in a process of its own, so that killing it is real.
+
+python -m tests.calls.worker '{"world": "redis", "url": "...", "prefix": "...", "options": {}}'
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from tests.calls.operations_under_test import build_registry
+
+from operations.calls import serve_calls
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.websocket import AcceptedTarget, serve_websocket
+
+
+async def main(settings: dict[str, Any]) -> None:
+    registry = build_registry()
+    options = settings.get("options", {})
+    if settings["world"] == "websocket":
+
+        async def attach(target: AcceptedTarget) -> None:
+            async with serve_calls(registry, target, **options):
+                await target.wait_closed()
+
+        async with serve_websocket(attach, port=settings["port"]):
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+    connect: Any = connect_redis if settings["world"] == "redis" else connect_nats
+    prefix = settings["prefix"] + (":" if settings["world"] == "redis" else "")
+    async with (
+        connect(settings["url"], prefix=prefix) as target,
+        serve_calls(registry, target, **options) as server,
+    ):
+        print("ready", flush=True)
+        await server.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

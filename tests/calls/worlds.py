@@ -1,0 +1,127 @@
+"""Each transport as a world in which callers connect and workers serve, all used the same way."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from secrets import token_hex
+from typing import Any, Protocol
+
+from tests.servers import free_port
+
+from operations.calls import CallServer, PendingRequestMap, serve_calls
+from operations.pubsub.base import EventTarget
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+from operations.registry import OperationRegistry
+
+Workers = list[CallServer]
+
+
+class World(Protocol):
+    """Somewhere calls can travel."""
+
+    name: str
+
+    def connect(self, **options: Any) -> AbstractAsyncContextManager[EventTarget]:
+        """A caller's own connection."""
+        ...
+
+    def serve(
+        self, registry: OperationRegistry, **options: Any
+    ) -> AbstractAsyncContextManager[Workers]:
+        """A worker; on a WebSocket there is one for each connection."""
+        ...
+
+
+class MemoryWorld:
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.target = MemoryTarget()
+
+    @asynccontextmanager
+    async def connect(self, **options: Any) -> AsyncGenerator[EventTarget]:
+        yield self.target
+
+    @asynccontextmanager
+    async def serve(self, registry: OperationRegistry, **options: Any) -> AsyncGenerator[Workers]:
+        async with serve_calls(registry, self.target, **options) as server:
+            yield [server]
+
+
+class BrokerWorld:
+    def __init__(self, name: str, url: str, open_target: Callable[..., Any]) -> None:
+        self.name = name
+        self.url = url
+        self.prefix = f"t{token_hex(4)}"
+        self._open = open_target
+
+    @asynccontextmanager
+    async def connect(self, **options: Any) -> AsyncGenerator[EventTarget]:
+        url = options.pop("url", self.url)
+        prefix = self.prefix + (":" if self.name == "redis" else "")
+        async with self._open(url, prefix=prefix, **options) as target:
+            yield target
+
+    @asynccontextmanager
+    async def serve(self, registry: OperationRegistry, **options: Any) -> AsyncGenerator[Workers]:
+        url = options.pop("url", self.url)
+        async with (
+            self.connect(url=url, **options.pop("target", {})) as target,
+            serve_calls(registry, target, **options) as server,
+        ):
+            yield [server]
+
+
+class WebSocketWorld:
+    name = "websocket"
+
+    def __init__(self) -> None:
+        self.port = free_port()
+
+    @asynccontextmanager
+    async def connect(self, **options: Any) -> AsyncGenerator[EventTarget]:
+        url = options.pop("url", f"ws://127.0.0.1:{self.port}")
+        async with connect_websocket(url, **options) as target:
+            yield target
+
+    @asynccontextmanager
+    async def serve(self, registry: OperationRegistry, **options: Any) -> AsyncGenerator[Workers]:
+        workers: Workers = []
+        door = options.pop("target", {})
+
+        async def attach(target: AcceptedTarget) -> None:
+            target.trusted = bool(door.get("trusted"))
+            async with serve_calls(registry, target, **options) as server:
+                workers.append(server)
+                await target.wait_closed()
+
+        async with serve_websocket(attach, port=self.port, identify=door.get("identify")):
+            yield workers
+
+
+def redis_world(url: str) -> BrokerWorld:
+    return BrokerWorld("redis", url, connect_redis)
+
+
+def nats_world(url: str) -> BrokerWorld:
+    return BrokerWorld("nats", url, connect_nats)
+
+
+@asynccontextmanager
+async def calling(
+    world: World, registry: OperationRegistry, **options: Any
+) -> AsyncGenerator[PendingRequestMap]:
+    """One worker and one caller in `world`; afterwards nothing of either is left."""
+    before = asyncio.all_tasks()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(world.serve(registry, **options))
+        target = await stack.enter_async_context(world.connect())
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        yield calls
+    assert len(calls) == 0
+    await asyncio.sleep(0)
+    left = {task for task in asyncio.all_tasks() - before if not task.done()}
+    assert not left, left

@@ -1,0 +1,169 @@
+"""`operations call`, as scripts use it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.cli.conftest import Ran
+
+Run = Callable[..., Ran]
+
+SHIP = {
+    "street": "Elm",
+    "number": 1,
+    "size": "small",
+    "notes": ["x"],
+    "fast": False,
+    "weight": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        (['{"to": {"street": "Elm"}, "size": "small", "notes": ["x"]}'], {}),
+        (["@ship.json"], {}),
+        (["to.street=Elm", "size=small", "notes=x"], {}),
+        (["to.street=Elm", "to.number=7", "size=small", "notes=x", "notes=y"], {"number": 7, "notes": ["x", "y"]}),
+        (["to:={\"street\":\"Elm\"}", "size=small", "notes=[\"x\"]", "fast=yes"], {"fast": True}),
+        (["to={\"street\":\"Elm\"}", "size=small", "notes=x", "weight=1.5", "fast=false"], {"weight": 1.5}),
+        (["to.street=@street.txt", "size=small", "notes=x"], {"street": "Oak"}),
+        (["to.street=5", "size=small", "notes=7"], {"street": "5", "notes": ["7"]}),
+        (["to.street=a=b", "size=small", "notes=x"], {"street": "a=b"}),
+    ],
+)  # fmt: skip
+def test_input_is_read_as_its_schema_says(
+    run: Run, folder: Path, arguments: list[str], changes: dict[str, Any]
+) -> None:
+    (folder / "ship.json").write_text('{"to": {"street": "Elm"}, "size": "small", "notes": ["x"]}')
+    (folder / "street.txt").write_text("Oak")
+
+    ran = run("call", "work.ship", *arguments)
+
+    assert ran.code == 0, ran.err
+    assert ran.json == {**SHIP, **changes}
+
+
+def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "call", "work.add", "-"],
+        input='{"a": 40, "b": 2}', capture_output=True, text=True, timeout=60, check=False, env=environment,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error", "words"),
+    [
+        (["work.add", "a=x"], 6, "VALIDATION_ERROR", "must be of type integer"),
+        (["work.add", "a=1", "c=1"], 6, "VALIDATION_ERROR", "/c is not a known property"),
+        (["work.add", "{"], 6, "VALIDATION_ERROR", "is not JSON"),
+        (["work.add", "a=1", "{}"], 6, "VALIDATION_ERROR", "neither key=value"),
+        (["work.add", "@nope.json"], 6, "VALIDATION_ERROR", "cannot be read"),
+        (["work.add", "a=1", "a=2"], 6, "VALIDATION_ERROR", "given twice"),
+        (["work.add"], 6, "VALIDATION_ERROR", "/a is required"),
+        (["work.ad"], 4, "OPERATION_NOT_FOUND", 'Did you mean "work.add"?'),
+        (["work.secret", "--as", "bob"], 5, "ACCESS_DENIED", "denied"),
+        (["work.secret", "--as", "anonymous"], 5, "ACCESS_DENIED", "denied"),
+        (["work.fail"], 1, "TIRED", "too late"),
+        (["work.crash"], 1, "EXECUTION_ERROR", "boom"),
+        (["work.slow", "pause=5", "--timeout", "0.1"], 7, "TIMEOUT", ""),
+        (["work.ask"], 8, "UNAVAILABLE", "ask its caller"),
+    ],
+)
+def test_each_failure_has_its_exit_code(
+    run: Run, arguments: list[str], code: int, error: str, words: str
+) -> None:
+    ran = run("call", *arguments, "--json")
+
+    assert ran.code == code
+    assert ran.out == ""
+    assert ran.error["code"] == error
+    assert words in ran.error["message"]
+    spoken = run("call", *arguments)
+    assert spoken.code == code
+    assert error in spoken.err
+    assert "Traceback" not in spoken.err
+
+
+def test_an_unknown_property_comes_with_what_was_meant(run: Run) -> None:
+    ran = run("call", "work.ship", "siez=small")
+
+    assert '/siez is not a known property. Did you mean "size"?' in ran.err
+
+
+def test_the_envelope_says_where_data_came_from(run: Run) -> None:
+    ran = run("call", "work.add", "a=1", "--envelope")
+
+    assert ran.json["data"] == 2
+    assert ran.json["meta"]["source"] == "local"
+
+
+def test_the_operator_may_do_everything_and_others_what_they_may(run: Run) -> None:
+    assert run("call", "work.secret").json == "hidden"
+    assert run("call", "work.secret", "--as", "alice").json == "hidden"
+    ran = run("call", "work.secret", "--as", "alise")
+    assert ran.code == 3
+    assert 'Did you mean "alice"?' in ran.err
+
+
+def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
+    assert run("call", "work.count", "to=3").out == "1\n2\n3\n"
+    lines = run("call", "work.count", "to=9", "--count", "2", "--envelope").out.splitlines()
+    assert [msgspec.json.decode(line)["data"] for line in lines] == [1, 2]
+
+
+def test_bytes_go_into_a_pipe_or_a_file_as_they_are(
+    folder: Path, environment: dict[str, str], run: Run
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "call", "work.image"],
+        capture_output=True, timeout=60, check=False, env=environment,
+    )  # fmt: skip
+    assert done.stdout == bytes(range(256))
+
+    assert run("call", "work.image", "--output", "image.bin").code == 0
+    assert (folder / "image.bin").read_bytes() == bytes(range(256))
+    assert run("call", "work.image", "--envelope").json["encoding"] == "base64"
+
+
+def test_a_reader_that_leaves_is_no_error(folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m operations call work.count to=100000 | head -1"],
+        capture_output=True, text=True, timeout=60, check=False, env=environment,
+    )  # fmt: skip
+
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_a_missing_config_says_what_to_do(run: Run, folder: Path) -> None:
+    (folder / "operations.toml").unlink()
+
+    ran = run("call", "work.add")
+
+    assert ran.code == 3
+    assert "operations init" in ran.err
+
+
+def test_a_wrong_config_is_told_as_json_too(run: Run, folder: Path) -> None:
+    (folder / "operations.toml").write_text("[serve]\nprot = 1\n")
+
+    ran = run("call", "work.add", "--json")
+
+    assert ran.code == 3
+    (fault,) = ran.error["details"]["faults"]
+    assert (fault["file"], fault["line"], fault["key"]) == ("operations.toml", 2, "serve.prot")
+    assert fault["message"] == 'is not a known key. Did you mean "port"?'
+
+
+@pytest.mark.requirement("R47")
+def test_what_others_wrote_cannot_steer_a_terminal(run: Run) -> None:
+    assert "\x1b" not in run("call", "work.rude").out
+    shown = run("show", "work.rude").out
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred\\u202e" in shown

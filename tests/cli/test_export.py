@@ -1,0 +1,239 @@
+"""`operations export`: documents, tools, a typed client, and an honest account of what was lost."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Ran
+from tests.conftest import PROJECT
+
+from operations import (
+    AccessControl,
+    Identity,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+)
+from operations.cli.exports.names import tool_names
+from operations.cli.exports.python_client import python_client
+from operations.cli.exports.tools import provider_tools
+from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.server import APIKeys, create_app, hash_key
+from operations.server.running import running
+
+Run = Callable[..., Ran]
+DOCUMENTS = PROJECT.parent / "shared" / "openapi"
+
+
+def spec(name: str, schema: Any, **fields: Any) -> OperationSpec:
+    return OperationSpec(
+        namespace="a",
+        name=name,
+        type=fields.pop("type", OperationType.QUERY),
+        input_schema=schema,
+        **fields,
+    )
+
+
+def test_an_openapi_document_has_a_path_per_operation(run: Run) -> None:
+    ran = run("export", "openapi", "work.add", "work.s*")
+
+    assert ran.code == 0
+    assert ran.json["openapi"].startswith("3.1")
+    assert set(ran.json["paths"]) == {"/work/add", "/work/secret", "/work/ship", "/work/slow"}
+
+
+def test_mcp_tools_are_those_of_the_mcp_door(run: Run) -> None:
+    (tool,) = run("export", "mcp", "work.add").json["tools"]
+
+    assert tool["name"] == "work.add"
+    assert tool["inputSchema"]["properties"]["a"]["type"] == "integer"
+
+
+@pytest.mark.parametrize(
+    ("provider", "path"),
+    [
+        ("openai", ["function", "parameters"]),
+        ("anthropic", ["input_schema"]),
+        ("gemini", ["parameters"]),
+    ],
+)
+def test_tools_have_the_shape_of_their_provider(run: Run, provider: str, path: list[str]) -> None:
+    answer = run("export", provider, "work.ship", "work.count", "--json").json
+
+    (tool,) = answer["result"]
+    for key in path:
+        tool = tool[key]
+    assert tool["type"] == "object"
+    assert tool["required"] == ["to", "size", "notes"]
+    lost = {(loss["operationId"], loss["place"]) for loss in answer["losses"]}
+    assert ("work.count", "type") in lost
+
+
+def test_losses_are_told_beside_the_result(run: Run) -> None:
+    ran = run("export", "openai", "work.add")
+
+    assert ran.json[0]["function"]["name"] == "work__add"
+    assert "work.add name: is called work__add" in ran.err
+
+
+def test_what_is_asked_for_must_exist(run: Run) -> None:
+    ran = run("export", "openai", "work.ad")
+
+    assert ran.code == 4
+    assert 'Did you mean "work.add"?' in ran.err
+
+
+def test_an_input_that_is_no_object_becomes_an_argument() -> None:
+    (tool,), losses = provider_tools([spec("x", {"type": "string"})], "anthropic")
+
+    assert tool["input_schema"]["properties"] == {"input": {"type": "string"}}
+    assert [loss.what for loss in losses if loss.place == "/"] == [
+        "is no object: the value is the argument `input`"
+    ]
+
+
+def test_the_root_of_a_tool_has_no_alternatives() -> None:
+    schema = {"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}
+
+    (tool,), losses = provider_tools([spec("x", schema)], "openai")
+
+    assert "anyOf" not in tool["function"]["parameters"]
+    assert "/anyOf" in [loss.place for loss in losses]
+
+
+def test_gemini_gets_no_references_and_no_keyword_it_does_not_know() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "node": {"$ref": "#/$defs/Node"},
+            "kind": {"oneOf": [{"const": "a"}, {"const": "b"}]},
+            "either": {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+            "maybe": {"type": ["string", "null"], "format": "uri"},
+            "level": {"enum": [1, 2]},
+            "size": {"type": "integer", "exclusiveMinimum": 0},
+        },
+        "$defs": {
+            "Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "name": {"type": "string"}}}
+        },
+    }  # fmt: skip
+
+    (tool,), losses = provider_tools([spec("x", schema)], "gemini")
+
+    found = tool["parameters"]["properties"]
+    assert "$ref" not in json.dumps(tool)
+    assert found["kind"] == {"type": "string", "enum": ["a", "b"]}
+    assert found["either"] == {"anyOf": [{"type": "string"}, {"type": "integer"}]}
+    assert found["maybe"] == {"type": "string", "nullable": True}
+    assert found["node"]["properties"]["name"] == {"type": "string"}
+    assert {loss.place for loss in losses} == {
+        "/properties/node/properties/next",
+        "/properties/either/oneOf",
+        "/properties/maybe/format",
+        "/properties/level/enum",
+        "/properties/size/exclusiveMinimum",
+    }
+
+
+def test_names_fit_and_never_meet() -> None:
+    long = "a." + "x" * 100
+    names = tool_names(["a.b", "a__b", long, long + "y"], allowed="[A-Za-z0-9_-]", longest=64)
+
+    assert names["a.b"] == "a__b"
+    assert len(set(names.values())) == 4
+    assert all(len(name) <= 64 for name in names.values())
+
+
+def loaded(path: Path, source: str) -> Any:
+    path.write_text(source)
+    found = spec_from_file_location("generated_client", path)
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    # Dataclasses and typed dicts look their own module up.
+    sys.modules["generated_client"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+async def test_the_python_client_calls_the_http_door(
+    tmp_path: Path, registry: OperationRegistry
+) -> None:
+    @registry.operation("shop.get-item", type="query")
+    async def get_item(id: int, verbose: bool = False) -> dict[str, int | bool]:
+        return {"id": id, "verbose": verbose}
+
+    @registry.operation("shop.watch")
+    async def watch(count: int = 2) -> Any:
+        for number in range(count):
+            yield number
+
+    @registry.operation("shop.close", scopes=["boss"])
+    async def close() -> bytes:
+        return b"\x00\xff"
+
+    app = create_app(registry, identity=APIKeys({hash_key("k3y"): Identity("ann", ["boss"])}))
+    client = loaded(tmp_path / "client.py", python_client(registry.specs()))
+    async with running(app) as url:
+        async with client.Client(url) as hub:
+            assert await hub.shop.get_item(id=3) == {"id": 3, "verbose": False}
+            assert [item async for item in hub.shop.watch(count=3)] == [0, 1, 2]
+            with pytest.raises(client.OperationError) as denied:
+                await hub.shop.close()
+            with pytest.raises(client.OperationError) as invalid:
+                await hub.shop.get_item(id="x")
+        async with client.Client(url, key="k3y") as hub:
+            assert await hub.shop.close() == b"\x00\xff"
+    assert denied.value.code == "ACCESS_DENIED"
+    assert invalid.value.code == "VALIDATION_ERROR"
+
+
+async def spotify() -> list[OperationSpec]:
+    document = DOCUMENTS / "spotify__official.yaml"
+    async with await from_openapi_file(document, HTTPServiceConfig(namespace="music")) as service:
+        return [operation.spec for operation in service]
+
+
+@pytest.mark.slow
+def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None:
+    recursive = {
+        "type": "object",
+        "required": ["children"],
+        "properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}, "a-b": {"enum": ["x", 1]}},
+        "$defs": {"Tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/Tree"}}}},
+    }  # fmt: skip
+    specs = [
+        spec("tree", recursive, output_schema=recursive, description='Says """ and \\n.'),
+        spec("class", {"type": "string"}, access_control=AccessControl(["x"])),
+        spec("any", {}),
+        spec("watch.it", {"type": "object", "properties": {"self": {"type": "null"}}}, type=OperationType.SUBSCRIPTION),
+    ]  # fmt: skip
+    if DOCUMENTS.exists():
+        specs += asyncio.run(spotify())
+    (tmp_path / "client.py").write_text(python_client(specs))
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps(
+            {
+                "typeCheckingMode": "strict",
+                "venvPath": str(PROJECT),
+                "venv": ".venv",
+                "include": ["client.py"],
+            }
+        )
+    )
+
+    checked = subprocess.run(
+        [sys.executable, "-m", "pyright", "-p", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+    assert "0 errors, 0 warnings" in checked.stdout, checked.stdout[-3000:]

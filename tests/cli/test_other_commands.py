@@ -1,0 +1,206 @@
+"""`init`, `import`, `trace`, `doctor`, `completion`, `work` and `demo`, as scripts use them."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Ran
+
+from operations import __version__
+from operations.config import load_config
+
+Run = Callable[..., Ran]
+
+DOCUMENT = """
+openapi: 3.1.0
+info: {title: Shop, version: "1"}
+paths:
+  /items:
+    get: {operationId: list_items, tags: [menu], responses: {"200": {description: ok}}}
+    post: {operationId: add_item, tags: [menu], responses: {"200": {description: ok}}}
+  /odd:
+    get: 3
+"""
+
+SERVER = '''
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tools")
+
+@server.tool()
+def double(number: int) -> int:
+    """Twice as much."""
+    return 2 * number
+
+server.run()
+'''
+
+
+def test_init_writes_a_config_that_works_at_once(run: Run, folder: Path) -> None:
+    new = folder / "new"
+
+    assert run("init", str(new)).code == 0
+
+    assert load_config(new / "operations.toml").config.modules == ("hello.py",)
+    called = run("call", "hello.greet", "name=World", "--config", str(new / "operations.toml"))
+    assert called.json == "Hello, World!"
+
+
+def test_init_writes_over_nothing_unless_told(run: Run, folder: Path) -> None:
+    before = (folder / "operations.toml").read_text()
+
+    refused = run("init", "--json")
+
+    assert refused.code == 1
+    assert "--force" in refused.error["message"]
+    assert (folder / "operations.toml").read_text() == before
+    assert run("init", "--force").code == 0
+
+
+def test_the_schema_of_the_config_is_printed_for_editors(run: Run) -> None:
+    assert run("init", "--schema").json["title"] == "operations.toml"
+
+
+def test_import_tells_what_a_document_would_give(run: Run, folder: Path) -> None:
+    (folder / "shop.yaml").write_text(DOCUMENT)
+
+    report = run("import", "shop.yaml", "--json").json
+
+    assert report["types"] == {"query": 1, "mutation": 1}
+    assert report["tags"] == {"menu": 2}
+    assert report["operations"] == ["shop.list_items", "shop.add_item"]
+    assert [each["where"] for each in report["skipped"]] != []
+    spoken = run("import", "shop.yaml").out
+    assert '[openapi.shop]\ndocument = "shop.yaml"' in spoken
+    assert "cannot be used" in spoken
+
+
+def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> None:
+    (folder / "server.py").write_text(SERVER)
+    (folder / "mcp.json").write_text(
+        f'{{"mcpServers": {{"tools": {{"command": "{sys.executable}", "args": ["server.py"]}}}}}}'
+    )
+
+    assert run("import", sys.executable, "server.py", "--json").json["operations"] == [
+        "server.double"
+    ]
+    listed = run("list", "--config", "mcp.json", "--json").json
+    assert [row["id"] for row in listed] == ["tools.double"]
+    assert run("call", "tools.double", "number=21", "--config", "mcp.json").json == {"result": 42}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 1, "name a source"),
+        (["nope.yaml"], 1, "there is no file"),
+        (["http://127.0.0.1:9/openapi.json"], 8, "openapi:127_0_0_1"),
+        (["http://127.0.0.1:9/mcp"], 8, "mcp:127_0_0_1"),
+        (["redis://127.0.0.1:9"], 8, "broker:127_0_0_1"),
+        (["no_such_package"], 8, "neither a file, a folder nor a package"),
+    ],
+)
+def test_import_says_why_there_is_nothing(
+    run: Run, arguments: list[str], code: int, words: str
+) -> None:
+    ran = run("import", *arguments)
+
+    assert ran.code == code
+    assert words in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_trace_shows_calls_as_a_tree_without_what_they_carried(run: Run, folder: Path) -> None:
+    run("call", "work.outer")
+    run("call", "work.fail")
+    run("call", "work.count", "to=2")
+
+    roots = run("trace", "--json").json
+
+    assert [root["operationId"] for root in roots] == ["work.outer", "work.fail", "work.count"]
+    assert [call["operationId"] for call in roots[0]["calls"]] == ["work.add"]
+    assert roots[1]["outcome"] == "TIRED"
+    assert roots[2]["items"] == 2
+    spoken = run("trace", "--failed").out
+    assert "work.fail" in spoken
+    assert "work.outer" not in spoken
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    assert "input" not in journal.read_text()
+
+
+def test_nothing_is_kept_where_the_config_says_so(run: Run, folder: Path) -> None:
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[trace]\nenabled = false\n")
+
+    run("call", "work.add", "a=1")
+
+    assert run("trace", "--json").json == []
+
+
+def test_doctor_finds_what_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setenv("ALICE_KEY", "CANARY")
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\n")
+
+    ran = run("doctor", "--json")
+
+    states = {finding["what"]: finding["state"] for finding in ran.json["findings"]}
+    assert ran.code == 1
+    assert states["access.keys.bob.key"] == "failed"
+    assert "access.keys.alice.key" not in states
+    assert states["broker main"] == "failed"
+    assert states["local"] == states["config"] == states["extra cli"] == "ok"
+    assert "CANARY" not in ran.out + ran.err
+
+
+def test_doctor_is_content_with_a_good_config(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALICE_KEY", "a")
+    monkeypatch.setenv("BOB_KEY", "b")
+
+    ran = run("doctor")
+
+    assert ran.code == 0
+    assert "everything is there" in ran.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_every_command(run: Run, shell: str) -> None:
+    script = run("completion", shell).out
+
+    for command in ("list", "call", "serve", "doctor"):
+        assert command in script
+
+
+def test_ids_are_completed_from_what_was_there_last(run: Run) -> None:
+    run("list")
+
+    answer = run("__complete", "show", "work.a").out
+
+    assert {"work.add", "work.ask"} <= set(answer.split())
+
+
+def test_version_and_unknown_commands(run: Run) -> None:
+    assert run("--version").out.strip() == __version__
+    unknown = run("lsit")
+    assert unknown.code == 2
+    assert "list" in unknown.out + unknown.err
+
+
+@pytest.mark.slow
+def test_without_a_terminal_the_demo_ends_after_its_tour(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "demo"],
+        capture_output=True, text=True, timeout=110, check=False, env=environment, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    for words in ('"source":"http"', '"source":"mcp"', '"source":"local"', "ACCESS_DENIED", "VALIDATION_ERROR",
+                  "SOLD_OUT", "HTTP 404", '"isError":true', "JPY"):  # fmt: skip
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout

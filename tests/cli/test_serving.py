@@ -1,0 +1,167 @@
+"""`operations serve` and `operations work`: every door of a config, opened for real."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+from tests.cli.conftest import Ran
+from tests.servers import RedisServer
+from tests.servers import running as broker_running
+
+from operations import CallError
+from operations.calls import PendingRequestMap, from_calls
+from operations.mcp import MCPClientConfig, connect_mcp
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.websocket import connect_websocket
+
+KEYS = {"ALICE_KEY": "alice-" + "a" * 32, "BOB_KEY": "bob-" + "b" * 32}
+
+
+@asynccontextmanager
+async def started(
+    environment: dict[str, str], *arguments: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    """A command that keeps running, and what it said when it was ready."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "operations", *arguments, "--json",
+        env={**environment, **KEYS}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            line = await process.stdout.readline()
+        assert line, (await process.communicate())[1].decode()
+        yield process, msgspec.json.decode(line)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.communicate()
+
+
+@pytest.mark.requirement("R07", "R21")
+async def test_every_door_serves_the_same_operations_with_the_same_rights(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with anyio.fail_after(110):
+        async with started(environment, "serve") as (process, ready):
+            assert ready["operations"] == 11
+            doors, url = ready["doors"], ready["url"]
+            bearer = {"Authorization": f"Bearer {KEYS['ALICE_KEY']}"}
+            async with aiohttp.ClientSession() as session:
+                body = {"operation": "work.secret", "input": {}}
+                async with session.post(f"{url}/call", json=body) as answer:
+                    assert answer.status == 401
+                async with session.post(f"{url}/call", json=body, headers=bearer) as answer:
+                    assert (await answer.json())["data"] == "hidden"
+                async with session.get(doors["console"]) as answer:
+                    assert "<html" in await answer.text()
+                async with session.get(doors["http"], headers={"Host": "evil.example"}) as answer:
+                    assert answer.status == 421
+            config = MCPClientConfig(url=doors["mcp"], headers=bearer)
+            async with connect_mcp("hub", config) as client:
+                assert "hub.work.secret" in [each.spec.id for each in client]
+            async with connect_mcp("hub", MCPClientConfig(url=doors["mcp"])) as client:
+                assert "hub.work.secret" not in [each.spec.id for each in client]
+            async with (
+                connect_websocket(doors["websocket"], headers=bearer) as target,
+                PendingRequestMap(target) as calls,
+            ):
+                assert (await calls.call("work.secret", {})).data == "hidden"
+            async with (
+                connect_websocket(doors["websocket"]) as target,
+                PendingRequestMap(target) as calls,
+            ):
+                with pytest.raises(CallError, match="denied"):
+                    await calls.call("work.secret", {})
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+
+
+async def test_only_the_doors_that_were_asked_for_are_open(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with anyio.fail_after(60):
+        async with started(environment, "serve", "--door", "http") as (_, ready):
+            assert list(ready["doors"]) == ["http"]
+            async with aiohttp.ClientSession() as session:
+                for path in ("/", "/mcp"):
+                    async with session.get(ready["url"] + path) as answer:
+                        assert answer.status == 404
+
+
+async def test_mcp_is_spoken_on_stdio(folder: Path, environment: dict[str, str]) -> None:
+    config = MCPClientConfig(
+        command=sys.executable,
+        args=["-m", "operations", "serve", "--stdio", "--as", "alice"],
+        env={**KEYS, "PYTHONPATH": environment["PYTHONPATH"], "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
+        cwd=folder,
+    )  # fmt: skip
+    with anyio.fail_after(60):
+        async with connect_mcp("hub", config) as client:
+            by_id = {each.spec.id: each for each in client}
+            assert {"hub.work.add", "hub.work.secret"} <= by_id.keys()
+
+
+def test_a_port_that_is_taken_is_told(folder: Path, environment: dict[str, str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "operations", "serve", "--host", "203.0.113.7", "--port", "1"],
+        env={**environment, **KEYS}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert ran.returncode == 1
+    assert "cannot listen on 203.0.113.7:1" in ran.stderr
+
+
+@pytest.mark.requirement("R22")
+def test_other_machines_are_not_let_in_where_nobody_has_to_sign_in(
+    folder: Path, run: Callable[..., Ran]
+) -> None:
+    (folder / "operations.toml").write_text("modules = ['ops.py']")
+
+    ran = run("serve", "--host", "0.0.0.0", "--port", "0")
+
+    assert ran.code == 1
+    assert "public = true" in ran.err
+
+
+def test_what_modules_print_is_no_result(folder: Path, run: Callable[..., Ran]) -> None:
+    with (folder / "ops.py").open("a") as module:
+        module.write("print('hello from the module')")
+
+    ran = run("call", "work.add", "a=1")
+
+    assert (ran.out, ran.code) == ("2\n", 0)
+
+
+async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with broker_running(RedisServer()) as broker, anyio.fail_after(110):
+        with (folder / "operations.toml").open("a") as config:
+            config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
+        async with started(environment, "work") as (process, ready):
+            assert ready == {"broker": "main", "group": "operations", "operations": 11}
+            async with connect_redis(broker.url) as target, from_calls(target) as service:
+                assert "work.add" in [each.spec.id for each in service]
+                assert "work.secret" not in [each.spec.id for each in service]
+            async with (
+                connect_redis(broker.url) as target,
+                PendingRequestMap(target, credential=KEYS["ALICE_KEY"]) as calls,
+                asyncio.TaskGroup() as tasks,
+            ):
+                assert (await calls.call("work.secret", {})).data == "hidden"
+                running = tasks.create_task(calls.call("work.slow", {"steps": 2, "pause": 0.3}))
+                await calls.call("work.add", {"a": 1})
+                process.send_signal(signal.SIGTERM)
+                assert (await running).data == "done"
+            assert await process.wait() == 0

@@ -1,0 +1,218 @@
+"""What a config says reaches the sources, with the secrets, and nowhere else."""
+
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import jwt
+import pytest
+from tests.servers import RedisServer
+from tests.servers import running as broker_running
+
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.calls import serve_calls
+from operations.cli.callers import credential_resolver
+from operations.cli.demo.api import build_api
+from operations.cli.hub import Hub, open_hub
+from operations.cli.serving import build_app
+from operations.cli.sources.mcp import client_config
+from operations.cli.sources.openapi import service_config
+from operations.config import ConfigFile, parse_config
+from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth
+from operations.pubsub.redis import connect_redis
+from operations.server.running import running
+
+SECRET = "CANARY-" + "x" * 32
+
+
+def config_file(folder: Path, text: str) -> ConfigFile:
+    path = folder / "operations.toml"
+    return ConfigFile(config=parse_config(text, path), path=path)
+
+
+@asynccontextmanager
+async def hub_of(folder: Path, text: str) -> AsyncIterator[Hub]:
+    with anyio.fail_after(60):
+        async with open_hub(config_file(folder, text)) as hub:
+            yield hub
+
+
+@pytest.mark.requirement("R16")
+def test_an_api_is_given_its_credentials_and_shows_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", SECRET)
+    (folder / "password").write_text(SECRET + "\n")
+    (folder / "shop.json").write_text("{}")
+    file = config_file(
+        folder,
+        """
+        [openapi.shop]
+        document = "shop.json"
+        auth = { type = "apiKey", token = { env = "TOKEN" }, header_name = "X-Key" }
+        headers = { X-Secret = { file = "password" }, X-Plain = "hub" }
+        scopes = ["shop:use"]
+        include = { methods = ["get"] }
+        pages = true
+        [openapi.shop.credentials]
+        key = { env = "TOKEN" }
+        login = { username = "me", password = { file = "password" } }
+        oauth = { client_id = "id", client_secret = { env = "TOKEN" }, scopes = ["read"] }
+        """,
+    )
+
+    config = service_config("shop", file.config.openapi["shop"], file)
+
+    assert config.auth == HTTPAuth(type="apiKey", token=SECRET, header_name="X-Key")
+    assert config.headers == {"X-Secret": SECRET, "X-Plain": "hub"}
+    assert config.credentials == {
+        "key": SECRET,
+        "login": BasicCredential(username="me", password=SECRET),
+        "oauth": ClientCredentials(client_id="id", client_secret=SECRET, scopes=("read",)),
+    }
+    assert config.pagination == "document"
+    assert SECRET not in repr(config) + repr(file)
+
+
+@pytest.mark.requirement("R16")
+def test_a_server_is_given_its_secrets_and_shows_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", SECRET)
+    file = config_file(
+        folder,
+        """
+        [mcp.near]
+        command = "server"
+        env = { TOKEN = { env = "TOKEN" }, MODE = "fast" }
+        [mcp.far]
+        url = "https://mcp.example.com/mcp"
+        token = { env = "TOKEN" }
+        scopes = ["far:use"]
+        """,
+    )
+
+    near, far = (client_config(file.config.mcp[name], file) for name in ("near", "far"))
+
+    assert near.env == {"TOKEN": SECRET, "MODE": "fast"}
+    assert near.cwd == folder
+    assert far.auth == SECRET
+    assert SECRET not in repr(near) + repr(far)
+
+
+async def test_an_api_is_called_and_needs_the_scopes_of_the_config(folder: Path) -> None:
+    async with running(build_api()) as url:
+        text = (
+            f"[openapi.shop]\ndocument = '{url}/openapi.json'\n"
+            "scopes = ['shop:use']\nrename = { get_item = 'item' }"
+        )
+        async with hub_of(folder, text) as hub:
+            ann = OperationContext(identity=Identity("ann", ["shop:use"]))
+            envelope = await hub.registry.execute("shop.item", {"id": 1}, ann)
+            with pytest.raises(CallError, match="denied"):
+                await hub.registry.execute("shop.item", {"id": 1})
+
+            assert envelope.data["name"] == "Espresso"
+            assert hub.sources[0].title == "The shop"
+            source = hub.source_of("shop.item")
+            assert source is not None
+            assert source.label == "openapi:shop"
+
+
+async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) -> None:
+    (folder / "again.py").write_text((folder / "ops.py").read_text())
+
+    async with hub_of(folder, "modules = ['ops.py', 'again.py']") as hub:
+        first, second = hub.sources
+
+        assert len(first.operations) == 11
+        assert second.failure is not None
+        assert "registered already" in second.failure
+
+
+async def test_an_mcp_json_gives_what_can_be_reached(folder: Path) -> None:
+    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
+    (folder / "mcp.json").write_text(
+        f'{{"mcpServers": {{"money": {{"command": "{sys.executable}", "args": ["{tools}"]}},'
+        ' "gone": {"command": "no-such-program"}}}'
+    )
+
+    async with hub_of(folder, "mcp_json = ['mcp.json']") as hub:
+        (source,) = hub.sources
+
+        assert source.operations == ("money.convert",)
+        assert [each.where for each in source.skipped] == ["gone"]
+
+
+async def test_workers_on_a_broker_are_a_source(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, registry: OperationRegistry
+) -> None:
+    monkeypatch.setenv("WORKER_KEY", SECRET)
+    text = """
+        [brokers.main]
+        url = "{url}"
+        workers = true
+        credential = {{ env = "WORKER_KEY" }}
+        [access.keys.hub]
+        key = {{ env = "WORKER_KEY" }}
+        scopes = ["far:use"]
+        """
+
+    @registry.operation("far.whoami", scopes=["far:use"])
+    async def whoami(context: OperationContext) -> str:
+        assert context.identity is not None
+        return context.identity.id
+
+    with broker_running(RedisServer()) as broker, anyio.fail_after(60):
+        resolve = credential_resolver(config_file(folder, text.format(url=broker.url)))
+        async with (
+            connect_redis(broker.url) as target,
+            serve_calls(registry, target, resolve=resolve),
+            hub_of(folder, text.format(url=broker.url)) as hub,
+        ):
+            assert hub.failures == []
+            assert "far.whoami" in hub.sources[0].operations
+            trusted = OperationContext(trusted=True)
+            assert (await hub.registry.execute("far.whoami", {}, trusted)).data == "hub"
+
+
+async def test_signed_tokens_let_their_bearers_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JWT_SECRET", SECRET)
+    text = """
+        modules = ["ops.py"]
+        [access.jwt]
+        issuer = "https://id.example.com"
+        audience = "hub"
+        secret = { env = "JWT_SECRET" }
+        algorithms = ["HS256"]
+        scope_claim = "perms"
+        """
+    claims = {"iss": "https://id.example.com", "aud": "hub", "sub": "ann", "exp": time.time() + 60}
+    statuses: dict[str, int] = {}
+    extras: dict[str, dict[str, Any]] = {
+        "admin": {"perms": "work:admin"},
+        "other": {"perms": ["x"]},
+        "stranger": {"aud": "else"},
+    }
+    async with (
+        hub_of(folder, text) as hub,
+        running(build_app(hub, doors=["http"], host="127.0.0.1")) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        for name, extra in extras.items():
+            token = jwt.encode({**claims, **extra}, SECRET, algorithm="HS256")
+            async with session.post(
+                f"{url}/call",
+                json={"operation": "work.secret", "input": {}},
+                headers={"Authorization": f"Bearer {token}"},
+            ) as answer:
+                statuses[name] = answer.status
+
+    assert statuses == {"admin": 200, "other": 403, "stranger": 401}

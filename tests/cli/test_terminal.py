@@ -1,0 +1,177 @@
+"""The command line at a real terminal: prompts, progress, Ctrl-C."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pexpect
+import pytest
+from tests.cli.conftest import Ran
+
+Start = Callable[..., "pexpect.spawn[str]"]
+
+INTERRUPT = "\x03"
+
+
+@pytest.fixture
+def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
+    """Type a command at a terminal."""
+    children: list[pexpect.spawn[str]] = []
+
+    def start(*arguments: str) -> "pexpect.spawn[str]":
+        child = pexpect.spawn(
+            sys.executable, ["-m", "operations", *arguments],
+            env=environment, cwd=str(folder), encoding="utf-8", timeout=60, dimensions=(40, 160),
+        )  # fmt: skip
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.close(force=True)
+
+
+def see(child: "pexpect.spawn[str]", text: str) -> None:
+    """Wait until the screen shows a text, whatever colours it has."""
+    style = r"(?:\x1b\[[0-9;?]*[a-zA-Z])*"
+    words = (style.join(map(re.escape, word)) for word in text.split())
+    child.expect(rf"(?:\s|{style})+".join(words))
+
+
+def end(child: "pexpect.spawn[str]") -> int:
+    """How the command ended; nothing it printed may be a traceback."""
+    child.expect(pexpect.EOF)
+    child.close()
+    assert "Traceback" not in (child.before or "")
+    assert child.exitstatus is not None
+    return child.exitstatus
+
+
+def test_missing_values_are_asked_for_until_they_fit(start: Start) -> None:
+    child = start("call", "work.ship", "notes=x")
+
+    see(child, "to.street (string):")
+    child.sendline("Elm")
+    see(child, "How large it is.")
+    see(child, "size (small | large):")
+    child.sendline("huge")
+    see(child, "must be one of")
+    child.sendline("large")
+
+    see(child, '"street": "Elm"')
+    see(child, '"size": "large"')
+    assert end(child) == 0
+
+
+def test_ctrl_c_at_a_question_leaves(start: Start) -> None:
+    child = start("call", "work.ship")
+    see(child, "to.street")
+
+    child.send(INTERRUPT)
+
+    assert end(child) == 130
+
+
+def test_a_handler_can_ask_the_person(start: Start) -> None:
+    child = start("call", "work.ask")
+
+    see(child, "May I?")
+    see(child, "name")
+    child.sendline("Ann")
+
+    see(child, "Ann")
+    assert end(child) == 0
+
+
+def test_progress_is_shown_and_the_result_stays(start: Start) -> None:
+    child = start("call", "work.slow", "steps=3", "pause=0.3")
+
+    see(child, "working hard")
+    see(child, "33%")
+    child.expect('"done"')
+    assert end(child) == 0
+
+
+def test_a_subscription_is_followed_until_ctrl_c(start: Start) -> None:
+    child = start("call", "work.count", "to=1000", "pause=0.05")
+    see(child, "1 2 3")
+
+    child.send(INTERRUPT)
+
+    assert end(child) == 0
+
+
+def test_a_call_that_is_interrupted_says_so_to_scripts(start: Start) -> None:
+    child = start("call", "work.slow", "pause=60")
+    see(child, "working hard")
+
+    child.send(INTERRUPT)
+
+    assert end(child) == 130
+
+
+def test_a_terminal_gets_a_table(start: Start) -> None:
+    child = start("list")
+
+    see(child, "operation type source what it does")
+    see(child, "work.add query local Add two numbers.")
+    see(child, "11 operations")
+    assert end(child) == 0
+
+
+def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
+    start: Start, environment: dict[str, str]
+) -> None:
+    environment |= {"ALICE_KEY": "a" * 32, "BOB_KEY": "b" * 32}
+    child = start("serve")
+    child.expect(r"serving 11 operations at (http://127\.0\.0\.1:\d+)")
+    assert isinstance(child.match, re.Match)
+    url = str(child.match[1])
+    see(child, "Ctrl-C ends it")
+
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection.request(
+        "POST",
+        "/call",
+        '{"operation": "work.add", "input": {"a": 1}}',
+        {"Content-Type": "application/json"},
+    )
+    assert b'"data":2' in connection.getresponse().read()
+    connection.close()
+
+    child.send(INTERRUPT)
+    assert end(child) == 0
+
+
+def test_calls_are_followed_as_they_end_until_ctrl_c(start: Start, run: Callable[..., Ran]) -> None:
+    run("call", "work.add", "a=1")
+    child = start("trace", "--follow")
+    see(child, "work.add")
+
+    run("call", "work.outer")
+    see(child, "work.outer")
+    see(child, "└── work.add")
+    child.send(INTERRUPT)
+
+    assert end(child) == 0
+
+
+@pytest.mark.slow
+def test_the_demo_takes_its_tour_and_goes_on_serving(start: Start) -> None:
+    child = start("demo")
+
+    for words in (
+        "serving 7 operations",
+        '"source":"http"',
+        '"source":"mcp"',
+        "JPY",
+        "ACCESS_DENIED",
+        "SOLD_OUT",
+    ):
+        child.expect_exact(words)
+    see(child, "still serving at")
+    child.send(INTERRUPT)
+
+    assert end(child) == 0

@@ -1,0 +1,99 @@
+"""What axe-core says about every view, in light and dark, on a desk and on a phone."""
+
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.console.conftest import PHONE, PROJECT, Eyes
+from tests.console.hub import KEY
+
+AXE = PROJECT / "build" / "axe"
+VERSION = "4.10.3"
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    script = AXE / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("axe-core needs npm: scripts/browser installs it")
+        AXE.parent.mkdir(exist_ok=True)
+        made = Path(mkdtemp(dir=AXE.parent))
+        command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{VERSION}"]
+        got = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        if got.returncode != 0:
+            pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")
+        # Another worker may have been quicker; then its folder stays.
+        with suppress(OSError):
+            made.rename(AXE)
+    return script.read_text(encoding="utf-8")
+
+
+def faults(page: Page, axe: str, rules: list[str] | None, where: str) -> list[str]:
+    page.evaluate(axe)
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found: dict[str, Any] = page.evaluate("(options) => axe.run(document, options)", options)
+    return [
+        f"{where}: {fault['id']} ({fault['impact']}): {node['target']} {node['failureSummary']}"
+        for fault in found["violations"]
+        for node in fault["nodes"]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dark", "rules"),
+    # In the dark only the colours are different.
+    [(False, None), (True, ["color-contrast"])],
+    ids=["light", "dark"],
+)
+def test_no_view_keeps_anybody_out(
+    eyes: Eyes, axe: str, dark: bool, rules: list[str] | None
+) -> None:
+    eyes.witness.expect("/call", 422)
+    # The script of the test is no file of the console; only here may it run.
+    page = eyes.open(dark=dark, csp=False)
+    found = faults(page, axe, rules, "welcome")
+
+    page.keyboard.press("/")
+    page.keyboard.type("task")
+    found += faults(page, axe, rules, "search")
+    page.goto(f"{eyes.witness.address}/#/shop.deliver")
+    expect(page.get_by_role("heading", level=1)).to_have_text("shop.deliver")
+    for name in ("days", "notes", "parts"):
+        page.get_by_role("button", name=f"Add {name}").click()
+    page.get_by_role("button", name="Add item").click()
+    page.get_by_role("button", name="Add property").click()
+    page.get_by_text("Copy as curl, Python or MCP").click()
+    page.get_by_text("What it takes").click()
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".chip.bad")).to_be_visible()
+    found += faults(page, axe, rules, "form with errors")
+    page.get_by_role("tab", name="JSON").click()
+    found += faults(page, axe, rules, "JSON")
+    page.goto(f"{eyes.witness.address}/#/clock.count")
+    page.get_by_label("to", exact=True).fill("3")
+    page.get_by_role("button", name="Subscribe").click()
+    expect(page.locator(".chip")).to_have_text("complete")
+    found += faults(page, axe, rules, "stream")
+    page.get_by_role("button", name="Sign in").click()
+    found += faults(page, axe, rules, "sign in")
+    page.get_by_label("Key or token").fill(KEY)
+    page.keyboard.press("Enter")
+    page.goto(f"{eyes.witness.address}/#/weather.forecast")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".chip.good")).to_be_visible()
+    found += faults(page, axe, rules, "result")
+    page.get_by_role("link", name="Recent calls").click()
+    expect(page.locator(".call-tree").first).to_be_visible()
+    found += faults(page, axe, rules, "recent calls")
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    found += faults(page, axe, rules, "phone")
+
+    assert found == []

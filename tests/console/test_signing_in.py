@@ -1,0 +1,118 @@
+"""Denied, then signed in; and what is never kept."""
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.console.conftest import Eyes, keep
+from tests.console.hub import KEY
+
+
+def sign_in(page: Page, key: str = KEY) -> None:
+    page.get_by_role("banner").get_by_role("button", name="Sign in").click()
+    page.get_by_label("Key or token").fill(key)
+    page.keyboard.press("Enter")
+
+
+def test_what_was_denied_works_after_signing_in(eyes: Eyes) -> None:
+    eyes.witness.expect("/schema", 404)
+    page = eyes.open("#/task.finish")
+
+    expect(page.get_by_text("It may exist for those who are allowed to call it.")).to_be_visible()
+    assert page.locator(".row.operation", has_text="finish").count() == 0
+    keep(page, "denied")
+    sign_in(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text("task.finish")
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    page.get_by_label("id").fill("1")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".side.data")).to_contain_text("done: true")
+    keep(page, "signed-in")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_text("It may exist for those")).to_be_visible()
+    sign_in(page)
+    expect(page.get_by_label("id", exact=True)).to_have_value("")
+
+
+def test_a_session_that_ends_while_the_page_is_open_is_a_denial_with_a_way_out(eyes: Eyes) -> None:
+    eyes.witness.expect("/call", 401)
+    page = eyes.open("#/task.get")
+    sign_in(page)
+    page.get_by_role("link", name="finish").click()
+    page.get_by_label("id").fill("1")
+    page.context.clear_cookies()
+
+    page.get_by_role("button", name="Call", exact=True).click()
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("ACCESS_DENIED")
+    alert.get_by_role("button", name="Sign in").click()
+    page.get_by_label("Key or token").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.get_by_label("id")).to_have_value("1")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".chip.good")).to_be_visible()
+
+
+def test_a_cookie_of_a_session_that_is_over_does_not_lock_anybody_out(eyes: Eyes) -> None:
+    eyes.witness.expect("/session", 401)
+    page = eyes.open()
+    sign_in(page)
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    [cookie] = page.context.cookies()
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Strict"
+    stale = {**cookie, "value": "x" * 43}
+    page.context.add_cookies([stale])  # type: ignore[list-item]
+
+    page.reload()
+    expect(page.get_by_role("link", name="quote")).to_be_visible()
+    expect(page.get_by_role("banner").get_by_role("button", name="Sign in")).to_be_visible()
+
+
+def test_a_wrong_key_is_refused_in_place(eyes: Eyes) -> None:
+    eyes.witness.expect("/session", 401)
+    page = eyes.open()
+
+    sign_in(page, "wrong")
+    expect(page.get_by_role("alert")).to_have_text("This key is not known here.")
+    expect(page.get_by_label("Key or token")).to_have_value("")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+@pytest.mark.requirement("R16")
+def test_the_key_is_kept_nowhere(eyes: Eyes) -> None:
+    urls: list[str] = []
+    page = eyes.open()
+    page.on("request", lambda request: urls.append(request.url))
+
+    sign_in(page)
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    page.get_by_role("link", name="finish").click()
+    page.get_by_label("id").fill("1")
+    page.get_by_text("Copy as curl, Python or MCP").click()
+    assert "$OPERATIONS_KEY" in page.get_by_label("curl", exact=True).last.inner_text()
+    kept = page.evaluate(
+        "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href,"
+        " document.documentElement.outerHTML, document.getElementById('key').value])"
+    )
+    assert KEY not in kept
+    assert not any(KEY in url for url in urls)
+
+
+def test_recent_calls_are_a_tree_of_ones_own(eyes: Eyes) -> None:
+    page = eyes.open("#/task.summary")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".chip.good")).to_be_visible()
+    page.get_by_role("link", name="Recent calls").click()
+    expect(page.get_by_text("No calls yet.")).to_be_visible()
+
+    sign_in(page)
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    page.get_by_role("link", name="summary").click()
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.locator(".chip.good")).to_be_visible()
+    page.get_by_role("link", name="Recent calls").click()
+    tree = page.locator(".call-tree").first
+    expect(tree.locator(".name")).to_have_text(["task.summary", "task.get", "task.get"])
+    expect(tree.locator(".took").first).to_contain_text("ms")
+    keep(page, "recent-calls")

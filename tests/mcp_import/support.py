@@ -1,0 +1,158 @@
+"""Servers to talk to, and what must not be left behind."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+
+from operations.mcp import MCPClientConfig
+
+HERE = Path(__file__).parent
+RAW = str(HERE / "raw_server.py")
+
+
+def raw(mode: str = "normal", *arguments: str, **options: Any) -> MCPClientConfig:
+    """The hand-written server as a child, in one of its modes."""
+    options.setdefault("shutdown_timeout", 0.5)
+    return MCPClientConfig(
+        command=sys.executable, args=["-I", "-S", RAW, mode, *arguments], **options
+    )
+
+
+def demo_server(name: str = "demo") -> MCPServer:
+    """A server made with the SDK, with a bit of everything."""
+    server = MCPServer(name, version="2.1.0")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @server.tool()
+    def fail(message: str) -> str:
+        raise ValueError(message)
+
+    @server.tool()
+    def pid() -> int:
+        return os.getpid()
+
+    @server.tool()
+    async def slow(seconds: float) -> str:
+        await anyio.sleep(seconds)
+        return "awake"
+
+    @server.tool()
+    async def steps(context: Context[Any, Any]) -> str:
+        for step in range(1, 4):
+            await context.report_progress(step, 3, f"step {step}")
+        return "done"
+
+    @server.resource("memo://today")
+    def today() -> str:
+        return "Sunday"
+
+    @server.resource("memo://day/{name}")
+    def day(name: str) -> str:
+        return f"the day is {name}"
+
+    @server.prompt()
+    def summarise(text: str) -> str:
+        return f"Summarise: {text}"
+
+    return server
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
+    """An ASGI application on a real socket of this process; its base URL."""
+    port = port or free_port()
+    config = uvicorn.Config(
+        app, port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="on", ws="none"
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    # The server's own `serve` takes the process's signals; `_serve` does not.
+    task = asyncio.create_task(server._serve())
+    try:
+        with anyio.fail_after(10):
+            while not server.started:
+                if task.done():
+                    task.result()
+                await anyio.sleep(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def serving_demo(
+    port: int | None = None, *, build: Callable[[], MCPServer] = demo_server, **options: Any
+) -> AsyncGenerator[str]:
+    """The demo server by streamable HTTP; the URL of its endpoint."""
+    async with serving(build().streamable_http_app(**options), port) as base:
+        yield base + "/mcp"
+
+
+def children() -> set[int]:
+    """The processes this one has started and not yet reaped."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+    """Wait until `condition` holds, for what no event tells."""
+    with anyio.fail_after(seconds):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+def descriptors() -> int:
+    """How many files this process holds open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """Fails if the block leaves a process, a descriptor or (inside a loop) a task."""
+    before = children(), descriptors()
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:
+        tasks = None
+    yield
+    assert children() <= before[0]
+    assert descriptors() <= before[1]
+    if tasks is not None:
+        # The tasks of the test runner, and one that sse_starlette keeps for each loop, are not ours.
+        others = ("TestRunner", "sse_starlette")
+        left = [repr(task) for task in asyncio.all_tasks() - tasks if not task.done()]
+        left = [task for task in left if not any(other in task for other in others)]
+        assert left == [], left

@@ -1,0 +1,126 @@
+"""The operator's words: what a configuration takes, and what an mcp.json says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operations.mcp import ClientCredentials, MCPClientConfig, read_servers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"command": "a", "url": "http://x"},
+        {"url": "file:///etc/passwd"},
+        {"command": "a", "transport": "http"},
+        {"url": "http://x", "transport": "stdio"},
+        {"command": "a", "version": "2023-01-01"},
+        {"url": "http://x", "headers": {"X": "a\r\nEvil: 1"}},
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        MCPClientConfig(**fields)
+
+
+@pytest.mark.requirement("R16")
+def test_no_secret_is_shown() -> None:
+    shown = repr(
+        [
+            MCPClientConfig(command="npx", args=["--token", "canary"], env={"KEY": "canary"}),
+            MCPClientConfig(
+                url="https://canary:canary@host/mcp?key=canary",
+                headers={"Authorization": "canary"},
+                auth="canary",
+            ),
+            ClientCredentials(client_id="me", client_secret="canary", issuer="https://issuer"),
+        ]
+    )
+
+    assert "canary" not in shown
+    assert "https://host/mcp" in shown
+
+
+ENTRY = {"command": "npx", "args": ["-y", "server"], "env": {"A": "b"}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"mcpServers": {"s": ENTRY}},
+        {"servers": {"s": {"type": "stdio", **ENTRY}}, "inputs": []},
+        {"mcp": {"servers": {"s": ENTRY}}, "editor.fontSize": 12},
+        {"s": ENTRY},
+        {
+            "mcpServers": {
+                "s": {**ENTRY, "alwaysAllow": ["*"], "disabled": False},
+                "t": {"disabled": True},
+            }
+        },
+    ],
+)
+def test_the_documents_of_other_tools_are_understood(document: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps(document))
+
+    (entry,) = read_servers(file).values()
+    config = MCPClientConfig.from_entry(entry)
+
+    assert (config.command, config.args, config.env) == ("npx", ["-y", "server"], {"A": "b"})
+    assert config.kind == "stdio"
+    assert not config.trust_annotations
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [
+        ({"url": "http://h/mcp"}, "http"),
+        ({"type": "http", "url": "http://h/mcp"}, "http"),
+        ({"type": "streamable-http", "url": "http://h/mcp"}, "http"),
+        ({"transport": "streamableHttp", "serverUrl": "http://h/mcp"}, "http"),
+        ({"httpUrl": "http://h/mcp"}, "http"),
+        ({"type": "sse", "url": "http://h/sse"}, "sse"),
+    ],
+)
+def test_remote_servers_are_understood(entry: dict[str, Any], kind: str) -> None:
+    assert MCPClientConfig.from_entry(entry).kind == kind
+
+
+def test_references_to_the_environment_are_filled_in_wherever_they_stand() -> None:
+    config = MCPClientConfig.from_entry(
+        {
+            "url": "https://${HOST}/mcp",
+            "headers": {"Authorization": "Bearer ${env:TOKEN}", "X": "${MISSING:-none}"},
+        },
+        {"HOST": "example.org", "TOKEN": "t"},
+    )
+
+    assert config.url == "https://example.org/mcp"
+    assert config.headers == {"Authorization": "Bearer t", "X": "none"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        ({"command": "${NOT_SET_ANYWHERE}"}, "NOT_SET_ANYWHERE"),
+        ({"command": ["a"]}, "command"),
+        ({"command": "a", "args": "b"}, "args"),
+        ({"command": "a", "env": {"A": 1}}, "env"),
+        ({"url": "http://x", "type": "carrier-pigeon"}, "carrier-pigeon"),
+    ],
+)
+def test_a_wrong_entry_is_explained(entry: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        MCPClientConfig.from_entry(entry, {})
+
+
+@pytest.mark.parametrize("document", ["[]", '{"mcpServers": {"a": 1}}', "nonsense"])
+def test_what_is_no_such_document_is_refused(document: str, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(document)
+
+    with pytest.raises(ValueError, match=r"\w"):
+        read_servers(file)

@@ -1,0 +1,146 @@
+"""Results and blocks: what a server answered is what the envelope says."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import mcp_types as types
+import pytest
+from tests.mcp_import.support import raw
+
+from operations import MCPResponseMeta, OperationRegistry, ResponseEnvelope
+from operations.mcp import connect_mcp, map_content_blocks
+from operations.mcp.content import content_to_wire, tool_envelope
+from operations.schema import Schema, from_schema
+
+BLOCKS: list[dict[str, Any]] = [
+    {
+        "type": "text",
+        "text": "hello",
+        "annotations": {
+            "audience": ["user"],
+            "priority": 0.5,
+            "lastModified": "2026-01-01T00:00:00Z",
+        },
+        "_meta": {"k": 1},
+    },
+    {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+    {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"},
+    {"type": "resource", "resource": {"uri": "a://b", "mimeType": "text/plain", "text": "t"}},
+    {"type": "resource", "resource": {"uri": "a://b", "blob": "aGk=", "_meta": {"m": True}}},
+    {
+        "type": "resource_link",
+        "uri": "a://b",
+        "name": "b",
+        "title": "B",
+        "size": 3,
+        "_meta": {"k": 2},
+    },
+]
+
+
+def test_all_five_types_go_through_and_back_unchanged() -> None:
+    assert content_to_wire(map_content_blocks(BLOCKS)) == BLOCKS
+
+
+def test_blocks_of_the_sdk_are_taken_too() -> None:
+    block = types.TextContent(type="text", text="hello", annotations=types.Annotations(priority=1))
+
+    (mapped,) = map_content_blocks([block])
+
+    assert content_to_wire([mapped]) == [
+        {"type": "text", "text": "hello", "annotations": {"priority": 1.0}}
+    ]
+
+
+def test_an_unknown_block_becomes_a_text_that_holds_its_json() -> None:
+    (mapped,) = content_to_wire(map_content_blocks([{"type": "hologram", "depth": 3}]))
+
+    assert mapped == {"type": "text", "text": '{"type":"hologram","depth":3}'}
+
+
+@pytest.fixture
+async def registry() -> AsyncGenerator[OperationRegistry]:
+    async with connect_mcp("raw", raw()) as client:
+        yield OperationRegistry(client)
+
+
+async def answer(registry: OperationRegistry, result: dict[str, Any]) -> ResponseEnvelope[Any]:
+    return await registry.execute("raw.answer", {"result": result})
+
+
+async def test_every_block_arrives(registry: OperationRegistry) -> None:
+    envelope = await answer(
+        registry, {"content": [*BLOCKS, {"type": "new", "x": 1}], "_meta": {"a": "b"}}
+    )
+
+    assert envelope.data[:-1] == BLOCKS
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert len(envelope.meta.content) == len(BLOCKS) + 1
+    assert envelope.meta.meta == {"a": "b"}
+    assert not envelope.meta.is_error
+
+
+@pytest.mark.parametrize("value", [{}, {"a": 1}, [], 0, False, "", [1, {"b": None}]])
+async def test_structured_content_is_the_data_also_when_it_is_falsy(
+    registry: OperationRegistry, value: Any
+) -> None:
+    envelope = await answer(registry, {"content": [BLOCKS[0]], "structuredContent": value})
+
+    assert envelope.data == value
+    assert type(envelope.data) is type(value)
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert envelope.meta.structured_content == value
+    assert len(envelope.meta.content) == 1
+
+
+async def test_an_error_result_is_an_envelope_with_everything_in_it(
+    registry: OperationRegistry,
+) -> None:
+    details = {"code": "NO_TEA", "message": "The pot is empty.", "details": {"pot": 3}}
+
+    envelope = await answer(
+        registry,
+        {"isError": True, "content": [BLOCKS[0]], "structuredContent": details, "_meta": {"t": 1}},
+    )
+
+    assert envelope.data == details
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert envelope.meta.is_error
+    assert envelope.meta.meta == {"t": 1}
+
+
+@pytest.mark.parametrize("result", [{}, {"content": None}, {"content": "text"}, {"isError": "yes"}])
+async def test_a_sloppy_result_is_an_empty_one(
+    registry: OperationRegistry, result: dict[str, Any]
+) -> None:
+    envelope = await answer(registry, result)
+
+    assert envelope.data == []
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert not envelope.meta.is_error
+
+
+SCHEMA = from_schema(
+    {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+)
+
+
+def data_of(text: str, schema: Schema, **result: Any) -> Any:
+    content = [{"type": "text", "text": text}]
+    return tool_envelope({"content": content, **result}, schema).data
+
+
+def test_text_is_read_as_json_where_the_operation_says_what_it_returns() -> None:
+    assert data_of('{"n": 3}', SCHEMA) == {"n": 3}
+
+
+@pytest.mark.parametrize("text", ['{"n": "three"}', "n is 3", '{"n": NaN}', "[" * 5000])
+def test_text_that_does_not_fit_stays_text(text: str) -> None:
+    assert data_of(text, SCHEMA) == [{"type": "text", "text": text}]
+
+
+def test_text_stays_text_where_nothing_is_declared_or_the_tool_failed() -> None:
+    block = [{"type": "text", "text": '{"n": 3}'}]
+
+    assert data_of('{"n": 3}', Schema({})) == block
+    assert data_of('{"n": 3}', SCHEMA, isError=True) == block

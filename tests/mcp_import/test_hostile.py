@@ -1,0 +1,317 @@
+"""Servers that misbehave on stdio: each way has its outcome, none hangs, none leaves anything behind."""
+
+import base64
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+from tests.conftest import PROJECT
+from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
+
+from operations import CallError, ErrorCode, OperationRegistry
+from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
+
+
+@pytest.fixture(autouse=True)
+async def bounded_and_clean() -> AsyncGenerator[None]:
+    with nothing_left_behind():
+        yield
+
+
+async def failure_of(config: MCPClientConfig) -> CallError:
+    with anyio.fail_after(20), pytest.raises(CallError) as caught:
+        async with connect_mcp("raw", config):
+            pass
+    return caught.value
+
+
+async def connected(client: MCPClient) -> OperationRegistry:
+    registry = OperationRegistry()
+    registry.register_all(client)
+    return registry
+
+
+async def test_a_command_that_does_not_exist_is_named() -> None:
+    error = await failure_of(MCPClientConfig(command="no-such-command-anywhere"))
+
+    assert error.code == ErrorCode.UNAVAILABLE
+    assert "cannot be started" in error.message
+
+
+@pytest.mark.requirement("R44")
+async def test_a_server_that_exits_at_start_is_unavailable_and_its_last_words_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = await failure_of(raw("exit"))
+
+    assert error.code == ErrorCode.UNAVAILABLE
+    assert error.details["exitCode"] == 1
+    assert "the configuration is missing" in caplog.text
+    assert "the configuration is missing" not in str(error.details)
+
+
+async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+    began = time.monotonic()
+
+    error = await failure_of(raw("silent", connect_timeout=1))
+
+    assert error.code == ErrorCode.UNAVAILABLE
+    assert time.monotonic() - began < 4
+
+
+async def test_what_a_server_prints_before_speaking_is_ignored() -> None:
+    async with connect_mcp("raw", raw("noisy")) as client:
+        registry = await connected(client)
+        envelope = await registry.execute("raw.answer", {"result": {"content": []}})
+
+    assert envelope.data == []
+
+
+async def test_a_call_that_is_never_answered_ends_at_the_configured_time() -> None:
+    async with connect_mcp("raw", raw(timeout=0.3)) as client:
+        registry = await connected(client)
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await registry.execute("raw.never", {})
+        still = await registry.execute("raw.answer", {"result": {"content": []}})
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert still.data == []
+
+
+async def test_garbage_instead_of_an_answer_costs_that_call_alone() -> None:
+    async with connect_mcp("raw", raw(timeout=0.5)) as client:
+        registry = await connected(client)
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await registry.execute("raw.garbage", {})
+        still = await registry.execute("raw.answer", {"result": {"content": []}})
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert still.data == []
+
+
+async def test_a_malformed_answer_fails_its_call_at_once() -> None:
+    async with connect_mcp("raw", raw()) as client:
+        registry = await connected(client)
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await registry.execute("raw.malformed", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("tool", ["big", "long_line_other_end"])
+async def test_a_hundred_megabytes_cost_that_call_alone_and_little_memory(tool: str) -> None:
+    async with connect_mcp("raw", raw(max_message_bytes=1_000_000)) as client:
+        registry = await connected(client)
+        pid = (await registry.execute("raw.pid", {})).data
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+            await registry.execute(f"raw.{tool}", {"bytes": 100_000_000})
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+        assert (await registry.execute("raw.pid", {})).data == pid
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert grown < 17_000
+
+
+async def test_five_thousand_tools_on_fifty_pages_are_all_there() -> None:
+    async with connect_mcp("raw", raw("many")) as client:
+        registry = await connected(client)
+
+        assert len(registry) == 5000
+        assert "raw.tool_4999" in registry
+
+
+async def test_tools_beyond_the_limit_are_reported() -> None:
+    async with connect_mcp("raw", raw("many", max_tools=250)) as client:
+        assert len(client) == 250
+        assert client.skipped == {"tools": "there are more than 250"}
+
+
+async def test_a_list_that_never_ends_is_ended() -> None:
+    with anyio.fail_after(10):
+        async with connect_mcp("raw", raw("endless")) as client:
+            assert len(client) == 2
+            assert "repeats itself" in client.skipped["tools"]
+
+
+@pytest.mark.requirement("R25")
+async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other() -> None:
+    async with connect_mcp("raw", raw("odd")) as client:
+        names = {operation.spec.name for operation in client}
+        skipped = client.skipped
+
+    assert names == {"good", "twice", "files_read_me", "x_y", "bad_schemas", "good_too"}
+    assert skipped.keys() == {
+        r"a\nb", "twice", "no_schema", "tools[6]", "tools[7]", "tools[8]", "x/y", r"\u202ereversed",
+    }  # fmt: skip
+
+
+async def test_schemas_that_cannot_be_used_count_as_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connect_mcp("raw", raw("odd")) as client:
+        (odd,) = [each for each in client if each.spec.name == "bad_schemas"]
+
+        assert odd.spec.input_schema.is_unknown
+        assert odd.spec.output_schema.is_unknown
+    assert any(record.levelno == logging.WARNING for record in caplog.records)
+
+
+async def test_a_server_that_ignores_the_end_is_killed() -> None:
+    before = children()
+    with anyio.fail_after(10):
+        async with connect_mcp("raw", raw("stubborn", shutdown_timeout=0.2)) as client:
+            registry = await connected(client)
+            pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
+            assert is_alive(pid)
+
+    assert not is_alive(pid)
+    assert children() == before
+
+
+async def test_what_a_server_started_ends_with_it() -> None:
+    async with connect_mcp("raw", raw("parent")) as client:
+        registry = await connected(client)
+        pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
+        with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: ASYNC230, PTH123 - /proc
+            (grandchild,) = map(int, file.read().split())
+
+    await eventually(lambda: not is_alive(grandchild))
+
+
+@pytest.mark.requirement("R15")
+async def test_servers_end_when_we_are_killed() -> None:
+    code = f"""
+import asyncio, os, signal, sys
+from operations import OperationRegistry
+from operations.mcp import MCPClientConfig, connect_mcp
+
+async def main():
+    config = MCPClientConfig(command=sys.executable, args=["-I", "-S", {RAW!r}, "stubborn"])
+    async with connect_mcp("raw", config) as client:
+        registry = OperationRegistry(client)
+        print((await registry.execute("raw.pid", {{}})).data[0]["text"], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    done = subprocess.run(  # noqa: ASYNC221 - a process of its own, killed on purpose
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.returncode == -9
+    await eventually(lambda: not is_alive(int(done.stdout)))
+
+
+@pytest.mark.requirement("R15")
+async def test_a_child_sees_only_the_variables_it_is_meant_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_PARENT", "canary")
+    async with connect_mcp("raw", raw(env={"GIVEN": "yes"})) as client:
+        registry = await connected(client)
+        shown = (await registry.execute("raw.env", {})).data[0]["text"]
+
+    assert "canary" not in shown
+    assert '"GIVEN": "yes"' in shown
+
+
+HOSTILE_PATTERNS = [r"^(a+)+$", r"(\w{1,500}){1,100}$", r"^(?=(a+)+b)"]
+
+
+@pytest.mark.requirement("R19")
+@pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
+async def test_a_pattern_of_a_servers_output_schema_cannot_block_the_loop(pattern: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}}
+    tool = {"name": "answer", "inputSchema": {"type": "object"}, "outputSchema": schema}
+    value = "a" * 10_000 + "!"
+    async with connect_mcp("raw", raw("tools", json.dumps([tool]))) as client:
+        registry = await connected(client)
+        result = {"content": [], "structuredContent": {"x": value}}
+        await registry.execute("raw.answer", {"result": {"content": []}})
+        began = time.perf_counter()
+        envelope = await registry.execute("raw.answer", {"result": result})
+
+    assert envelope.data == {"x": value}
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("what", ["nan", "deep"])
+async def test_a_result_that_is_not_json_is_refused(what: str) -> None:
+    async with connect_mcp("raw", raw()) as client:
+        registry = await connected(client)
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await registry.execute("raw.not_json", {"what": what})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_a_server_that_crashes_again_and_again_fails_calls_soon(tmp_path: Any) -> None:
+    config = raw("crash_later", str(tmp_path / "mark"), reconnect_timeout=0.3)
+    async with connect_mcp("raw", config) as client:
+        registry = await connected(client)
+        await registry.execute("raw.exit_after", {})
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await registry.execute("raw.pid", {})
+        began = time.monotonic()
+        with pytest.raises(CallError):
+            await registry.execute("raw.pid", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert time.monotonic() - began < 2
+
+
+MALFORMED = [
+    b"",
+    b"nonsense",
+    b"{",
+    b"[]",
+    b"[[[]]]",
+    b"null",
+    b"7",
+    b'"text"',
+    b"\xff\xfe\x00",
+    b'{"jsonrpc": "1.0", "id": 1, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": null, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 999999, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 1e999, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": NaN, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": ' + b"9" * 5000 + b', "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 1, "id": 2, "error": {}}',
+    b'{"jsonrpc": "2.0", "method": 7, "params": []}',
+    b'{"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": [], "progress": "x"}}',
+    b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": {}}}',
+    b'{"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": 1}',
+    b'{"jsonrpc": "2.0", "id": 5, "method": "no/such/method"}',
+    b'{"jsonrpc": "2.0", "id": {}, "method": "ping"}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.requirement("R13")
+async def test_whatever_is_said_between_answers_the_next_call_works() -> None:
+    with anyio.fail_after(30):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            pid = (await registry.execute("raw.pid", {})).data
+            for line in MALFORMED:
+                said = {"bytes": base64.b64encode(line).decode()}
+                assert (await registry.execute("raw.say", said)).data[0]["text"] == "said"
+
+            assert (await registry.execute("raw.pid", {})).data == pid

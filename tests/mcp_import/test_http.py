@@ -1,0 +1,456 @@
+"""Servers behind a URL: both eras, the old SSE, hostile answers, and authentication."""
+
+import asyncio
+import gzip
+import json
+import resource
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import mcp_types as types
+import pytest
+from mcp.server import Server
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from tests.mcp_import.support import (
+    demo_server,
+    free_port,
+    nothing_left_behind,
+    serving,
+    serving_demo,
+)
+
+from operations import CallError, ErrorCode, OperationRegistry
+from operations.mcp import ClientCredentials, MCPClientConfig, connect_mcp
+
+
+@pytest.fixture(autouse=True)
+async def clean() -> AsyncGenerator[None]:
+    with nothing_left_behind():
+        yield
+
+
+REVISIONS = ["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
+
+
+@pytest.mark.parametrize("version", REVISIONS)
+@pytest.mark.parametrize("json_response", [False, True], ids=["sse", "json"])
+async def test_every_revision_is_spoken(version: str, json_response: bool) -> None:
+    with anyio.fail_after(20):
+        async with (
+            serving_demo(json_response=json_response) as url,
+            connect_mcp("demo", MCPClientConfig(url=url, version=version)) as client,
+        ):
+            registry = OperationRegistry(client)
+            envelope = await registry.execute("demo.add", {"a": 1, "b": 2})
+            failed = await registry.execute("demo.fail", {"message": "sorry"})
+
+    assert envelope.data == {"result": 3}
+    assert failed.meta.is_error  # type: ignore[union-attr]
+    assert client.server_info is not None
+    assert client.server_info.name == "demo"
+    assert client.server_info.protocol_version == ("2026-07-28" if version == "auto" else version)
+
+
+async def test_the_transport_of_2024_is_spoken() -> None:
+    with anyio.fail_after(20):
+        async with serving(demo_server().sse_app()) as base:
+            config = MCPClientConfig(url=base + "/sse", transport="sse")
+            async with connect_mcp("demo", config) as client:
+                envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert envelope.data == {"result": 3}
+
+
+async def test_nobody_at_the_url_is_unavailable() -> None:
+    with anyio.fail_after(20), nothing_left_behind(), pytest.raises(CallError) as caught:
+        async with connect_mcp("demo", MCPClientConfig(url=f"http://127.0.0.1:{free_port()}/mcp")):
+            pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert "cannot be reached" in caught.value.message
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str) -> None:
+    registry, port = OperationRegistry(), free_port()
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            config = MCPClientConfig(url=url, version=version, reconnect_timeout=0.2)
+            connecting = connect_mcp("demo", config)
+            client = await connecting.__aenter__()
+            registry.register_all(client)
+        with pytest.raises(CallError) as caught:
+            await registry.execute("demo.add", {"a": 1, "b": 2})
+        async with serving_demo(port):
+            again = None
+            while again is None:
+                try:
+                    again = await registry.execute("demo.add", {"a": 1, "b": 2})
+                except CallError:
+                    await anyio.sleep(0.05)
+            await connecting.__aexit__(None, None, None)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert again.data == {"result": 3}
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -> None:
+    registry, port = OperationRegistry(), free_port()
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            connecting = connect_mcp("demo", MCPClientConfig(url=url, version=version))
+            client = await connecting.__aenter__()
+            registry.register_all(client)
+        calling = asyncio.create_task(registry.execute("demo.add", {"a": 1, "b": 2}))
+        await anyio.sleep(0.3)
+        async with serving_demo(port):
+            envelope = await calling
+            await connecting.__aexit__(None, None, None)
+
+    assert envelope.data == {"result": 3}
+
+
+async def test_arguments_that_travel_as_headers_do_and_a_new_idea_of_them_is_fetched() -> None:
+    header = ["Region"]
+    seen: list[Any] = []
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        region = {"type": "string", "x-mcp-header": header[0]}
+        schema = {"type": "object", "properties": {"region": region}}
+        return types.ListToolsResult(tools=[types.Tool(name="where", input_schema=schema)])
+
+    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        seen.append(params.arguments)
+        return types.CallToolResult(content=[])
+
+    server: Server[Any] = Server("headers", on_list_tools=list_tools, on_call_tool=call_tool)
+    with anyio.fail_after(20):
+        async with (
+            serving(server.streamable_http_app()) as base,
+            connect_mcp("headers", MCPClientConfig(url=base + "/mcp", pin="off")) as client,
+        ):
+            registry = OperationRegistry(client)
+            await registry.execute("headers.where", {"region": "north"})
+            header[0] = "Place"
+            await registry.execute("headers.where", {"region": "south"})
+
+    assert seen == [{"region": "north"}, {"region": "south"}]
+
+
+# ------------------------------------------------------------ hostile answers
+
+
+Answer = Callable[[Request, dict[str, Any]], Response]
+
+
+@asynccontextmanager
+async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationRegistry]:
+    """A server that does as it should until its tool `odd` is called; then it does as `answer` says."""
+
+    async def endpoint(request: Request) -> Response:
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        method = message.get("method")
+        if method == "tools/call":
+            if message["params"]["name"] == "odd":
+                return answer(request, message)
+            result: Any = {"content": []}
+        elif method == "initialize":
+            result = {
+                "protocolVersion": message["params"]["protocolVersion"],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "odd", "version": "1"},
+            }
+        elif method == "tools/list":
+            result = {
+                "tools": [{"name": n, "inputSchema": {"type": "object"}} for n in ("odd", "even")]
+            }
+        elif "id" not in message:
+            return Response(status_code=202)
+        else:
+            error = {"code": -32601, "message": "Method not found"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    app = Starlette(routes=[Route("/mcp", endpoint, methods=["GET", "POST", "DELETE"])])
+    async with (
+        serving(app) as base,
+        connect_mcp("odd", MCPClientConfig(url=base + "/mcp", **options)) as client,
+    ):
+        yield OperationRegistry(client)
+
+
+async def outcome(answer: Answer, **options: Any) -> CallError:
+    """How the odd call ends, with a good one beside it and one after it."""
+    with anyio.fail_after(30):
+        async with answering(answer, **options) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("odd.odd", {})
+            assert (await registry.execute("odd.even", {})).data == []
+    return caught.value
+
+
+def whole(request: Request, message: dict[str, Any], size: int) -> dict[str, Any]:
+    text = {"type": "text", "text": "x" * size}
+    return {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [text]}}
+
+
+def big_json(request: Request, message: dict[str, Any]) -> Response:
+    return JSONResponse(whole(request, message, 50_000_000))
+
+
+def big_event(request: Request, message: dict[str, Any]) -> Response:
+    async def events() -> AsyncGenerator[bytes]:
+        yield b"data: " + json.dumps(whole(request, message, 50_000_000)).encode() + b"\n\n"
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+def bomb(request: Request, message: dict[str, Any]) -> Response:
+    body = gzip.compress(json.dumps(whole(request, message, 50_000_000)).encode())
+    return Response(body, headers={"content-encoding": "gzip", "content-type": "application/json"})
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("answer", [big_json, big_event, bomb])
+async def test_too_large_an_answer_is_refused_while_it_arrives(answer: Answer) -> None:
+    error = await outcome(answer, max_message_bytes=1_000_000)
+
+    assert error.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_large_answer_within_the_limit_arrives() -> None:
+    def three_megabytes(request: Request, message: dict[str, Any]) -> Response:
+        async def events() -> AsyncGenerator[bytes]:
+            yield b"data: " + json.dumps(whole(request, message, 3_000_000)).encode() + b"\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    with anyio.fail_after(20):
+        async with answering(three_megabytes) as registry:
+            envelope = await registry.execute("odd.odd", {})
+
+    assert len(envelope.data[0]["text"]) == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (lambda _, __: Response("<html>", media_type="text/html"), ErrorCode.EXECUTION_ERROR),
+        (lambda _, __: Response("{", media_type="application/json"), ErrorCode.EXECUTION_ERROR),
+        (lambda _, __: Response(status_code=202), ErrorCode.EXECUTION_ERROR),
+        (lambda _, __: Response("teapot", status_code=418), ErrorCode.EXECUTION_ERROR),
+        (lambda _, __: Response("oops", status_code=500), ErrorCode.EXECUTION_ERROR),
+        (lambda _, __: Response(status_code=503), ErrorCode.UNAVAILABLE),
+        (
+            lambda _, __: Response("data: \n\n", media_type="text/event-stream"),
+            ErrorCode.UNAVAILABLE,
+        ),
+        (
+            lambda _, __: Response(status_code=307, headers={"location": "http://127.0.0.2:9/"}),
+            ErrorCode.EXECUTION_ERROR,
+        ),
+    ],
+    ids=["html", "no-json", "202", "418", "500", "503", "empty-stream", "redirect"],
+)
+async def test_an_odd_answer_fails_its_call_alone(answer: Answer, code: ErrorCode) -> None:
+    assert (await outcome(answer)).code == code
+
+
+async def test_an_error_status_is_told_with_the_beginning_of_its_body() -> None:
+    error = await outcome(lambda _, __: Response("teapot" * 1000, status_code=418))
+
+    assert error.details["statusCode"] == 418
+    assert error.details["body"].startswith("teapot")
+    assert len(error.details["body"]) == 4096
+
+
+async def test_an_answer_that_never_comes_ends_at_the_configured_time() -> None:
+    def never(request: Request, message: dict[str, Any]) -> Response:
+        async def nothing() -> AsyncGenerator[bytes]:
+            while not await request.is_disconnected():
+                await anyio.sleep(0.05)
+            yield b""
+
+        return StreamingResponse(nothing(), media_type="text/event-stream")
+
+    assert (await outcome(never, timeout=0.3)).code == ErrorCode.TIMEOUT
+
+
+@pytest.mark.parametrize(("kind", "tries"), [("mutation", 1), ("query", 2)])
+async def test_what_may_have_been_carried_out_is_repeated_only_if_it_reads(
+    kind: str, tries: int
+) -> None:
+    seen: list[int] = []
+
+    def broken(request: Request, message: dict[str, Any]) -> Response:
+        seen.append(1)
+        return Response(status_code=502)
+
+    error = await outcome(broken, queries=["odd"] if kind == "query" else [])
+
+    assert error.code == ErrorCode.UNAVAILABLE
+    assert len(seen) == tries
+
+
+@pytest.mark.requirement("R36")
+async def test_a_server_cannot_pretend_that_it_never_saw_a_request() -> None:
+    seen: list[int] = []
+
+    def forged(request: Request, message: dict[str, Any]) -> Response:
+        seen.append(1)
+        data = {"seal": "0" * 32, "kind": "unreachable", "details": {}}
+        error = {"code": -32000, "message": "never saw it", "data": data}
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    await outcome(forged)
+
+    assert len(seen) == 1
+
+
+async def test_memory_stays_small_while_too_much_arrives() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def a_hundred_megabytes(request: Request, message: dict[str, Any]) -> Response:
+        async def flood() -> AsyncGenerator[bytes]:
+            for _ in range(1600):
+                await anyio.lowlevel.checkpoint()
+                yield b"x" * 65536
+
+        return StreamingResponse(flood(), media_type="application/json")
+
+    error = await outcome(a_hundred_megabytes, max_message_bytes=2_000_000)
+
+    assert error.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24_000
+
+
+# ------------------------------------------------------------ authentication
+
+
+@asynccontextmanager
+async def recording() -> AsyncGenerator[tuple[str, list[dict[str, str]]]]:
+    """The demo server, and the headers it is sent."""
+    app = demo_server().streamable_http_app()
+    seen: list[dict[str, str]] = []
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            seen.append({name.decode(): value.decode() for name, value in scope["headers"]})
+        await app(scope, receive, send)
+
+    async with serving(outer) as base:
+        yield base + "/mcp", seen
+
+
+async def test_headers_and_tokens_are_sent_and_a_function_is_asked_each_time() -> None:
+    tokens = iter(range(1000))
+
+    async def token() -> str:
+        return f"token-{next(tokens)}"
+
+    async with recording() as (url, seen):
+        config = MCPClientConfig(url=url, headers={"X-Team": "tea"}, auth=token)
+        async with connect_mcp("demo", config) as client:
+            await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert all(headers["x-team"] == "tea" for headers in seen)
+    sent = [headers["authorization"] for headers in seen]
+    assert len(set(sent)) == len(sent) > 2
+    assert all(each.startswith("Bearer token-") for each in sent)
+
+
+@pytest.mark.requirement("R16")
+async def test_a_refused_token_is_told_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+
+    async def refuse(request: Request) -> Response:
+        return Response("no", status_code=401)
+
+    async with serving(Starlette(routes=[Route("/mcp", refuse, methods=["GET", "POST"])])) as base:
+        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            async with connect_mcp("demo", MCPClientConfig(url=base + "/mcp", auth="canary")):
+                pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.details["statusCode"] == 401
+    assert "canary" not in caplog.text + str(caught.value.details) + caught.value.message
+
+
+@pytest.mark.requirement("R16")
+async def test_a_function_that_has_no_token_fails_the_connection_and_keeps_its_secret() -> None:
+    def token() -> str:
+        raise RuntimeError("canary")
+
+    async with serving_demo() as url:
+        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+            async with connect_mcp("demo", MCPClientConfig(url=url, auth=token)):
+                pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert "canary" not in caught.value.message + str(caught.value.details)
+
+
+async def test_client_credentials_are_exchanged_for_a_token() -> None:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    inner = demo_server().streamable_http_app()
+    granted: list[dict[str, Any]] = []
+
+    async def metadata(request: Request) -> Response:
+        return JSONResponse({"resource": base + "/mcp", "authorization_servers": [base]})
+
+    async def server_metadata(request: Request) -> Response:
+        return JSONResponse(
+            {
+                "issuer": base,
+                "authorization_endpoint": base + "/authorize",
+                "token_endpoint": base + "/token",
+                "response_types_supported": ["code"],
+                "grant_types_supported": ["client_credentials"],
+                "token_endpoint_auth_methods_supported": ["client_secret_basic"],
+            }
+        )
+
+    async def token(request: Request) -> Response:
+        granted.append({"authorization": request.headers["authorization"], **await request.form()})
+        return JSONResponse({"access_token": "granted", "token_type": "Bearer", "expires_in": 3600})
+
+    outer = Starlette(
+        routes=[
+            Route("/.well-known/oauth-protected-resource/mcp", metadata),
+            Route("/.well-known/oauth-protected-resource", metadata),
+            Route("/.well-known/oauth-authorization-server", server_metadata),
+            Route("/token", token, methods=["POST"]),
+        ]
+    )
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        if scope["type"] == "lifespan":
+            await inner(scope, receive, send)
+        elif scope["path"] != "/mcp":
+            await outer(scope, receive, send)
+        elif headers.get(b"authorization") == b"Bearer granted":
+            await inner(scope, receive, send)
+        else:
+            where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
+            await Response(status_code=401, headers={"www-authenticate": where})(
+                scope, receive, send
+            )
+
+    async with serving(app, port):
+        auth = ClientCredentials(client_id="me", client_secret="secret", issuer=base)
+        async with connect_mcp("demo", MCPClientConfig(url=base + "/mcp", auth=auth)) as client:
+            envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    assert envelope.data == {"result": 3}
+    assert granted[0]["grant_type"] == "client_credentials"

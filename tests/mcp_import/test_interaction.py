@@ -1,0 +1,169 @@
+"""Servers that ask back: by a request of their own, or (2026-07-28) by a result that asks for input."""
+
+import json
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp.server import Server
+from tests.mcp_import.support import raw
+
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.context import Door
+from operations.mcp import MCPClientConfig, connect_mcp
+
+
+async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
+    """What the server is told when it asks."""
+    with anyio.fail_after(10):
+        async with connect_mcp("raw", raw(**options)) as client:
+            registry = OperationRegistry(client)
+            envelope = await registry.execute("raw.ask", {"method": method, "params": params or {}})
+    return json.loads(envelope.data[0]["text"])
+
+
+async def test_a_question_goes_to_the_applications_handler() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def elicit(request: dict[str, Any]) -> dict[str, Any]:
+        seen.append(request)
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    answer = await asked("elicitation/create", elicit=elicit)
+
+    assert answer == {"action": "accept", "content": {"name": "Ada"}}
+    assert seen[0]["message"] == "Your name?"
+
+
+async def test_a_request_for_a_completion_goes_to_the_applications_handler() -> None:
+    async def sample(request: dict[str, Any]) -> dict[str, Any]:
+        assert request["maxTokens"] == 10
+        return {"role": "assistant", "model": "m", "content": {"type": "text", "text": "hi"}}
+
+    params = {
+        "messages": [{"role": "user", "content": {"type": "text", "text": "say hi"}}],
+        "maxTokens": 10,
+    }
+    answer = await asked("sampling/createMessage", params, sample=sample)
+
+    assert answer["content"]["text"] == "hi"
+
+
+@pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage"])
+async def test_without_a_handler_it_is_declined_politely(method: str) -> None:
+    params = {"messages": [], "maxTokens": 1} if method.startswith("sampling") else {}
+
+    answer = await asked(method, params)
+
+    assert "not supported" in answer["message"]
+
+
+async def test_a_handler_that_fails_or_answers_nonsense_is_declined_without_its_text() -> None:
+    async def broken(request: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("canary")
+
+    async def nonsense(request: dict[str, Any]) -> dict[str, Any]:
+        return {"action": "dance"}
+
+    assert "canary" not in json.dumps(await asked("elicitation/create", elicit=broken))
+    assert "wrong form" in (await asked("elicitation/create", elicit=nonsense))["message"]
+
+
+# ------------------------------------------------------------ 2026-07-28
+
+
+def asking_server() -> Server[Any]:
+    """Its tool `greet` asks for a name before it greets."""
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        tool = types.Tool(name="greet", input_schema={"type": "object"})
+        return types.ListToolsResult(tools=[tool])
+
+    async def call_tool(
+        context: Any, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        if params.input_responses is None:
+            question = types.ElicitRequestFormParams(
+                message="Your name?",
+                requested_schema={"type": "object", "properties": {"name": {"type": "string"}}},
+            )
+            return types.InputRequiredResult(
+                input_requests={"who": types.ElicitRequest(params=question)}, request_state="s1"
+            )
+        assert params.request_state == "s1"
+        answer = params.input_responses["who"]
+        assert isinstance(answer, types.ElicitResult)
+        text = f"Hello {(answer.content or {}).get('name')} {(params.arguments or {}).get('mark')}"
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)])
+
+    return Server("asking", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+ANSWER = {"action": "accept", "content": {"name": "Ada"}}
+
+
+async def test_a_result_that_asks_is_data_and_can_be_resumed() -> None:
+    with anyio.fail_after(10):
+        async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
+            registry = OperationRegistry()
+            registry.register_all(client)
+            assert len(registry) == 1
+
+            question = (await registry.execute("asking.greet", {"mark": "!"})).data
+            assert question["resultType"] == "input_required"
+            assert question["inputRequests"]["who"]["params"]["message"] == "Your name?"
+
+            resume = question["resume"]
+            greeting = await registry.execute(
+                resume.pop("operation"),
+                {
+                    **resume,
+                    "requestState": question["requestState"],
+                    "inputResponses": {"who": ANSWER},
+                },
+            )
+
+    assert greeting.data[0]["text"] == "Hello Ada !"
+
+
+async def test_the_applications_handler_answers_at_once() -> None:
+    async def elicit(request: dict[str, Any]) -> dict[str, Any]:
+        return ANSWER
+
+    config = MCPClientConfig(server=asking_server(), elicit=elicit)
+    async with connect_mcp("asking", config) as client:
+        greeting = await OperationRegistry(client).execute("asking.greet", {"mark": "?"})
+
+    assert greeting.data[0]["text"] == "Hello Ada ?"
+
+
+async def test_the_callers_own_door_is_asked_first() -> None:
+    async def elicit(message: str, schema: dict[str, Any]) -> dict[str, Any]:
+        assert message == "Your name?"
+        assert schema["properties"] == {"name": {"type": "string"}}
+        return {"action": "accept", "content": {"name": "Bob"}}
+
+    async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
+        context = OperationContext(door=Door(elicit=elicit))
+        greeting = await OperationRegistry(client).execute("asking.greet", {"mark": "."}, context)
+
+    assert greeting.data[0]["text"] == "Hello Bob ."
+
+
+async def test_questions_without_end_are_ended() -> None:
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(
+            tools=[types.Tool(name="wait", input_schema={"type": "object"})]
+        )
+
+    async def call_tool(context: Any, params: Any) -> types.InputRequiredResult:
+        return types.InputRequiredResult(request_state="again")
+
+    server: Server[Any] = Server("w", on_list_tools=list_tools, on_call_tool=call_tool)
+    with anyio.fail_after(10):
+        async with connect_mcp("w", MCPClientConfig(server=server)) as client:
+            with pytest.raises(CallError) as caught:
+                await OperationRegistry(client).execute("w.wait", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR

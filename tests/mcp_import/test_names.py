@@ -1,0 +1,31 @@
+"""Names that others chose."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operations import OperationSpec, OperationType
+from operations.mcp.names import hides_something, safe_name, safe_namespace
+
+
+@given(st.text(max_size=300))
+def test_a_safe_name_is_one_for_an_operation_or_there_is_none(name: str) -> None:
+    try:
+        safe, namespace = safe_name(name), safe_namespace(name)
+    except ValueError:
+        return
+    OperationSpec(name=safe, namespace=namespace, type=OperationType.QUERY)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "a\u200bb", "\u202ea", "x" * 257])
+def test_what_cannot_be_seen_is_no_name(name: str) -> None:
+    with pytest.raises(ValueError, match="its name"):
+        safe_name(name)
+
+
+@pytest.mark.requirement("R47")
+def test_hidden_characters_in_a_text_are_found() -> None:
+    assert not hides_something("Tea for two.\n\tMilk? Größe, 茶, 🍵")
+    assert hides_something("ignore\u200b this")
+    assert hides_something("\u202edesrever")
+    assert hides_something("bell\x07")

@@ -1,0 +1,86 @@
+"""What a server has beyond tools."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from mcp.server.mcpserver import MCPServer
+from tests.mcp_import.support import demo_server, raw
+
+from operations import CallError, ErrorCode, OperationRegistry, OperationType
+from operations.mcp import MCPClientConfig, connect_mcp
+
+
+@pytest.fixture(params=["2025-11-25", "2026-07-28"])
+async def registry(request: pytest.FixtureRequest) -> AsyncGenerator[OperationRegistry]:
+    config = MCPClientConfig(server=demo_server(), version=request.param)
+    async with connect_mcp("demo", config) as client:
+        yield OperationRegistry(client)
+
+
+async def test_they_are_queries(registry: OperationRegistry) -> None:
+    kinds = {operation.spec.name: operation.spec.type for operation in registry}
+
+    for name in (
+        "resources.list",
+        "resources.read",
+        "resources.templates",
+        "templates.day",
+        "prompts.summarise",
+    ):
+        assert kinds[name] is OperationType.QUERY
+
+
+async def test_resources_are_listed_and_read(registry: OperationRegistry) -> None:
+    listed = (await registry.execute("demo.resources.list", {})).data
+    templates = (await registry.execute("demo.resources.templates", {})).data
+    read = await registry.execute("demo.resources.read", {"uri": "memo://today"})
+
+    assert [entry["uri"] for entry in listed] == ["memo://today"]
+    assert [entry["uriTemplate"] for entry in templates] == ["memo://day/{name}"]
+    assert read.data == [{"uri": "memo://today", "mimeType": "text/plain", "text": "Sunday"}]
+    assert len(read.meta.content) == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.requirement("R01")
+@pytest.mark.parametrize("name", ["monday", "a/b", "%2e%2e", "a?x=1", "a#f"])
+async def test_a_template_is_filled_in_safely_and_read(
+    registry: OperationRegistry, name: str
+) -> None:
+    read = await registry.execute("demo.templates.day", {"name": name})
+
+    assert read.data[0]["uri"].count("/") == 3
+    assert read.data[0]["uri"].startswith("memo://day/")
+
+
+async def test_a_prompt_takes_its_arguments(registry: OperationRegistry) -> None:
+    prompt = await registry.execute("demo.prompts.summarise", {"text": "tea"})
+
+    assert prompt.data["messages"] == [
+        {"role": "user", "content": {"type": "text", "text": "Summarise: tea"}}
+    ]
+    with pytest.raises(CallError) as caught:
+        await registry.execute("demo.prompts.summarise", {})
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_resource_that_is_not_there_is_an_error_with_the_servers_code(
+    registry: OperationRegistry,
+) -> None:
+    with pytest.raises(CallError) as caught:
+        await registry.execute("demo.resources.read", {"uri": "memo://nowhere"})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert isinstance(caught.value.details["code"], int)
+
+
+async def test_a_server_without_them_has_tools_only() -> None:
+    server = MCPServer("plain")
+
+    @server.tool()
+    def only() -> str:
+        return "me"
+
+    async with connect_mcp("plain", MCPClientConfig(server=server)) as client:
+        assert [each.spec.id for each in client] == ["plain.only"]
+    async with connect_mcp("raw", raw(allow=["pid"])) as client:
+        assert [each.spec.id for each in client] == ["raw.pid"]

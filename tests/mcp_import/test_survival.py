@@ -1,0 +1,164 @@
+"""A connection outlives its server: process death, restart, loss of the session."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.conftest import PROJECT
+from tests.mcp_import.support import (
+    HERE,
+    RAW,
+    eventually,
+    free_port,
+    is_alive,
+    nothing_left_behind,
+    raw,
+    serving_demo,
+)
+
+from operations import CallError, ErrorCode, OperationRegistry
+from operations.mcp import MCPClientConfig, connect_mcp
+
+
+def text_of(envelope: Any) -> str:
+    return str(envelope.data[0]["text"])
+
+
+async def test_a_server_killed_between_calls_is_started_again() -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            first = int(text_of(await registry.execute("raw.pid", {})))
+            os.kill(first, signal.SIGKILL)
+            await eventually(lambda: not client.is_connected)
+
+            second = int(text_of(await registry.execute("raw.pid", {})))
+
+            assert second != first
+        assert not is_alive(second)
+
+
+@pytest.mark.requirement("R36")
+async def test_a_request_to_a_server_that_had_died_unnoticed_is_sent_to_the_next_one() -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            first = int(text_of(await registry.execute("raw.pid", {})))
+            os.kill(first, signal.SIGKILL)
+            while is_alive(first):
+                time.sleep(0.005)  # noqa: ASYNC251 - the loop must not notice
+
+            assert int(text_of(await registry.execute("raw.pid", {}))) != first
+
+
+async def test_a_mutation_in_flight_fails_and_is_not_repeated(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw(env={"COUNTER": str(counter)})) as client:
+            registry.register_all(client)
+            with pytest.raises(CallError) as caught:
+                await registry.execute("raw.die", {})
+
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+            assert caught.value.retryable
+            assert counter.read_text() == "x"
+            assert text_of(await registry.execute("raw.count", {})) == "2"
+
+
+async def test_a_query_in_flight_is_repeated_once(tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        config = raw(env={"COUNTER": str(counter)}, queries=["die"])
+        async with connect_mcp("raw", config) as client:
+            registry.register_all(client)
+            with pytest.raises(CallError) as caught:
+                await registry.execute("raw.die", {})
+
+        assert caught.value.code == ErrorCode.UNAVAILABLE
+        assert counter.read_text() == "xx"
+
+
+async def test_an_http_server_that_was_restarted_is_used_again() -> None:
+    registry, port = OperationRegistry(), free_port()
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            client = connect_mcp("demo", MCPClientConfig(url=url, version="2025-11-25"))
+            service = await client.__aenter__()
+            registry.register_all(service)
+            await registry.execute("demo.add", {"a": 1, "b": 2})
+        async with serving_demo(port):
+            envelope = await registry.execute("demo.add", {"a": 1, "b": 2})
+            await client.__aexit__(None, None, None)
+
+    assert envelope.data == {"result": 3}
+
+
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_the_sdks_own_server_is_spoken_to_as_a_child_and_survives_a_kill(
+    version: str,
+) -> None:
+    config = MCPClientConfig(
+        command=sys.executable, args=[str(HERE / "sdk_server.py")], version=version
+    )
+    registry = OperationRegistry()
+    with anyio.fail_after(60), nothing_left_behind():
+        async with connect_mcp("demo", config) as client:
+            registry.register_all(client)
+            assert (await registry.execute("demo.add", {"a": 1, "b": 2})).data == {"result": 3}
+            assert (await registry.execute("demo.resources.read", {"uri": "memo://today"})).data
+            first = (await registry.execute("demo.pid", {})).data["result"]
+            slow = asyncio.create_task(registry.execute("demo.slow", {"seconds": 30}))
+            await anyio.sleep(0.2)
+            os.kill(first, signal.SIGKILL)
+
+            with pytest.raises(CallError) as caught:
+                await slow
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+            while True:
+                try:
+                    second = (await registry.execute("demo.pid", {})).data["result"]
+                    break
+                except CallError as error:
+                    # A busy machine may need longer to start it than calls are willing to wait.
+                    assert error.code == ErrorCode.UNAVAILABLE  # noqa: PT017 - and then once more
+
+    assert second != first
+
+
+async def test_a_program_that_ends_without_closing_ends_its_servers() -> None:
+    code = f"""
+import asyncio, sys
+from operations import OperationRegistry
+from operations.mcp import MCPClientConfig, connect_mcp
+
+async def main():
+    global connecting, call
+    config = MCPClientConfig(
+        command=sys.executable, args=["-I", "-S", {RAW!r}, "stubborn"], shutdown_timeout=0.1
+    )
+    connecting = connect_mcp("raw", config)
+    registry = OperationRegistry(await connecting.__aenter__())
+    print((await registry.execute("raw.pid", {{}})).data[0]["text"], flush=True)
+    call = asyncio.create_task(registry.execute("raw.never", {{}}))
+    await asyncio.sleep(0.1)
+
+asyncio.run(main())
+"""
+    with anyio.fail_after(60):
+        done = await anyio.run_process(
+            [sys.executable, "-W", "error", "-c", code], cwd=PROJECT, check=False
+        )
+
+    assert done.returncode == 0
+    assert done.stderr == b""
+    assert not is_alive(int(done.stdout))

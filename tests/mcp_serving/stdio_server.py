@@ -1,0 +1,11 @@
+"""A server a test starts as a child."""
+
+import asyncio
+
+from tests.mcp_serving.support import example
+
+from operations import Identity
+from operations.mcp import to_mcp
+
+if __name__ == "__main__":
+    asyncio.run(to_mcp(example(), identity=Identity("ann", ["task:write"])).run_stdio())

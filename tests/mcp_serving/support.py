@@ -1,0 +1,97 @@
+"""Clients and servers the tests of MCP serving share."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from mcp import Client
+
+from operations import (
+    CallError,
+    ErrorDefinition,
+    OperationRegistry,
+    ResponseEnvelope,
+    http_envelope,
+)
+
+ERAS = ["legacy", "auto"]
+"""The modes of the SDK's client: clients before 2026-07-28, and since."""
+
+PNG = b"\x89PNG\r\n\x1a\n rest"
+
+
+def example() -> OperationRegistry:
+    """A registry with something of every kind."""
+    registry = OperationRegistry()
+
+    @registry.operation("math.add", type="query", title="Add", tags=["sum"])
+    async def add(a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @registry.operation("task.get", type="query")
+    async def get(id: str) -> dict[str, str]:
+        return {"id": id}
+
+    @registry.operation("task.find", type="query")
+    async def find(name: str) -> str | None:
+        return name or None
+
+    @registry.operation("task.delete", scopes=["task:write"], idempotent=True)
+    async def delete(id: str) -> None:
+        return None
+
+    @registry.operation(
+        "task.fail", errors=[ErrorDefinition("TASK_LOCKED", "Somebody works on it")]
+    )
+    async def fail() -> None:
+        raise CallError("TASK_LOCKED", "locked", {"by": "ann"})
+
+    @registry.operation("task.crash")
+    async def crash() -> None:
+        raise RuntimeError("password is hunter2")
+
+    @registry.operation("task.watch")
+    async def watch(n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            yield number
+
+    @registry.operation("file.icon", type="query")
+    async def icon() -> bytes:
+        return PNG
+
+    @registry.operation("file.fetch", type="query")
+    async def fetch() -> ResponseEnvelope[Any]:
+        return http_envelope(b"abc", status_code=200, headers={}, content_type="application/zip")
+
+    @registry.operation("note.any", type="query")
+    async def anything(value: Any = None) -> Any:
+        return value
+
+    return registry
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncGenerator[str]:
+    """Serve an ASGI application on a free port, and give its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+async def tool_names(client: Client) -> list[str]:
+    return [tool.name for tool in (await client.list_tools()).tools]

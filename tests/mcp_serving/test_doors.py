@@ -1,0 +1,340 @@
+"""What a handler says to its client, and asks it, while it runs; in both eras."""
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, MCPError
+from mcp.shared.exceptions import MCPDeprecationWarning
+from mcp_types import (
+    CreateMessageResult,
+    ElicitResult,
+    ErrorData,
+    ListRootsResult,
+    Root,
+    TextContent,
+)
+from tests.mcp_serving.support import ERAS
+
+from operations import Door, Identity, OperationContext, OperationRegistry
+from operations.mcp import list_roots, release_stream, to_mcp
+from operations.mcp.serving.conversations import Conversations
+from operations.mcp.serving.service import Asker
+
+BOTH = pytest.mark.parametrize("era", ERAS)
+FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+async def answer(context: Any, params: Any) -> ElicitResult:
+    return ElicitResult(action="accept", content={"name": params.message.upper()})
+
+
+async def complete(context: Any, params: Any) -> CreateMessageResult:
+    return CreateMessageResult(
+        role="assistant", content=TextContent(type="text", text="hello"), model="m"
+    )
+
+
+async def roots(context: Any) -> ListRootsResult:
+    return ListRootsResult(roots=[Root(uri="file:///a")])  # type: ignore[arg-type]
+
+
+def asking() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("ask.name")
+    async def name(context: OperationContext) -> str:
+        first = await context.elicit("ann", FORM)
+        second = await context.elicit("bob", FORM)
+        return f"{first['content']['name']} {second['content']['name']}"
+
+    @registry.operation("ask.model")
+    async def model(context: OperationContext) -> str:
+        message = {"role": "user", "content": {"type": "text", "text": "hi"}}
+        reply = await context.sample({"messages": [message], "maxTokens": 5})
+        return str(reply["content"]["text"])
+
+    @registry.operation("ask.roots")
+    async def of_roots() -> list[str]:
+        return [root["uri"] for root in await list_roots()]
+
+    @registry.operation("ask.nonsense")
+    async def nonsense(context: OperationContext) -> Any:
+        return await context.sample({"maxTokens": "x"})
+
+    return registry
+
+
+@BOTH
+async def test_a_handler_asks_the_person_twice_and_runs_once(era: str) -> None:
+    registry = asking()
+    calls = 0
+
+    @registry.use
+    async def count(call: Any, following: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await following(call)
+
+    async with Client(to_mcp(registry), mode=era, elicitation_callback=answer) as client:
+        result = await client.call_tool("ask.name", {})
+
+    assert result.content[0].text == "ANN BOB"  # type: ignore[union-attr]
+    assert calls == 1
+
+
+@BOTH
+async def test_a_handler_uses_the_callers_model_and_roots(era: str) -> None:
+    server = to_mcp(asking())
+    async with Client(
+        server, mode=era, sampling_callback=complete, list_roots_callback=roots
+    ) as client:
+        said = await client.call_tool("ask.model", {})
+        listed = await client.call_tool("ask.roots", {})
+
+    assert said.content[0].text == "hello"  # type: ignore[union-attr]
+    assert listed.content[0].text == '["file:///a"]'  # type: ignore[union-attr]
+
+
+@BOTH
+async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
+    async with Client(to_mcp(asking()), mode=era) as client:
+        for name in ("ask.name", "ask.model", "ask.roots"):
+            result = await client.call_tool(name, {})
+            assert result.is_error
+            assert result.structured_content["code"] == "UNAVAILABLE"
+
+
+async def test_what_is_no_request_for_a_completion_is_not_sent() -> None:
+    async with Client(to_mcp(asking()), mode="legacy", sampling_callback=complete) as client:
+        result = await client.call_tool("ask.nonsense", {})
+
+    assert result.structured_content["code"] == "VALIDATION_ERROR"
+
+
+@BOTH
+async def test_an_operation_may_need_a_client_that_can_answer(
+    registry: OperationRegistry, era: str
+) -> None:
+    @registry.operation("ask.need", meta={"mcp": {"requires": ["sampling"]}})
+    async def need() -> int:
+        return 1
+
+    async with Client(to_mcp(registry), mode=era) as client:
+        with pytest.raises(MCPError) as caught:
+            await client.call_tool("ask.need", {})
+    async with Client(to_mcp(registry), mode=era, sampling_callback=complete) as client:
+        assert not (await client.call_tool("ask.need", {})).is_error
+
+    assert caught.value.code == -32021
+
+
+@BOTH
+async def test_progress_reaches_the_caller(registry: OperationRegistry, era: str) -> None:
+    heard: list[tuple[float, float | None, str | None]] = []
+
+    @registry.operation("job.run")
+    async def run(context: OperationContext) -> None:
+        await context.progress(1, 2, "half")
+        await context.progress(2, 2)
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+
+    async with Client(to_mcp(registry), mode=era) as client:
+        await client.call_tool("job.run", {}, progress_callback=hear)
+
+    assert heard == [(1, 2, "half"), (2, 2, None)]
+
+
+async def test_log_messages_reach_the_caller_from_the_level_it_set(
+    registry: OperationRegistry,
+) -> None:
+    heard: list[tuple[str, Any]] = []
+
+    @registry.operation("job.run")
+    async def run(context: OperationContext) -> None:
+        await context.log("debug", "small")
+        await context.log("warning", {"big": True})
+
+    async def hear(params: Any) -> None:
+        heard.append((params.level, params.data))
+
+    async with Client(to_mcp(registry), mode="legacy", logging_callback=hear) as client:
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("warning")
+        await client.call_tool("job.run", {})
+
+    assert heard == [("warning", {"big": True})]
+
+
+@BOTH
+@pytest.mark.requirement("R31")
+async def test_a_caller_that_gives_up_stops_the_handler(
+    registry: OperationRegistry, era: str
+) -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("job.wait")
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with Client(to_mcp(registry), mode=era) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call_tool, "job.wait", {})
+            await started.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(1):
+            await stopped.wait()
+
+
+@BOTH
+@pytest.mark.requirement("R12")
+async def test_a_call_ends_by_the_default_deadline(registry: OperationRegistry, era: str) -> None:
+    @registry.operation("job.wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    async with Client(to_mcp(registry, timeout=0.1), mode=era) as client:
+        result = await client.call_tool("job.wait", {})
+
+    assert result.structured_content["code"] == "TIMEOUT"
+
+
+async def test_elsewhere_there_is_neither_a_stream_nor_are_there_roots() -> None:
+    assert await release_stream() is False
+
+
+# ---------------------------------------------------------------- conversations
+
+
+async def interview(door: Door) -> dict[str, Any]:
+    assert door.elicit is not None
+    reply = await door.elicit("name?", {"$id": "name", **FORM})
+    return {"content": [], "said": reply}
+
+
+CAN: dict[str, Any] = {"elicitation": {}}
+
+
+@pytest.mark.requirement("R11")
+async def test_only_who_began_a_call_can_answer_its_questions() -> None:
+    conversations = Conversations()
+    asked = await conversations.begin(interview, Door(), CAN, {}, ("ann", "x"))
+    token = asked["requestState"]
+
+    assert list(asked["inputRequests"]) == ["name"]
+    for key in (("bob", "x"), ("ann", "y")):
+        with pytest.raises(MCPError):
+            await conversations.resume(token, {"name": {"action": "accept"}}, Door(), key)
+    done = await conversations.resume(token, {"name": {"action": "accept"}}, Door(), ("ann", "x"))
+    assert done["said"] == {"action": "accept"}
+    with pytest.raises(MCPError):
+        await conversations.resume(token, {}, Door(), ("ann", "x"))
+
+
+async def test_a_question_without_an_answer_is_asked_again() -> None:
+    conversations = Conversations()
+    asked = await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+    again = await conversations.resume(asked["requestState"], {"other": {}}, Door(), ("ann",))
+
+    assert again["inputRequests"] == asked["inputRequests"]
+    assert again["requestState"] != asked["requestState"]
+    done = await conversations.resume(again["requestState"], {"name": {}}, Door(), ("ann",))
+    assert done["said"] == {}
+
+
+async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it() -> None:
+    heard: list[str] = []
+
+    def door(name: str) -> Door:
+        async def progress(_done: float, _total: float | None, _message: str | None) -> None:
+            heard.append(f"{name} progress")
+
+        async def log(_level: str, _data: Any) -> None:
+            heard.append(f"{name} log")
+
+        return Door(progress=progress, log=log)
+
+    async def run(door: Door) -> dict[str, Any]:
+        assert door.progress is not None
+        assert door.log is not None
+        await door.progress(1, None, None)
+        done = await interview(door)
+        await door.log("info", "x")
+        return done
+
+    conversations = Conversations()
+    asked = await conversations.begin(run, door("first"), CAN, {}, ("ann",))
+    await conversations.resume(asked["requestState"], {"name": {}}, door("second"), ("ann",))
+
+    assert heard == ["first progress", "second log"]
+
+
+async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def run(_door: Door) -> dict[str, Any]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return {}
+
+    task = asyncio.create_task(Conversations().begin(run, Door(), CAN, {}, ("ann",)))
+    await started.wait()
+    task.cancel()
+
+    with anyio.fail_after(1):
+        await stopped.wait()
+
+
+async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
+    async def refuse(context: Any, params: Any) -> Any:
+        return ErrorData(code=-1, message="no")
+
+    async with Client(to_mcp(asking()), mode="legacy", elicitation_callback=refuse) as client:
+        result = await client.call_tool("ask.name", {})
+
+    assert result.structured_content["code"] == "UNAVAILABLE"
+    assert result.structured_content["details"] == {"code": -1, "message": "no"}
+
+
+async def test_an_answer_may_come_with_the_call() -> None:
+    done = await Conversations().begin(interview, Door(), CAN, {"name": {"a": 1}, "x": 1}, ("ann",))
+
+    assert done["said"] == {"a": 1}
+
+
+async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.mcp.serving.conversations.MAX_WAITING", 1)
+    conversations = Conversations()
+    await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+
+    with pytest.raises(MCPError):
+        await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+
+
+async def test_a_waiting_call_ends_with_its_deadline() -> None:
+    server = to_mcp(asking(), timeout=0.1)
+    service = server.service
+    asker = Asker(Identity("ann", []), "2026-07-28", CAN)
+
+    def run(door: Door) -> Any:
+        return service.call_tool(asker, "ask.name", {}, door)
+
+    asked = await server.converse(asker, run, Door(), "tools/call", {}, "ask.name")
+    (task,) = [waiting[1].task for waiting in server.conversations._waiting.values()]
+    await asyncio.wait({task}, timeout=2)
+
+    assert task.done()
+    with pytest.raises(MCPError):
+        await server.converse(
+            asker, run, Door(), "tools/call", {"requestState": asked["requestState"]}, "ask.name"
+        )

@@ -1,0 +1,432 @@
+"""Streamable HTTP, served by uvicorn: both eras, the lean path beside the SDK, and who is let in."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import msgspec
+import pytest
+from mcp import Client
+from mcp.server.streamable_http import EventMessage
+from mcp_types import ElicitResult, JSONRPCNotification
+from starlette.requests import Request
+from tests.mcp_serving.support import ERAS, example, serving, tool_names
+
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.mcp import release_stream, to_mcp
+from operations.mcp.serving.replay import ReplayStore
+from operations.types import JSONObject
+
+BOTH = pytest.mark.parametrize("era", ERAS)
+MODERN = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
+}
+
+
+def identify(request: Request) -> Identity | None:
+    key = request.headers.get("x-key")
+    if key == "broken":
+        raise RuntimeError("the key store is away: CANARY")
+    if key is not None and key not in ("ann", "bob"):
+        raise CallError("ACCESS_DENIED", "unknown key")
+    return None if key is None else Identity(key, ["task:write"] if key == "ann" else [])
+
+
+def post(method: str, params: JSONObject, version: str = MODERN, **headers: str) -> Any:
+    if version == MODERN:
+        params = {**params, "_meta": {**META, **params.get("_meta", {})}}
+        headers = {"mcp-method": method, "mcp-name": params.get("name", ""), **headers}
+    return {
+        "json": {"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
+        "headers": {
+            "accept": "application/json, text/event-stream",
+            "mcp-protocol-version": version,
+            **headers,
+        },
+    }
+
+
+@asynccontextmanager
+async def http(app: Any) -> AsyncGenerator[httpx2.AsyncClient]:
+    async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
+        yield client
+
+
+@BOTH
+@pytest.mark.parametrize("lean", [True, False])
+async def test_the_sdks_client_lists_and_calls(era: str, lean: bool) -> None:
+    async with (
+        serving(to_mcp(example()).asgi_app(lean=lean)) as address,
+        Client(f"{address}/mcp", mode=era) as client,
+    ):
+        names = await tool_names(client)
+        added = await client.call_tool("math.add", {"a": 1})
+        failed = await client.call_tool("task.fail", {})
+
+    assert "math.add" in names
+    assert added.content[0].text == "2"  # type: ignore[union-attr]
+    assert failed.structured_content["code"] == "TASK_LOCKED"
+
+
+@BOTH
+async def test_questions_and_progress_cross_http(era: str) -> None:
+    registry, heard = OperationRegistry(), list[str | None]()
+
+    @registry.operation("ask.name")
+    async def name(context: OperationContext) -> str:
+        await context.progress(1, 2, "asking")
+        reply = await context.elicit("Who?", {"type": "object", "properties": {}})
+        return str(reply["action"])
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async def decline(context: Any, params: Any) -> Any:
+        return ElicitResult(action="decline")
+
+    async with (
+        serving(to_mcp(registry).asgi_app()) as address,
+        Client(f"{address}/mcp", mode=era, elicitation_callback=decline) as client,
+    ):
+        result = await client.call_tool("ask.name", {}, progress_callback=hear)
+
+    assert result.content[0].text == "decline"  # type: ignore[union-attr]
+    assert heard == ["asking"]
+
+
+PLAIN: list[tuple[str, JSONObject]] = [
+    ("tools/list", {}),
+    ("tools/list", {"cursor": "nonsense"}),
+    ("tools/call", {"name": "math.add", "arguments": {"a": 1}}),
+    ("tools/call", {"name": "task.find", "arguments": {"name": ""}}),
+    ("tools/call", {"name": "math.add", "arguments": {"a": "x"}}),
+    ("tools/call", {"name": "math.add", "arguments": {"a": 2**70}}),
+    ("tools/call", {"name": "math.add"}),
+    ("tools/call", {"name": "task.fail"}),
+    ("tools/call", {"name": "task.delete", "arguments": {"id": "1"}}),
+    ("tools/call", {"name": "task.watch", "arguments": {"n": 2}}),
+    ("tools/call", {"name": "file.icon"}),
+    ("tools/call", {"name": "note.any", "arguments": {"value": None}}),
+    ("tools/call", {"name": "no.such"}),
+    ("tools/call", {"name": "math.add", "arguments": []}),
+    ("tools/call", {}),
+    ("tools/call", {"name": "math.add", "arguments": {"a": 1}, "_meta": {"progressToken": 1}}),
+]
+
+
+@pytest.mark.parametrize("version", [MODERN, "2025-11-25", "2025-06-18"])
+async def test_the_lean_path_answers_in_the_sdks_words(version: str) -> None:
+    server = to_mcp(example())
+    stateless: Any = {"stateless": True, "json_response": version != MODERN}
+    async with (
+        http(server.asgi_app(**stateless)) as lean,
+        http(to_mcp(example()).asgi_app(lean=False, **stateless)) as sdk,
+    ):
+        for method, params in PLAIN:
+            request = post(method, params, version)
+            ours, theirs = await lean.post("/mcp", **request), await sdk.post("/mcp", **request)
+            assert ours.status_code == theirs.status_code, (method, params)
+            assert (
+                ours.headers["content-type"].partition(";")[0]
+                == theirs.headers["content-type"].partition(";")[0]
+            ), (method, params)
+            if ours.headers["content-type"].startswith("application/json"):
+                assert ours.json() == theirs.json(), (method, params)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"mcp-method": "tools/list"},
+        {"mcp-name": "other"},
+        {"accept": "text/html"},
+        {"content-type": "text/plain"},
+        {"mcp-protocol-version": "2099-01-01"},
+        {"mcp-param-x": "1"},
+    ],
+)
+async def test_requests_that_contradict_themselves_go_to_the_sdk(headers: dict[str, str]) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    request["headers"] |= headers
+    async with (
+        http(to_mcp(example()).asgi_app()) as lean,
+        http(to_mcp(example()).asgi_app(lean=False)) as sdk,
+    ):
+        ours, theirs = await lean.post("/mcp", **request), await sdk.post("/mcp", **request)
+
+    assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
+    assert ours.status_code == 200 or ours.status_code >= 400
+
+
+@pytest.mark.requirement("R13", "R28")
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b'"x"', b"1e999", b"\xff", b"[" * 100_000, b'{"jsonrpc":"2.0"}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math.add","arguments":{"a":NaN}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math.add","arguments":{"a":"\\ud800"}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_001,
+    ],
+    ids=range(12),
+)  # fmt: skip
+@pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
+async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: str) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}}, version)
+    async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
+        bad = await client.post(
+            "/mcp",
+            content=body,
+            headers={**request["headers"], "content-type": "application/json"},
+        )
+        good = await client.post("/mcp", **request)
+
+    assert bad.status_code in (200, 202, 400)
+    assert b"Traceback" not in bad.content
+    assert "result" in good.text
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "localhost.evil.example"}, 421),
+        ({"host": "[::1"}, 421),
+        ({"host": "127.0.0.1@evil.example"}, 421),
+        ({"host": "evil.example@127.0.0.1"}, 421),
+        ({"host": "localhost/evil.example"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost.evil.example"}, 403),
+        ({"origin": "http://localhost:9"}, 200),
+        ({"origin": "https://app.example"}, 200),
+        ({"host": "localhost"}, 200),
+    ],
+)
+async def test_other_hosts_and_origins_are_refused_before_any_work(
+    headers: dict[str, str], status: int
+) -> None:
+    asked = 0
+
+    def who(_request: Request) -> None:
+        nonlocal asked
+        asked += 1
+
+    app = to_mcp(example(), identify=who).asgi_app(origins=["https://app.example"])
+    async with http(app) as client:
+        answer = await client.post("/mcp", **post("tools/list", {}, **headers))
+
+    assert answer.status_code == status
+    assert bool(asked) is (status == 200)
+
+
+async def test_any_host_may_be_allowed_but_no_other_sites_page() -> None:
+    async with http(to_mcp(example()).asgi_app(hosts=None)) as client:
+        same = post("tools/list", {}, host="api.example", origin="https://api.example")
+        other = post("tools/list", {}, host="api.example", origin="https://evil.example")
+
+        assert (await client.post("/mcp", **same)).status_code == 200
+        assert (await client.post("/mcp", **other)).status_code == 403
+
+
+@pytest.mark.requirement("R07", "R08", "R16")
+@pytest.mark.parametrize("lean", [True, False])
+async def test_who_asks_decides_and_doubt_refuses(
+    lean: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with http(to_mcp(example(), identify=identify).asgi_app(lean=lean)) as client:
+
+        async def deleting(**headers: str) -> httpx2.Response:
+            params = {"name": "task.delete", "arguments": {"id": "1"}}
+            return await client.post("/mcp", **post("tools/call", params, **headers))
+
+        async def names(**headers: str) -> list[str]:
+            answer = await client.post("/mcp", **post("tools/list", {}, **headers))
+            return [tool["name"] for tool in answer.json()["result"]["tools"]]
+
+        done = (await deleting(**{"x-key": "ann"})).json()["result"]
+        assert done["structuredContent"] == {"result": None}
+        for headers in (dict[str, str]({"x-key": "bob"}), dict[str, str]()):
+            denied = (await deleting(**headers)).json()["result"]
+            assert denied["structuredContent"]["code"] == "ACCESS_DENIED"
+            assert "task.delete" not in await names(**headers)
+        assert "task.delete" in await names(**{"x-key": "ann"})
+        for key in ("mallory", "broken"):
+            assert (await deleting(**{"x-key": key})).status_code == 401
+
+    assert "CANARY" not in caplog.text
+
+
+@pytest.mark.requirement("R11")
+async def test_a_session_belongs_to_who_opened_it() -> None:
+    opening = {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    }
+    async with http(to_mcp(example(), identify=identify).asgi_app()) as client:
+        opened = await client.post(
+            "/mcp", **post("initialize", opening, "2025-11-25", **{"x-key": "ann"})
+        )
+        session = opened.headers["mcp-session-id"]
+        statuses = [
+            (
+                await client.post(
+                    "/mcp",
+                    **post("ping", {}, "2025-11-25", **{"mcp-session-id": session, "x-key": key}),
+                )
+            ).status_code
+            for key in ("ann", "bob")
+        ]
+
+    assert statuses == [200, 404]
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("lean", [True, False])
+async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": "x" * 5_000}})
+    async with http(to_mcp(example()).asgi_app(max_body_bytes=4_000, lean=lean)) as client:
+        whole = await client.post("/mcp", **request)
+
+        async def pieces() -> AsyncGenerator[bytes]:
+            for _ in range(5):
+                yield b" " * 1_000
+
+        pieced = await client.post("/mcp", content=pieces(), headers=request["headers"])
+
+    assert (whole.status_code, pieced.status_code) == (413, 413)
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with serving(to_mcp(example()).asgi_app(body_timeout=0.1)) as address:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
+        with anyio.fail_after(5):
+            answer = await reader.readline()
+        writer.close()
+
+    assert b" 408 " in answer
+
+
+@pytest.mark.requirement("R31")
+@pytest.mark.parametrize("lean", [True, False])
+async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
+    registry = OperationRegistry()
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("job.wait")
+    async def wait() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async with http(to_mcp(registry).asgi_app(lean=lean)) as client:
+        async with anyio.create_task_group() as tasks:
+            request = post("tools/call", {"name": "job.wait"})
+            tasks.start_soon(lambda: client.post("/mcp", **request))
+            await started.wait()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(2):
+            await stopped.wait()
+
+
+@pytest.mark.parametrize("lean", [True, False])
+async def test_white_space_around_a_header_is_no_part_of_it(lean: bool) -> None:
+    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    headers = {"host": "localhost", "content-type": "application/json", **request["headers"]}
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/mcp",
+        "headers": [(name.encode(), f" {value} ".encode()) for name, value in headers.items()],
+    }
+    body = {"type": "http.request", "body": msgspec.json.encode(request["json"])}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = to_mcp(example()).asgi_app(lean=lean)
+    async with app.running():
+        await app(scope, once(body), send)
+
+    assert sent[0]["status"] == 200
+    assert b'"structuredContent":2' in sent[1]["body"]
+
+
+def once(message: Any) -> Any:
+    waiting = [message]
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+
+    return receive
+
+
+async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() -> None:
+    registry, released = OperationRegistry(), list[bool]()
+
+    @registry.operation("job.long")
+    async def long() -> str:
+        released.append(await release_stream())
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async with (
+        serving(to_mcp(registry).asgi_app()) as address,
+        Client(f"{address}/mcp", mode="legacy") as client,
+    ):
+        with anyio.fail_after(10):
+            result = await client.call_tool("job.long", {})
+
+    assert released == [True]
+    assert result.content[0].text == "done"  # type: ignore[union-attr]
+
+
+async def test_events_are_replayed_on_their_own_stream_and_unknown_ones_not() -> None:
+    store, replayed = ReplayStore(), list[str | None]()
+
+    async def replay(event: EventMessage) -> None:
+        replayed.append(event.event_id)
+
+    message = JSONRPCNotification(jsonrpc="2.0", method="notifications/x")
+    ids = [
+        await store.store_event(stream, message if number else None)
+        for number, stream in enumerate("aabab")
+    ]
+
+    assert await store.replay_events_after(ids[1], replay) == "a"
+    assert replayed == [ids[3]]
+    for unknown in ("", "0", "99", "-1", "x"):
+        assert await store.replay_events_after(unknown, replay) is None
+
+
+async def test_other_paths_and_protocols_are_not_served() -> None:
+    app = to_mcp(example()).asgi_app()
+    async with http(app) as client:
+        assert (await client.post("/other", **post("tools/list", {}))).status_code == 404
+    async with http(to_mcp(example()).asgi_app(path=None)) as client:
+        assert (await client.post("/any", **post("tools/list", {}))).status_code == 200
+    with pytest.raises(RuntimeError):
+        await app({"type": "websocket"}, _never, _never)
+    with pytest.raises(RuntimeError, match="running"):
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/mcp",
+            "headers": [(b"host", b"localhost")],
+        }
+        await app(scope, _never, _never)
+
+
+async def _never(*_args: Any) -> Any:
+    raise AssertionError

@@ -1,0 +1,94 @@
+from typing import Any
+
+import pytest
+
+from operations import Schema
+from operations.mcp.serving.catalog import items_schema
+from operations.mcp.serving.schemas import as_object, boxed, is_never_null, is_object, pruned
+
+TREE: dict[str, Any] = {
+    "type": "array",
+    "items": {"anyOf": [{"type": "integer"}, {"$ref": "#"}, {"$ref": "#/$defs/leaf"}]},
+    "$defs": {"leaf": {"type": "object", "required": ["v"]}, "unused": {"type": "null"}},
+}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "object"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object"}}},
+        {"allOf": [{"type": "object"}, {"required": ["x"]}]},
+        {"anyOf": [{"type": "object"}, {"type": "object"}]},
+        {"oneOf": [{"type": "object"}]},
+    ],
+)
+def test_a_schema_of_objects_is_seen_and_says_so_at_its_root(document: Any) -> None:
+    assert is_object(document)
+    assert as_object(document)["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        True,
+        {"type": ["object", "null"]},
+        {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+        {"$ref": "#/$defs/missing"},
+    ],
+)
+def test_a_schema_that_admits_more_is_not_taken_for_one_of_objects(document: Any) -> None:
+    assert not is_object(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "never"),
+    [
+        ({"type": "string"}, True),
+        ({"type": ["string", "integer"]}, True),
+        ({"enum": ["a"]}, True),
+        ({"const": 1}, True),
+        ({"anyOf": [{"type": "string"}, {"const": 1}]}, True),
+        ({"type": ["string", "null"]}, False),
+        ({"enum": ["a", None]}, False),
+        ({"const": None}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, False),
+        ({"minimum": 1}, False),
+        (True, False),
+    ],
+)
+def test_a_schema_that_may_admit_null_is_seen(document: Any, never: bool) -> None:
+    assert is_never_null(document) is never
+
+
+@pytest.mark.parametrize("value", [[], [1, [2]], [{"v": 1}]])
+@pytest.mark.parametrize("wrong", ["x", [None], [{}]])
+def test_a_boxed_schema_admits_what_it_admitted_before(value: Any, wrong: Any) -> None:
+    box = Schema(boxed(TREE, "result"))
+    items = Schema(items_schema(TREE))
+
+    assert Schema(TREE).check(value)
+    assert box.check({"result": value})
+    assert not box.check({"result": wrong})
+    assert items.check({"items": [value], "complete": True})
+    assert not items.check({"items": [wrong], "complete": True})
+
+
+def test_definitions_nobody_uses_are_left_out() -> None:
+    assert set(pruned(TREE, 1000)["$defs"]) == {"leaf"}  # type: ignore[index]
+
+
+def test_beyond_the_budget_definitions_say_nothing_and_never_more() -> None:
+    cut = pruned(TREE, 5)
+
+    assert cut["$defs"] == {"leaf": {}}  # type: ignore[index]
+    assert Schema(cut).check([{"v": 1}])
+
+
+def test_a_schema_without_definitions_stays_as_it_is() -> None:
+    document = {"type": "string"}
+
+    assert pruned(document, 1) is document
+    assert pruned(True, 1) is True

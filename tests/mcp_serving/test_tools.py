@@ -1,0 +1,321 @@
+"""What clients of both eras see of operations, through the SDK's client in memory."""
+
+import asyncio
+from base64 import b64decode
+from typing import Any
+
+import pytest
+from mcp import Client, MCPError
+from mcp_types import INVALID_PARAMS
+from tests.mcp_serving.support import ERAS, PNG, example, tool_names
+
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    Schema,
+    mcp_envelope,
+)
+from operations.envelopes import ImageContent, MCPContentBlock, TextContent
+from operations.mcp import to_mcp
+from operations.mcp.exported import META_KEY
+from operations.mcp.restoring import DATA_KEY
+from operations.mcp.serving.results import sniffed
+from operations.types import JSONObject
+
+BOTH = pytest.mark.parametrize("era", ERAS)
+
+
+def wire(model: Any) -> JSONObject:
+    dumped: JSONObject = model.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dumped
+
+
+async def call(
+    registry: OperationRegistry, era: str, name: str, arguments: Any = None
+) -> JSONObject:
+    async with Client(to_mcp(registry), mode=era) as client:
+        await client.list_tools()
+        return wire(await client.call_tool(name, arguments or {}))
+
+
+@BOTH
+async def test_a_tool_says_what_its_operation_says(era: str) -> None:
+    async with Client(to_mcp(example()), mode=era) as client:
+        tools = {tool.name: wire(tool) for tool in (await client.list_tools()).tools}
+
+    add = tools["math.add"]
+    assert (add["title"], add["description"]) == ("Add", "Add two numbers.")
+    assert add["inputSchema"]["required"] == ["a"]
+    assert add["annotations"] == {
+        "readOnlyHint": True,
+        "destructiveHint": False,
+        "idempotentHint": True,
+    }
+    assert tools["task.fail"]["annotations"] == {"readOnlyHint": False}
+    assert tools["task.watch"]["annotations"]["readOnlyHint"] is True
+    assert add["_meta"][META_KEY] == {
+        "namespace": "math",
+        "name": "add",
+        "type": "query",
+        "version": "1.0.0",
+        "tags": ["sum"],
+        "idempotent": False,
+        **({"output": "boxed"} if era == "legacy" else {}),
+    }
+    (error,) = tools["task.fail"]["_meta"][META_KEY]["errorSchemas"]
+    assert error["code"] == "TASK_LOCKED"
+
+
+@BOTH
+async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(era: str) -> None:
+    async with Client(to_mcp(example()), mode=era) as client:
+        tools = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
+        added = await client.call_tool("math.add", {"a": 1})
+        got = await client.call_tool("task.get", {"id": "7"})
+
+    assert got.structured_content == {"id": "7"}
+    assert added.content[0].text == "2"  # type: ignore[union-attr]
+    if era == "legacy":
+        assert tools["math.add"]["properties"] == {"result": {"type": "integer"}}  # type: ignore[index]
+        assert added.structured_content == {"result": 2}
+    else:
+        assert tools["math.add"] == {"type": "integer"}
+        assert added.structured_content == 2
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["x", ""])
+async def test_a_null_is_told_from_nothing(era: str, name: str) -> None:
+    result = await call(example(), era, "task.find", {"name": name})
+
+    assert result["structuredContent"] == {"result": name or None}
+
+
+@BOTH
+async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) -> None:
+    result = await call(example(), era, "task.fail")
+
+    assert result["isError"] is True
+    assert result["structuredContent"] == {
+        "code": "TASK_LOCKED",
+        "message": "locked",
+        "details": {"by": "ann"},
+    }
+    assert result["content"][0]["text"].startswith("TASK_LOCKED: locked")
+
+
+@BOTH
+@pytest.mark.requirement("R17")
+async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
+    era: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = await call(example(), era, "task.crash")
+
+    assert result["isError"] is True
+    error = result["structuredContent"]
+    assert error["code"] == ErrorCode.EXECUTION_ERROR
+    assert "hunter2" not in str(result)
+    assert "hunter2" in caplog.text
+    assert error["details"]["requestId"] in caplog.text
+
+
+async def test_unexpected_errors_are_shown_where_the_operator_says_so() -> None:
+    async with Client(to_mcp(example(), expose_errors=True)) as client:
+        result = await client.call_tool("task.crash", {})
+
+    assert "hunter2" in str(result.structured_content)
+
+
+@pytest.mark.requirement("R17")
+async def test_upstream_credentials_and_long_bodies_stay_here(registry: OperationRegistry) -> None:
+    @registry.operation("up.stream")
+    async def stream(size: int) -> None:
+        headers = {"set-cookie": "s=CANARY", "x-ok": "1"}
+        raise CallError("EXECUTION_ERROR", "HTTP 500", {"headers": headers, "body": "x" * size})
+
+    short = await call(registry, "auto", "up.stream", {"size": 3})
+    long = await call(registry, "auto", "up.stream", {"size": 100_000})
+
+    assert short["structuredContent"]["details"] == {"headers": {"x-ok": "1"}, "body": "xxx"}
+    assert "omitted" in long["structuredContent"]["details"]
+
+
+@BOTH
+async def test_invalid_arguments_are_named_by_their_paths(era: str) -> None:
+    result = await call(example(), era, "math.add", {"a": "x", "c": 1})
+
+    assert result["isError"] is True
+    assert result["structuredContent"]["code"] == ErrorCode.VALIDATION_ERROR
+    assert {error["path"] for error in result["structuredContent"]["details"]["errors"]} == {
+        "/a",
+        "/c",
+    }
+
+
+@BOTH
+async def test_an_unknown_tool_is_an_error_of_the_protocol(era: str) -> None:
+    async with Client(to_mcp(example()), mode=era) as client:
+        with pytest.raises(MCPError) as caught:
+            await client.call_tool("no.such", {})
+
+    assert caught.value.code == INVALID_PARAMS
+
+
+@BOTH
+async def test_bytes_are_images_sound_or_blobs(era: str) -> None:
+    icon = await call(example(), era, "file.icon")
+    fetched = await call(example(), era, "file.fetch")
+
+    assert icon["content"][0]["type"] == "image"
+    assert b64decode(icon["content"][0]["data"]) == PNG
+    assert fetched["content"][0]["resource"]["mimeType"] == "application/zip"
+    assert icon["_meta"][DATA_KEY] == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("data", "mime_type"),
+    [
+        (b"RIFF....WAVE", "audio/wav"),
+        (b"RIFF....WEBP", "image/webp"),
+        (b"\xff\xd8\xff", "image/jpeg"),
+        (b"?", "application/octet-stream"),
+    ],
+)
+def test_bytes_are_known_by_their_beginning(data: bytes, mime_type: str) -> None:
+    assert sniffed(data) == mime_type
+
+
+@BOTH
+async def test_an_imported_envelope_passes_its_blocks_on(
+    registry: OperationRegistry, era: str
+) -> None:
+    blocks: list[MCPContentBlock] = [
+        TextContent(text="hi"),
+        ImageContent(data="AA==", mime_type="image/png"),
+    ]
+
+    @registry.operation("far.tool")
+    async def tool(failing: bool) -> Any:
+        return mcp_envelope(
+            {"a": 1},
+            is_error=failing,
+            content=list(blocks),
+            structured_content={"a": 1},
+            meta={"k": "v"},
+        )
+
+    fine = await call(registry, era, "far.tool", {"failing": False})
+    failed = await call(registry, era, "far.tool", {"failing": True})
+
+    assert [block["type"] for block in fine["content"]] == ["text", "image"]
+    assert fine["structuredContent"] == ({"a": 1} if era == "auto" else {"result": {"a": 1}})
+    assert fine["_meta"]["k"] == "v"
+    assert failed["isError"] is True
+    assert failed["structuredContent"] == {"a": 1}
+
+
+@BOTH
+async def test_an_input_that_is_no_object_stands_under_input(era: str) -> None:
+    async def total(value: Any, _context: OperationContext) -> Any:
+        return {"total": sum(value)}
+
+    spec = OperationSpec(
+        namespace="math",
+        name="total",
+        type=OperationType.QUERY,
+        input_schema=Schema(
+            {"type": "array", "items": {"$ref": "#/$defs/n"}, "$defs": {"n": {"type": "integer"}}}
+        ),
+    )
+    registry = OperationRegistry([Operation(spec, total)])
+
+    result = await call(registry, era, "math.total", {"input": [1, 2]})
+    refused = await call(registry, era, "math.total", {"input": ["x"]})
+
+    assert result["content"][0]["text"] == '{"total":3}'
+    assert refused["isError"] is True
+
+
+@BOTH
+async def test_a_subscription_gives_each_item_as_progress_and_all_at_the_end(era: str) -> None:
+    heard: list[str | None] = []
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    async with Client(to_mcp(example(), max_items=3), mode=era) as client:
+        two = await client.call_tool("task.watch", {"n": 2}, progress_callback=hear)
+        many = await client.call_tool("task.watch", {"n": 5})
+
+    assert heard == ["0", "1"]
+    assert two.structured_content == {"items": [0, 1], "complete": True}
+    assert many.structured_content == {"items": [0, 1, 2], "complete": False}
+
+
+@pytest.mark.requirement("R12")
+async def test_a_subscription_without_end_ends_with_what_there_is(
+    registry: OperationRegistry,
+) -> None:
+    @registry.operation("clock.ticks")
+    async def ticks() -> Any:
+        yield 1
+        await asyncio.Event().wait()
+
+    async with Client(to_mcp(registry, timeout=0.2)) as client:
+        result = await client.call_tool("clock.ticks", {})
+
+    assert result.structured_content == {"items": [1], "complete": False}
+
+
+@BOTH
+@pytest.mark.requirement("R07")
+async def test_callers_see_and_call_what_they_may(era: str) -> None:
+    writer = Identity("ann", ["task:write"])
+    async with Client(to_mcp(example()), mode=era) as client:
+        assert "task.delete" not in await tool_names(client)
+        denied = await client.call_tool("task.delete", {"id": "1"})
+    async with Client(to_mcp(example(), identity=writer), mode=era) as client:
+        assert "task.delete" in await tool_names(client)
+        allowed = await client.call_tool("task.delete", {"id": "1"})
+
+    assert denied.is_error
+    assert denied.structured_content["code"] == ErrorCode.ACCESS_DENIED
+    assert not allowed.is_error
+
+
+@BOTH
+async def test_long_listings_come_in_pages(era: str) -> None:
+    async with Client(to_mcp(example(), page_size=4), mode=era) as client:
+        first = await client.list_tools()
+        names = [tool.name for tool in first.tools]
+        cursor = first.next_cursor
+        while cursor is not None:
+            page = await client.list_tools(cursor=cursor)
+            names += [tool.name for tool in page.tools]
+            cursor = page.next_cursor
+        with pytest.raises(MCPError):
+            await client.list_tools(cursor="nonsense")
+
+    assert len(first.tools) == 4
+    assert len(names) == len(set(names)) == len(example()) - 1
+
+
+async def test_a_cursor_of_another_revision_is_refused() -> None:
+    registry = example()
+    async with Client(to_mcp(registry, page_size=2)) as client:
+        cursor = (await client.list_tools()).next_cursor
+        registry.unregister("math.add")
+        with pytest.raises(MCPError):
+            await client.list_tools(cursor=cursor)
+
+
+@pytest.mark.parametrize("field", ["page_size", "timeout", "max_tools"])
+def test_settings_are_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        to_mcp(OperationRegistry(), **{field: 0})

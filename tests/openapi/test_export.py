@@ -1,0 +1,358 @@
+"""`to_openapi`, and what an import can read back from it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openapi_spec_validator import validate
+
+from operations import (
+    AccessControl,
+    ErrorDefinition,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    from_schema,
+)
+from operations.openapi.components import Components
+from operations.openapi.export import to_openapi
+from operations.openapi.extension import item_schema, read_extension, restore_schema
+
+
+async def nothing(input: Any, context: OperationContext) -> None:
+    pass
+
+
+def spec(**fields: Any) -> OperationSpec:
+    return OperationSpec(**{"namespace": "test", "name": "run", "type": "query", **fields})
+
+
+def document_of(*specs: OperationSpec, **options: Any) -> Any:
+    document = to_openapi(specs, **options)
+    validate(document)
+    return document
+
+
+def restored(document: Any, operation_id: str) -> OperationSpec:
+    """The spec of an operation, from the document alone."""
+    namespace, _, name = operation_id.partition(".")
+    operation = document["paths"][f"/{namespace}/{name}"]["post"]
+    exported = read_extension(operation)
+    assert exported is not None
+    assert exported.type is not None
+    shared = document["components"]["schemas"]
+    content = operation["responses"]["200"]["content"]
+    output = (
+        item_schema(content["text/event-stream"]["schema"])
+        if exported.type is OperationType.SUBSCRIPTION
+        else content["application/json"]["schema"]
+    )
+    given = operation["requestBody"]["content"]["application/json"]["schema"]
+
+    def schema(shown: Any, whole: Any) -> Any:
+        return whole if whole is not None else restore_schema(shown, shared, exported.components)
+
+    return OperationSpec(
+        namespace=namespace,
+        name=name,
+        version=exported.version,
+        type=exported.type,
+        title=operation.get("summary"),
+        description=operation.get("description", ""),
+        tags=tuple(operation.get("tags", ())),
+        input_schema=from_schema(schema(given, exported.input_schema)),
+        output_schema=from_schema(schema(output, exported.output_schema)),
+        error_schemas=exported.error_schemas(),
+        idempotent=exported.idempotent,
+    )
+
+
+@dataclass
+class Node:
+    value: int
+    children: "list[Node]"
+
+
+def build() -> OperationRegistry:
+    registry = OperationRegistry()
+    gone = ErrorDefinition("GONE", "It is gone.", from_schema({"type": "object"}), 410)
+    busy = ErrorDefinition("BUSY", "Later.", from_schema({}), 422)
+
+    @registry.operation("tree.get", type="query", errors=[gone, busy], title="Get", tags=["t"])
+    async def get(id: int, deep: bool = False, near: Node | None = None) -> Node:
+        """One node."""
+        raise NotImplementedError
+
+    @registry.operation("tree.add", scopes=["write", "tree"], version="2.1.0", idempotent=True)
+    async def add(node: Node) -> bytes:
+        """Add a node."""
+        return b""
+
+    @registry.operation("tree.watch")
+    async def watch(ids: list[int]):  # type: ignore[no-untyped-def]
+        """Follow nodes."""
+        yield Node(1, [])
+
+    return registry
+
+
+def test_a_registry_becomes_a_valid_document_that_says_what_is_served() -> None:
+    document = to_openapi(build(), title="Trees", version="3.0", description="All of them.")
+    validate(document)
+
+    assert document["openapi"].startswith("3.1.")
+    assert document["info"] == {"title": "Trees", "version": "3.0", "description": "All of them."}
+    paths = document["paths"]
+    assert {path: sorted(item) for path, item in paths.items()} == {
+        "/tree/add": ["post"],
+        "/tree/get": ["get", "post"],
+        "/tree/watch": ["get", "post"],
+    }
+    identifiers = [
+        operation["operationId"] for item in paths.values() for operation in item.values()
+    ]
+    assert len(set(identifiers)) == 5
+    get = paths["/tree/get"]["get"]
+    assert [(p["name"], p["required"], sorted(p.keys() & {"schema", "content"})) for p in get["parameters"]] == [
+        ("id", True, ["schema"]), ("deep", False, ["schema"]), ("near", False, ["content"]),
+    ]  # fmt: skip
+    assert paths["/tree/watch"]["get"]["parameters"][0]["schema"]["minItems"] == 1
+    assert "text/event-stream" in paths["/tree/watch"]["post"]["responses"]["200"]["content"]
+    assert "application/octet-stream" in paths["/tree/add"]["post"]["responses"]["200"]["content"]
+
+
+def test_declared_errors_are_responses() -> None:
+    responses = to_openapi(build())["paths"]["/tree/get"]["post"]["responses"]
+
+    assert set(responses) == {"200", "400", "401", "410", "422", "default"}
+    gone = responses["410"]["content"]["application/json"]["schema"]
+    assert gone["properties"]["code"] == {"const": "GONE"}
+    # What was declared for a status that can also mean something else.
+    both = responses["422"]["content"]["application/json"]["schema"]["anyOf"]
+    assert [member.get("$ref", member.get("properties", {}).get("code")) for member in both] == [
+        {"const": "BUSY"},
+        "#/components/schemas/Error",
+    ]
+
+
+def test_security_is_required_where_access_is() -> None:
+    document = to_openapi(build())
+
+    assert document["paths"]["/tree/add"]["post"]["security"] == [{"bearer": ["write", "tree"]}]
+    assert "403" in document["paths"]["/tree/add"]["post"]["responses"]
+    assert "security" not in document["paths"]["/tree/get"]["post"]
+    assert list(document["components"]["securitySchemes"]) == ["bearer"]
+    own = to_openapi(
+        build(), security_schemes={"key": {"type": "apiKey", "in": "header", "name": "k"}}
+    )
+    assert own["paths"]["/tree/add"]["post"]["security"] == [{"key": ["write", "tree"]}]
+    assert "securitySchemes" not in to_openapi([spec()])["components"]
+
+
+def test_only_schemas_that_are_used_are_kept_and_each_once() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    other = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}, "title": "other"}
+    using = {"$ref": "#/$defs/Node"}
+    document = document_of(
+        spec(
+            name="a", output_schema={**using, "$defs": {"Node": node, "Unused": {"type": "string"}}}
+        ),
+        spec(name="b", output_schema={**using, "$defs": {"Node": node}}),
+        spec(name="c", output_schema={**using, "$defs": {"Node": other}}),
+        spec(name="d", output_schema={**using, "$defs": {"Node": other}}),
+    )
+
+    assert sorted(document["components"]["schemas"]) == ["Error", "Node", "Node_2"]
+    assert [
+        document["paths"][f"/test/{name}"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        for name in "abcd"
+    ] == [{"$ref": f"#/components/schemas/{name}"} for name in ("Node", "Node", "Node_2", "Node_2")]  # fmt: skip
+    for name in "abcd":
+        assert restored(document, f"test.{name}").output_schema.document != {}
+
+
+def test_definitions_alike_but_for_what_they_refer_to_stay_apart() -> None:
+    def using(leaf: dict[str, Any]) -> dict[str, Any]:
+        tree = {"properties": {"leaf": {"$ref": "#/$defs/Leaf"}}}
+        return {"$ref": "#/$defs/Tree", "$defs": {"Tree": tree, "Leaf": leaf}}
+
+    specs = [
+        spec(name="a", output_schema=using({"type": "string"})),
+        spec(name="b", output_schema=using({"type": "integer"})),
+        spec(name="c", output_schema=using({"type": "integer"})),
+    ]
+    document = document_of(*specs)
+
+    assert sorted(document["components"]["schemas"]) == [
+        "Error",
+        "Leaf",
+        "Leaf_2",
+        "Tree",
+        "Tree_2",
+    ]
+    for exported in specs:
+        assert restored(document, exported.id) == exported
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        False,
+        {},
+        {"type": "string", "contentEncoding": "base64"},
+        {"type": "object", "properties": {"self": {"$ref": "#"}}},
+        {"properties": {"a": {"type": "string"}, "b": {"$ref": "#/properties/a"}}},
+        {"$ref": "#/definitions/x", "definitions": {"x": {"type": "string"}}},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "string"}}},
+        {"$ref": "#/$defs/a b", "$defs": {"a b": {"type": "string"}}},
+        {"$ref": "#/$defs/x/properties/y", "$defs": {"x": {"properties": {"y": {"type": "null"}}}}},
+        {"$ref": "#/$defs/Error", "$defs": {"Error": {"type": "string"}}},
+        {"$ref": "#/$defs/t", "$defs": {"t": True}},
+        {"enum": [{"$ref": "#/$defs/nowhere"}], "default": {"$ref": "x"}},
+        {"$id": "http://example.org/x", "$ref": "#/$defs/y", "$defs": {"y": {"type": "string"}}},
+        {"$ref": "#name", "$defs": {"y": {"$anchor": "name", "type": "string"}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]},
+        {"items": [{"type": "string"}]},
+        {"$ref": "http://json-schema.org/draft-07/schema#"},
+        {"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    ],
+    ids=range(19),
+)  # fmt: skip
+def test_every_schema_comes_back(schema: Any) -> None:
+    exported = spec(type="mutation", input_schema=schema, output_schema=schema)
+    document = document_of(exported)
+
+    back = restored(document, "test.run")
+    if schema is True or schema == {"$ref": "#/$defs/t", "$defs": {"t": True}}:
+        schema = {} if schema is True else {"$ref": "#/$defs/t", "$defs": {"t": {}}}
+    elif schema is False:
+        schema = {"not": {}}
+    assert back.input_schema.document == schema
+    assert back.output_schema.document == schema
+
+
+def test_the_same_operations_give_the_same_text_in_any_order() -> None:
+    operations = list(build())
+
+    texts = {json.dumps(to_openapi(order)) for order in (operations, operations[::-1], build())}
+
+    assert len(texts) == 1
+
+
+def test_a_registry_of_nothing_is_a_document_too() -> None:
+    assert document_of()["paths"] == {}
+
+
+def test_an_extension_that_cannot_be_read_says_nothing() -> None:
+    for odd in (
+        {},
+        {"x-operations": 7},
+        {"x-operations": {"id": 7}},
+        {"x-operations": {"type": "x"}},
+    ):
+        assert read_extension(odd) is None
+    assert item_schema({"type": "string"}) == {"type": "string"}
+
+
+# ------------------------------------------------------------ any registry
+
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,6}", fullmatch=True)
+LEAVES: st.SearchStrategy[Any] = st.sampled_from([
+    {}, True, {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": ["null", "number"]},
+    {"enum": ["a", 1, None]}, {"const": False}, {"type": "string", "format": "date-time"},
+])  # fmt: skip
+REFERENCES = st.sampled_from(["#/$defs/A", "#/$defs/B", "#"]).map(lambda ref: {"$ref": ref})
+SCHEMAS = st.recursive(
+    LEAVES | REFERENCES,
+    lambda inner: st.one_of(
+        st.fixed_dictionaries(
+            {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, max_size=3)},
+            optional={"additionalProperties": st.booleans()},
+        ),
+        st.fixed_dictionaries({"type": st.just("array"), "items": inner}),
+        st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=3)}),
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def roots(draw: st.DrawFn) -> Any:
+    root = draw(SCHEMAS)
+    if not isinstance(root, dict) or root == {"$ref": "#"}:
+        return {"type": "object"}
+    return {**root, "$defs": {"A": draw(SCHEMAS), "B": draw(LEAVES)}}
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> OperationSpec:
+    return OperationSpec(
+        namespace=draw(NAMES),
+        name=draw(NAMES),
+        version=draw(st.sampled_from(["1.0.0", "2.3.4-beta"])),
+        type=draw(st.sampled_from(OperationType)),
+        title=draw(st.none() | st.text(min_size=1, max_size=10)),
+        description=draw(st.text(max_size=10)),
+        tags=tuple(draw(st.lists(NAMES, max_size=2))),
+        input_schema=from_schema(draw(roots()), lenient=True),
+        output_schema=from_schema(draw(roots()), lenient=True),
+        error_schemas=tuple(
+            ErrorDefinition(code, "Why.", from_schema(draw(LEAVES)), draw(st.none() | st.integers(400, 599)))
+            for code in draw(st.lists(NAMES, max_size=2, unique=True))
+        ),
+        access_control=draw(st.sampled_from([AccessControl(), AccessControl(["a"])])),
+        idempotent=draw(st.booleans()),
+    )  # fmt: skip
+
+
+def used_only(schema: Any) -> Any:
+    """A schema as it comes back: without definitions nobody refers to, and with `true` as `{}`."""
+    components = Components()
+    placed = components.place(schema, "x")
+    return schema if placed is None else restore_schema(placed[0], components.schemas, placed[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(specs(), max_size=4, unique_by=lambda s: s.id.lower()))
+def test_what_was_exported_is_what_is_read_back(exported: list[OperationSpec]) -> None:
+    registry = OperationRegistry(Operation(each, nothing) for each in exported)
+    document = json.loads(json.dumps(to_openapi(registry)))
+
+    for each in exported:
+        back = restored(document, each.id)
+        assert back.input_schema.document == used_only(each.input_schema.document)
+        assert back.output_schema.document == used_only(each.output_schema.document)
+        assert back.type is each.type
+        assert back.version == each.version
+        assert (back.title, back.description, back.tags) == (
+            each.title,
+            each.description,
+            each.tags,
+        )
+        assert back.error_schemas == each.error_schemas
+        assert back.idempotent is each.idempotent
+
+
+def test_hundreds_of_operations_over_shared_definitions_export_quickly() -> None:
+    definitions = {
+        f"D{n}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/$defs/D{(n * 7 + 1) % 100}"}},
+        }
+        for n in range(100)
+    }
+    specs = [
+        spec(name=f"n{n}", output_schema={"$ref": f"#/$defs/D{n % 100}", "$defs": definitions})
+        for n in range(300)
+    ]
+
+    document = to_openapi(specs)
+
+    assert len(document["paths"]) == 300
+    assert len(document["components"]["schemas"]) == 101

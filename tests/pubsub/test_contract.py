@@ -1,0 +1,185 @@
+"""What every event target promises, whatever carries the bytes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import World
+
+from operations.errors import NobodyThereError, TooLargeError
+from operations.pubsub.base import EventTarget
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.unclaimed: list[str] = []
+
+    def receive(self, body: bytes, reply_to: str) -> None:
+        self.bodies.append(body)
+
+    def undelivered(self, key: str) -> None:
+        self.unclaimed.append(key)
+
+    def lost(self, reason: str) -> None: ...
+    def restored(self) -> None: ...
+
+
+@asynccontextmanager
+async def two_ends(world: World) -> AsyncGenerator[tuple[EventTarget, EventTarget]]:
+    """Two targets that can reach each other."""
+    async with AsyncExitStack() as stack:
+        if world.name != "websocket":
+            yield (
+                await stack.enter_async_context(world.connect()),
+                await stack.enter_async_context(world.connect()),
+            )
+            return
+        accepted: asyncio.Future[AcceptedTarget] = asyncio.get_running_loop().create_future()
+
+        async def attach(target: AcceptedTarget) -> None:
+            accepted.set_result(target)
+            await target.wait_closed()
+
+        server = await stack.enter_async_context(serve_websocket(attach))
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield await stack.enter_async_context(connect_websocket(url)), await accepted
+
+
+def event(number: int, kind: str = "call.responded") -> bytes:
+    return b'{"type":"%s","id":"","payload":{"n":%d}}' % (kind.encode(), number)
+
+
+async def test_messages_to_a_mailbox_arrive_whole_and_in_order(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        listener = Listener()
+        box = near.mailbox()
+        subscription = await near.listen((box,), listener)
+        for number in range(500):
+            await far.send(box, event(number))
+        await until(lambda: len(listener.bodies) == 500)
+        await subscription.aclose()
+
+    assert listener.bodies == [event(number) for number in range(500)]
+
+
+async def test_messages_to_a_topic_reach_everyone_who_listens(world: World) -> None:
+    if world.name == "websocket":
+        pytest.skip("there is nobody but the peer")
+    async with two_ends(world) as (near, far):
+        here, there = Listener(), Listener()
+        topic = near.topic("news")
+        await near.listen((near.mailbox(), topic), here)
+        await far.listen((far.mailbox(), topic), there)
+        await far.send(topic, event(1))
+        await until(lambda: here.bodies and there.bodies)
+
+    assert here.bodies == there.bodies == [event(1)]
+
+
+async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        takers = [Listener(), Listener()]
+        count = 1 if world.name == "websocket" else 2
+        for taker in takers[:count]:
+            await far.take("work", taker, lambda: 4)
+        box = near.mailbox()
+        await near.listen((box,), Listener())
+        for number in range(200):
+            await near.put(
+                "work", event(number, "call.requested"), key=f"k{number}", reply_to=box, wait=1
+            )
+        await until(lambda: sum(len(taker.bodies) for taker in takers) == 200)
+        await asyncio.sleep(0.05)
+
+    taken = [body for taker in takers for body in taker.bodies]
+    assert sorted(taken) == sorted(event(number, "call.requested") for number in range(200))
+    assert all(taker.bodies for taker in takers[:count])
+
+
+@pytest.mark.requirement("F3")
+async def test_a_queue_without_takers_says_so(world: World) -> None:
+    if world.name == "websocket":
+        pytest.skip("the peer's listener answers")
+    async with two_ends(world) as (near, _):
+        listener = Listener()
+        box = near.mailbox()
+        await near.listen((box,), listener)
+        try:
+            await near.put("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
+        except NobodyThereError:
+            return
+        await until(lambda: listener.unclaimed == ["k1"], seconds=1)
+
+
+async def test_presence_is_known_without_the_help_of_those_who_are_present(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        box = far.mailbox()
+        if world.name != "websocket":
+            assert not await near.is_present(box)
+        subscription = await far.listen((box,), Listener())
+        assert await near.is_present(box)
+        await subscription.aclose()
+        if world.name != "websocket":
+            assert not await near.is_present(box)
+
+
+async def test_nothing_arrives_after_a_subscription_is_closed(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        listener, other = Listener(), Listener()
+        box, still_there = near.mailbox(), near.mailbox()
+        subscription = await near.listen((box,), listener)
+        await near.listen((still_there,), other)
+        await subscription.aclose()
+        await subscription.aclose()
+        await far.send(box, event(1))
+        await far.send(still_there, event(2))
+        await until(lambda: event(2) in other.bodies)
+
+    assert listener.bodies == []
+
+
+async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
+    if world.name == "memory":
+        pytest.skip("nothing is too large for memory; the calls have their own bound")
+    async with two_ends(world) as (near, far):
+        await far.listen((far.mailbox(),), Listener())
+        large = event(1) + b" " * near.max_bytes
+        with pytest.raises(TooLargeError):
+            await near.send(far.mailbox(), large)
+        with pytest.raises(TooLargeError):
+            await near.put("work", large, key="k", reply_to=near.mailbox(), wait=1)
+
+
+async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -> None:
+    async with two_ends(broker_world) as (near, far):
+        first, second = Listener(), Listener()
+        box = near.mailbox()
+        await near.listen((box,), Listener())
+        leaving = await far.take("work", first, lambda: 64)
+        await far.take("work", second, lambda: 64)
+
+        async def fill() -> None:
+            for number in range(300):
+                await near.put(
+                    "work", event(number, "call.requested"), key=f"k{number}", reply_to=box, wait=1
+                )
+
+        filling = asyncio.create_task(fill())
+        await until(lambda: first.bodies)
+        await leaving.aclose()
+        await filling
+        await until(lambda: len(first.bodies) + len(second.bodies) == 300)
+
+
+async def test_mailboxes_cannot_be_guessed(broker_world: World) -> None:
+    async with broker_world.connect() as target:
+        names = {target.mailbox() for _ in range(100)}
+
+    assert len(names) == 100
+    assert all(len(name) > 32 for name in names)

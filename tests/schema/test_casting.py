@@ -1,0 +1,807 @@
+"""The rules of casting, one by one."""
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import uuid
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from operations._json import JSONValueError
+from operations.schema import CastResult, Repair, Schema
+
+
+def _cast(document: Any, value: Any) -> CastResult:
+    return Schema(document).cast(value)
+
+
+def _kinds(result: CastResult) -> list[tuple[str, str]]:
+    return [(repair.path, repair.kind) for repair in result.repairs]
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
+    "required": ["x"],
+}
+
+
+# Excess
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected"),
+    [
+        (POINT, {"x": 1, "y": 2, "z": 3}, {"x": 1, "y": 2}),
+        ({**POINT, "additionalProperties": False}, {"x": 1, "y": 2, "z": 3}, {"x": 1, "y": 2}),
+        (
+            {**POINT, "additionalProperties": True},
+            {"x": 1, "y": 2, "z": 3},
+            {"x": 1, "y": 2, "z": 3},
+        ),
+        (
+            {**POINT, "additionalProperties": POINT},
+            {"x": 1, "y": 2, "z": {"x": 1, "q": 1}},
+            {"x": 1, "y": 2, "z": {"x": 1, "y": 0}},
+        ),
+        (
+            {**POINT, "patternProperties": {"^n_": {}}},
+            {"x": 1, "y": 2, "n_1": 3, "m": 4},
+            {"x": 1, "y": 2, "n_1": 3},
+        ),
+        ({**POINT, "unevaluatedProperties": False}, {"x": 1, "y": 2, "z": 3}, {"x": 1, "y": 2}),
+        (
+            {**POINT, "unevaluatedProperties": {"type": "null"}},
+            {"x": 1, "y": 2, "z": None},
+            {"x": 1, "y": 2, "z": None},
+        ),
+        ({"type": "object"}, {"x": {"y": 1}}, {"x": {"y": 1}}),
+        ({"type": "object", "properties": {}}, {"x": 1}, {"x": 1}),
+        ({"type": "object", "additionalProperties": False}, {"x": 1}, {}),
+        (
+            {"type": "object", "properties": {"a": {}}, "required": ["b"]},
+            {"a": 1, "b": 2, "c": 3},
+            {"a": 1, "b": 2},
+        ),
+        ({"type": "object", "properties": {"a": {}, "b": False}}, {"a": 1, "b": 2}, {"a": 1}),
+        ({"type": "array", "items": POINT}, [{"x": 1, "z": 1}], [{"x": 1, "y": 0}]),
+        (
+            {"type": "array", "prefixItems": [POINT], "items": POINT},
+            [{"x": 1, "z": 1}, {"x": 2, "z": 1}],
+            [{"x": 1, "y": 0}, {"x": 2, "y": 0}],
+        ),
+        (
+            {"type": "object", "additionalProperties": POINT},
+            {"p": {"x": 1, "z": 1}},
+            {"p": {"x": 1, "y": 0}},
+        ),
+    ],
+)
+def test_what_the_schema_does_not_know_is_stripped_in_silence(
+    document: Any, value: Any, expected: Any
+) -> None:
+    assert _cast(document, value) == (expected, [])
+
+
+def test_extras_stay_also_where_other_parts_failed() -> None:
+    result = _cast({**POINT, "additionalProperties": True}, {"x": "no", "z": 3})
+
+    assert result.value == {"x": 0, "y": 0, "z": 3}
+    assert _kinds(result) == [("/x", "replaced")]
+
+
+def test_stripping_never_makes_a_valid_value_invalid() -> None:
+    few = {"type": "object", "properties": {"a": {}}, "minProperties": 2}
+    alike = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"type": "object", "properties": {"a": {}}},
+    }
+
+    assert _cast(few, {"a": 1, "b": 2}) == ({"a": 1, "b": 2}, [])
+    assert _cast(alike, [{"a": 1, "b": 1}, {"a": 1, "b": 2}]) == (
+        [{"a": 1, "b": 1}, {"a": 1, "b": 2}],
+        [],
+    )
+    # The same where the thorough pass has something to do as well.
+    both = {**few, "properties": {"a": {"type": "integer"}}}
+    assert _cast(both, {"a": 1.0, "b": 2}) == ({"a": 1.0, "b": 2}, [])
+
+
+# Defaults
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected"),
+    [
+        (POINT, {"x": 1}, {"x": 1, "y": 0}),
+        ({"properties": {"a": {"default": {"b": []}}}}, {}, {"a": {"b": []}}),
+        (
+            {"properties": {"a": {**POINT, "default": {"x": 1, "z": 2}}}},
+            {},
+            {"a": {"x": 1, "y": 0}},
+        ),
+        (
+            {"properties": {"a": {"type": "array", "items": POINT, "default": [{"x": 1}]}}},
+            {},
+            {"a": [{"x": 1, "y": 0}]},
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"default": 1}}},
+            {},
+            {"a": 1},
+        ),
+        (
+            {
+                "properties": {"a": {"$ref": "#/$defs/d", "default": 2}},
+                "$defs": {"d": {"default": 1}},
+            },
+            {},
+            {"a": 2},
+        ),
+        ({"properties": {"a": {"type": "integer", "default": "no"}}}, {}, {}),
+        ({"properties": {"a": {"type": "integer", "default": "5"}}}, {}, {"a": 5}),
+        (
+            {"properties": {"a": {"type": "integer", "default": None}}, "required": ["a"]},
+            {},
+            {"a": None},
+        ),
+        (
+            {
+                "patternProperties": {"^a": {"type": "string"}},
+                "properties": {"a": {"default": "x"}},
+            },
+            {},
+            {"a": "x"},
+        ),
+        (
+            {"additionalProperties": True, "properties": {"a": {"default": [1]}}},
+            {"b": 1},
+            {"a": [1], "b": 1},
+        ),
+    ],
+)
+def test_declared_defaults_are_filled_in_silence(document: Any, value: Any, expected: Any) -> None:
+    assert _cast({"type": "object", **document}, value) == (expected, [])
+
+
+def test_a_filled_default_is_nobody_elses() -> None:
+    for document in (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "array", "items": {"type": "integer"}, "default": [1]}},
+        },
+        {"type": "object", "properties": {"a": {"default": [1]}}},
+    ):
+        schema = Schema(document)
+        schema.cast({}).value["a"].append(2)
+
+        assert schema.cast({}).value == {"a": [1]}
+        assert document["properties"]["a"]["default"] == [1]  # type: ignore[index]
+
+
+def test_a_default_that_would_hold_itself_is_never_filled() -> None:
+    node = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#", "default": {}}, "v": {"default": 1}},
+    }
+
+    assert _cast(node, {}).value == {"v": 1}
+    assert _cast(node, {"next": {}}).value == {"next": {"v": 1}, "v": 1}
+
+
+def test_a_default_too_deep_to_be_data_is_not_filled() -> None:
+    deep: Any = 1
+    for _ in range(80):
+        deep = [deep]
+
+    assert _cast({"type": "object", "properties": {"a": {"default": deep}}}, {}).value == {}
+
+
+# Scalars
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected", "kind"),
+    [
+        ({"type": "integer"}, "42", 42, "converted"),
+        ({"type": "number"}, "1.50", 1.5, "converted"),
+        ({"type": "string"}, 42, "42", "converted"),
+        ({"type": "string"}, True, "true", "converted"),
+        ({"type": "boolean"}, "false", False, "converted"),
+        ({"type": "integer"}, 1.0, 1, "converted"),
+        ({"enum": [1, 2]}, "2", 2, "converted"),
+        ({"type": ["integer", "null"]}, "7", 7, "converted"),
+        ({"type": "integer", "minimum": 5}, "3", 5, "replaced"),
+        ({"type": "integer"}, "4.5", 0, "replaced"),
+        ({"type": "integer"}, " 42 ", 0, "replaced"),
+        ({"type": "integer"}, 1.5, 0, "replaced"),
+        ({"type": "number"}, "1e999", 0, "replaced"),
+        ({"type": "number"}, True, 0, "replaced"),
+        ({"type": "boolean"}, 1, False, "replaced"),
+        ({"type": "string"}, None, "", "replaced"),
+        ({"type": "string"}, {}, "", "replaced"),
+        ({"type": "string", "minLength": 2}, "a", "  ", "replaced"),
+        ({"type": "string", "default": "d"}, [], "d", "replaced"),
+        ({"type": "number", "minimum": 10}, 3, 10, "replaced"),
+        ({"type": "number", "exclusiveMinimum": 10}, 3, 11, "replaced"),
+        ({"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, 3, 1.5, "replaced"),
+        ({"type": "number", "maximum": -5}, 3, -5, "replaced"),
+        ({"type": "integer", "exclusiveMaximum": -5}, 3, -6, "replaced"),
+        ({"type": "integer", "minimum": 1, "multipleOf": 4}, 3, 4, "replaced"),
+        ({"type": "integer", "exclusiveMinimum": 4, "multipleOf": 4}, 3, 8, "replaced"),
+        ({"type": "integer", "maximum": -1, "multipleOf": 4}, 3, -4, "replaced"),
+        ({"type": "integer", "minimum": 1.5}, 0, 2, "replaced"),
+        ({"type": "null"}, 0, None, "replaced"),
+        ({"const": "a"}, "b", "a", "replaced"),
+        ({"const": {"a": [1]}}, {"a": [2]}, {"a": [1]}, "replaced"),
+        ({"enum": ["a", "b"]}, "c", "a", "replaced"),
+        ({"enum": ["a", "b"], "default": "b"}, None, "b", "replaced"),
+        ({"type": "string", "enum": [1, "a"]}, None, "a", "replaced"),
+    ],
+)
+def test_a_scalar_that_fails_is_converted_or_replaced(
+    document: Any, value: Any, expected: Any, kind: str
+) -> None:
+    result = _cast(document, value)
+
+    assert result.value == expected
+    assert type(result.value) is type(expected)
+    assert _kinds(result) == [("", kind)]
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [
+        ({"type": "integer"}, 7),
+        ({"type": "number"}, 7),
+        ({"type": "number"}, 1.0),
+        ({"const": 1}, 1.0),
+        ({"type": "integer"}, 1e300),
+        ({"anyOf": [{"type": "integer"}, {"type": "number"}]}, 1.0),
+        ({"type": ["integer", "string"]}, "7"),
+        ({"minimum": 3}, "text"),
+        ({}, None),
+    ],
+)
+def test_a_valid_scalar_stays_as_it_is(document: Any, value: Any) -> None:
+    result = _cast(document, value)
+
+    assert type(result.value) is type(value)
+    assert result == (value, [])
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [
+        ({"type": "string", "pattern": "^a"}, "b"),
+        ({"type": "string", "pattern": "^a"}, 5),
+        ({"not": {"type": "string"}}, "a"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, {"a": [1]}),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, 0),
+        ({"enum": []}, 1),
+        ({"enum": ["a"], "type": "integer"}, "b"),
+        ({"type": "string", "minLength": 10_000}, 1),
+        ({"type": "array", "minItems": 10_000}, 1),
+        ({"const": json.loads("[" * 80 + "]" * 80)}, 1),
+        ({"minimum": 3}, 2),
+        ({"type": "array", "items": {"type": "string", "pattern": "^a"}, "minItems": 1}, 5),
+        (
+            {
+                "type": "object",
+                "required": ["a"],
+                "properties": {"a": {"type": "string", "pattern": "^a"}},
+            },
+            5,
+        ),
+        ({"type": "object", "required": ["a"], "properties": {"a": False}}, 5),
+        (False, {"a": [1]}),
+    ],
+)
+def test_where_nothing_valid_can_be_made_the_value_stays(document: Any, value: Any) -> None:
+    assert _cast(document, value) == (value, [])
+
+
+# Objects and arrays
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected", "kinds"),
+    [
+        (POINT, {}, {"x": 0, "y": 0}, [("/x", "created")]),
+        (POINT, None, {"x": 0, "y": 0}, [("", "replaced")]),
+        (POINT, [1], {"x": 0, "y": 0}, [("", "replaced")]),
+        ({**POINT, "default": {"x": 9}}, "s", {"x": 9, "y": 0}, [("", "replaced")]),
+        (POINT, {"x": None, "y": "3"}, {"x": 0, "y": 3}, [("/x", "replaced"), ("/y", "converted")]),
+        ({"type": "object", "required": ["a"]}, {}, {"a": None}, [("/a", "created")]),
+        (
+            {
+                "type": "object",
+                "required": ["a", "b"],
+                "properties": {"a": {"required": ["c"]}, "b": {"minItems": 1}},
+            },
+            {},
+            {"a": {"c": None}, "b": [None]},
+            [("/a", "created"), ("/b", "created")],
+        ),
+        (
+            {
+                "type": "array",
+                "items": {"$ref": "#/$defs/b"},
+                "maxItems": 1,
+                "$defs": {"b": {"type": "integer"}},
+            },
+            ["x", "y"],
+            [0],
+            [("", "replaced"), ("/0", "replaced")],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+            {},
+            {"a": None},
+            [("/a", "created")],
+        ),
+        ({"type": "array", "items": {"type": "integer"}}, 5, [], [("", "replaced")]),
+        ({"type": "array", "default": [1]}, 5, [1], [("", "replaced")]),
+        (
+            {"type": "array", "items": {"type": "integer"}},
+            [1, "x", "2"],
+            [1, 0, 2],
+            [("/1", "replaced"), ("/2", "converted")],
+        ),
+        (
+            {"type": "array", "items": {"type": "integer"}, "minItems": 2},
+            [],
+            [0, 0],
+            [("/0", "created"), ("/1", "created")],
+        ),
+        (
+            {"type": "array", "items": {"type": "integer"}, "maxItems": 1},
+            [1, 2],
+            [1],
+            [("", "replaced")],
+        ),
+        (
+            {"type": "array", "items": {"type": "integer"}, "maxItems": 1, "default": [1, 2]},
+            None,
+            [1],
+            [("", "replaced")],
+        ),
+        ({"type": "array", "uniqueItems": True}, [1, 1, 2], [1, 2], [("", "replaced")]),
+        (
+            {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+            ["a", "b"],
+            [0],
+            [("", "replaced")],
+        ),
+        (
+            {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 3},
+            [0, 1],
+            [0, 1],
+            [],
+        ),
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"type": "integer"}, {"type": "string"}],
+                "items": False,
+            },
+            [1, "a", 3],
+            [1, "a"],
+            [("", "replaced")],
+        ),
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"type": "integer"}, {"type": "string"}],
+                "items": False,
+            },
+            None,
+            [0, ""],
+            [("", "replaced")],
+        ),
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"type": "integer"}, {"type": "string"}],
+                "minItems": 2,
+            },
+            ["x"],
+            [0, ""],
+            [("/0", "replaced"), ("/1", "created")],
+        ),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            {"a": "1", "b": None},
+            {"a": 1, "b": 0},
+            [("/a", "converted"), ("/b", "replaced")],
+        ),
+        (
+            {"type": "object", "properties": {"a/b~": {"type": "integer"}}},
+            {"a/b~": "1"},
+            {"a/b~": 1},
+            [("/a~1b~0", "converted")],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {
+                    "a": {"type": ["integer", "object"], "properties": {"b": {"type": "integer"}}}
+                },
+            },
+            {"a": {"b": "1", "c": 1}},
+            {"a": {"b": 1}},
+            [("/a/b", "converted")],
+        ),
+    ],
+)
+def test_containers_are_rebuilt_part_by_part(
+    document: Any, value: Any, expected: Any, kinds: Any
+) -> None:
+    result = _cast(document, value)
+
+    assert result.value == expected
+    assert _kinds(result) == kinds
+
+
+def test_every_repair_says_what_was_done() -> None:
+    result = _cast(POINT, {"x": "1", "y": None})
+
+    assert result.repairs == [
+        Repair("/x", "converted", "was converted from string to integer"),
+        Repair("/y", "replaced", "was null and is now 0"),
+    ]
+
+
+def test_properties_come_in_the_order_the_schema_names_them() -> None:
+    for value in ({"y": 1, "x": 2}, {"y": "1", "x": 2}, {"y": dt.date(2020, 1, 1), "x": 2}):
+        assert list(
+            _cast(
+                {
+                    **POINT,
+                    "properties": {"x": {"type": "integer"}, "y": {"type": ["integer", "string"]}},
+                },
+                value,
+            ).value
+        ) == ["x", "y"]
+
+
+# Intersections and references
+
+
+BOTH = {
+    "allOf": [
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "in": {"properties": {"p": {}}}},
+            "required": ["a"],
+        },
+        {
+            "type": "object",
+            "properties": {"b": {"type": "string"}, "in": {"properties": {"q": {}}}},
+            "required": ["b"],
+        },
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "kinds"),
+    [
+        ({"a": 1, "b": "x", "c": 1}, {"a": 1, "b": "x"}, []),
+        ({"a": 1}, {"a": 1, "b": ""}, [("/b", "created")]),
+        ({"a": "bad", "b": "x"}, {"a": 0, "b": "x"}, [("/a", "replaced")]),
+        (None, {"a": 0, "b": ""}, [("", "replaced")]),
+        (
+            {"a": 1, "b": "x", "in": {"p": 1, "q": 2, "r": 3}},
+            {"a": 1, "in": {"p": 1, "q": 2}, "b": "x"},
+            [],
+        ),
+    ],
+)
+def test_an_intersection_keeps_what_any_of_its_members_knows(
+    value: Any, expected: Any, kinds: Any
+) -> None:
+    result = _cast(BOTH, value)
+
+    assert result.value == expected
+    assert _kinds(result) == kinds
+
+
+def test_a_closed_member_of_an_intersection_bars_what_it_does_not_know() -> None:
+    document = {
+        "allOf": [
+            {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+            {"properties": {"b": {}}},
+        ]
+    }
+
+    assert _cast(document, {"a": 1, "b": 2}) == ({"a": 1}, [])
+
+
+def test_extras_of_one_member_meet_its_schema_even_if_another_knows_them() -> None:
+    document = {
+        "allOf": [
+            {
+                "type": "object",
+                "properties": {"a": {}},
+                "additionalProperties": {"type": "integer"},
+            },
+            {"properties": {"b": {"maximum": 9}}},
+        ]
+    }
+
+    assert _cast(document, {"a": 1, "b": "5", "c": "6"}).value == {"a": 1, "b": 5, "c": 6}
+
+
+def test_the_type_that_all_members_allow_counts() -> None:
+    document = {"allOf": [{"type": ["number", "string", "null"]}, {"type": ["null", "integer"]}]}
+
+    assert _cast(document, "x").value == 0
+    assert _cast(document, None).value is None
+    assert (
+        _cast({"allOf": [{"type": "number"}, {"type": "number", "default": 1000}]}, None).value
+        == 1000
+    )
+    assert _cast({"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3]}]}, "x").value == 2
+
+
+def test_recursive_schemas_are_cast_as_deep_as_the_data_goes() -> None:
+    node = {
+        "$ref": "#/$defs/node",
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"id": {"type": "string"}, "next": {"$ref": "#/$defs/node"}},
+                "required": ["id"],
+            }
+        },
+    }
+    result = _cast(node, {"id": "a", "x": 1, "next": {"id": 1, "next": {"y": 1}}})
+
+    assert result.value == {"id": "a", "next": {"id": "1", "next": {"id": ""}}}
+    assert _kinds(result) == [("/next/id", "converted"), ("/next/next/id", "created")]
+
+
+def test_what_requires_itself_is_left_incomplete() -> None:
+    endless = {"type": "object", "properties": {"self": {"$ref": "#"}}, "required": ["self"]}
+
+    assert _cast(endless, {}) == ({}, [])
+    assert _cast(endless, None) == (None, [])
+
+
+# Conditions
+
+
+def test_what_a_condition_asks_about_is_never_stripped() -> None:
+    document = {
+        "type": "object",
+        "properties": {"a": {}},
+        "if": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]},
+        "then": {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
+        "else": {"properties": {"c": {"type": "integer", "default": 3}}},
+    }
+
+    assert _cast(document, {"kind": "x", "b": "1", "c": 1, "d": 1}).value == {"kind": "x", "b": 1}
+    assert _cast(document, {"kind": "y", "b": 1, "d": 1}).value == {"kind": "y", "c": 3}
+    assert _cast({**document, "default": {"kind": "y"}}, None).value == {"kind": "y", "c": 3}
+    assert _cast(document, None).value == {"c": 3}
+
+
+def test_a_condition_without_an_alternative() -> None:
+    document = {
+        "type": "object",
+        "if": {"required": ["a"]},
+        "then": {"properties": {"a": {"type": "integer"}}},
+    }
+
+    assert _cast(document, {"a": "1"}).value == {"a": 1}
+    assert _cast(document, {"b": 1}).value == {"b": 1}
+    otherwise = {"type": "object", "if": {"required": ["a"]}, "else": {"required": ["b"]}}
+    assert _cast(otherwise, {}).value == {"b": None}
+    assert _cast(otherwise, {"a": 1}).value == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"],
+)
+def test_what_comes_with_a_property_is_known_when_it_is_there(dialect: str) -> None:
+    keyword = "dependentSchemas" if "2020" in dialect else "dependencies"
+    document = {
+        "$schema": dialect,
+        "type": "object",
+        "properties": {"card": {"type": "integer"}},
+        keyword: {"card": {"properties": {"address": {"type": "string"}}, "required": ["address"]}},
+    }
+    if keyword == "dependencies":
+        document[keyword]["other"] = ["card"]  # type: ignore[index]
+
+    assert _cast(document, {"card": 1, "address": "here", "x": 1}).value == {
+        "card": 1,
+        "address": "here",
+    }
+    assert _cast(document, {"card": 1}).value == {"card": 1, "address": ""}
+    assert _cast(document, {"address": "here"}).value == {}
+
+
+# Values that are not JSON yet
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    first: int
+    second: str
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 5
+    secret: str = "s"
+
+
+class Record(msgspec.Struct):
+    x: int
+    when: dt.date
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected"),
+    [
+        (POINT, Point(1), {"x": 1, "y": 5}),
+        ({"type": "array", "items": POINT}, [Point(1)], [{"x": 1, "y": 5}]),
+        ({"type": "array", "items": POINT}, (Point(1),), [{"x": 1, "y": 5}]),
+        (
+            {"type": "object", "properties": {"when": {"type": "string"}}},
+            Record(1, dt.date(2020, 1, 2)),
+            {"when": "2020-01-02"},
+        ),
+        (
+            {"type": "object", "properties": {"c": {"enum": ["red"]}}},
+            {"c": Color.RED},
+            {"c": "red"},
+        ),
+        (
+            {"type": "object", "properties": {"red": {"type": "integer"}}},
+            {Color.RED: 1},
+            {"red": 1},
+        ),
+        ({"type": "object", "properties": {"1": {"type": "integer"}}}, {1: 1}, {"1": 1}),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {1: 1}, {"1": 1}),
+        ({"type": "object", "additionalProperties": POINT}, {1: Point(1)}, {"1": {"x": 1, "y": 5}}),
+        ({"type": "array", "items": {"type": "string"}}, {Text("a")}, ["a"]),
+        ({"type": "array", "items": {"type": ["string", "integer"]}}, Pair(1, "a"), [1, "a"]),
+        ({"type": "string"}, Text("a"), "a"),
+        ({"type": "string"}, uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        ({"type": "object", "properties": {"a": {}}}, OrderedDict(a=(1,), b=2), {"a": [1]}),
+        ({"anyOf": [POINT, {"type": "null"}]}, Point(1), {"x": 1, "y": 5}),
+        ({"anyOf": [{**POINT, "required": ["q"]}, POINT]}, Point(1), {"x": 1, "y": 5}),
+        (
+            {"anyOf": [POINT, {"type": "object", "properties": {"p": POINT}, "required": ["p"]}]},
+            {"p": Point(1)},
+            {"p": {"x": 1, "y": 5}},
+        ),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, Text("a"), "a"),
+        ({"type": ["object", "string"], "properties": {"a": {}}}, Text("a"), "a"),
+        ({"minLength": 1}, Text("a"), "a"),
+        ({}, {"a": Point(1)}, {"a": {"x": 1, "y": 5, "secret": "s"}}),
+    ],
+)
+def test_what_a_handler_returns_is_lifted_without_a_repair(
+    document: Any, value: Any, expected: Any
+) -> None:
+    result = _cast(document, value)
+
+    assert Schema(document).check(result.value)
+    assert result == (expected, [])
+
+
+def test_what_is_stripped_need_not_be_json() -> None:
+    connection = object()
+
+    assert _cast(POINT, {"x": 1, "y": 1, "_connection": connection}) == ({"x": 1, "y": 1}, [])
+    assert _cast(POINT, {"x": "1", "_connection": connection}).value == {"x": 1, "y": 0}
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    ("document", "value", "path"),
+    [
+        ({"type": "number"}, float("nan"), ""),
+        ({"type": "object", "properties": {"a": {"type": "number"}}}, {"a": float("inf")}, "/a"),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, {"a": "\ud800"}, "/a"),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, {"\ud800": "a"}, ""),
+        ({"type": "array", "items": {"type": "string"}}, ["a", "\ud800"], "/1"),
+        ({"type": "array", "items": {}}, [1, {"a": object()}], "/1/a"),
+        ({"anyOf": [POINT, {"type": "object", "properties": {"q": {}}}]}, {"q": object()}, "/q"),
+        ({"type": "object", "properties": {"a": POINT}}, {"a": object()}, "/a"),
+        ({}, [[object()]], "/0/0"),
+    ],
+)
+def test_what_is_kept_has_to_be_json(document: Any, value: Any, path: str) -> None:
+    schema = Schema(document)
+
+    with pytest.raises(JSONValueError) as caught:
+        schema.compile().normalise(value)
+    assert caught.value.path == path
+    assert schema.cast(value).value is value
+
+
+def test_decimals_in_a_field_for_numbers() -> None:
+    result = _cast(
+        {"type": "object", "properties": {"a": {"type": "number"}}}, {"a": decimal.Decimal("1.5")}
+    )
+
+    assert result.value == {"a": 1.5}
+
+
+@pytest.mark.requirement("R20")
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "array", "items": {"$ref": "#"}},
+        {"type": "array", "prefixItems": [{"$ref": "#"}]},
+        {"type": "array", "uniqueItems": True, "items": {"$ref": "#"}},
+        {
+            "anyOf": [
+                {"type": "array", "items": {"$ref": "#"}},
+                {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+            ]
+        },
+        {},
+    ],
+)
+def test_data_that_is_too_deep_is_refused_by_every_kind_of_schema(document: Any) -> None:
+    deep: Any = []
+    for _ in range(70):
+        deep = [deep]
+
+    with pytest.raises(JSONValueError):
+        Schema(document).compile().normalise(deep)
+
+
+def test_a_shape_deeper_than_data_may_be_is_cast_as_far_as_data_goes() -> None:
+    document: dict[str, Any] = {"type": "integer"}
+    for _ in range(70):
+        document = {
+            "type": "array",
+            "items": {"$ref": f"#/$defs/d{_}"},
+            "$defs": {f"d{_}": document},
+        }
+    definitions = {
+        f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(70)
+    }
+    definitions["d70"] = {"type": "integer"}
+    schema = Schema({"$ref": "#/$defs/d0", "$defs": definitions})
+
+    assert schema.cast([[[]]]).value == [[[]]]
+    assert schema.cast([["x"]]).value == [[[]]]
+
+
+# What normalise promises beyond the result
+
+
+def test_no_repairs_are_none_where_the_result_is_known_to_be_valid() -> None:
+    normalise = Schema(POINT).compile().normalise
+
+    assert normalise({"x": 1, "z": 1}) == ({"x": 1, "y": 0}, None)
+    assert normalise({"x": "1"})[1]
+    assert Schema({"type": "string", "pattern": "^a"}).compile().normalise("b") == ("b", [])

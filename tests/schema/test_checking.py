@@ -1,0 +1,249 @@
+"""The verdict on a value, and on what is no JSON value at all."""
+
+import decimal
+import enum
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+
+from operations.errors import SchemaError
+from operations.schema import Schema, from_schema
+from operations.schema.checking import Checker
+
+CLOSED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"enum": ["x", "y"]},
+        "c": {"type": "array", "items": {"type": ["string", "null"]}},
+        "d": {"anyOf": [{"const": 1}, {"$ref": "#/$defs/inner"}]},
+        "e": {"allOf": [{"minimum": 1}, {"type": "number"}]},
+        "f": {"type": "object", "additionalProperties": {"type": "boolean"}},
+        "g": {"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+    },
+    "additionalProperties": False,
+    "$defs": {"inner": {"type": "object", "additionalProperties": False}},
+}
+
+
+class Color(enum.Enum):
+    RED = "x"
+
+
+class Word(enum.StrEnum):
+    A = "a"
+
+
+def test_a_closed_schema_is_checked_by_the_validators_own_method() -> None:
+    checker = Checker(CLOSED)
+
+    assert checker.verdict.closed
+    assert checker.is_valid is checker.accepts
+    assert type(checker.is_valid).__name__ == "builtin_function_or_method"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"type": "object"},
+        {"type": "array"},
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+        {"type": "object", "additionalProperties": True},
+        {"type": "object", "additionalProperties": {"minimum": 1}},
+        {"type": "array", "items": True},
+        {"type": "array", "prefixItems": [{}], "items": False},
+        {"minimum": 3},
+        {"anyOf": [{"type": "string"}, {"minimum": 1}]},
+        {"enum": [{"a": 1}]},
+        {"const": []},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
+        {"type": ["string", "nonsense"], "$schema": "http://example.com/own"},
+    ],
+)
+def test_where_the_validator_may_not_look_a_guard_does(document: Any) -> None:
+    try:
+        verdict = Checker(document).verdict
+    except SchemaError:
+        return
+
+    assert not verdict.closed
+
+
+def test_a_closed_schema_deeper_than_data_may_be_is_guarded_all_the_same() -> None:
+    definitions: dict[str, Any] = {
+        f"l{i}": {
+            "type": "object",
+            "properties": {"a": {"$ref": f"#/$defs/l{i + 1}"}},
+            "additionalProperties": False,
+        }
+        for i in range(70)
+    }
+    definitions["l70"] = {"type": "null"}
+
+    assert not Checker({"$ref": "#/$defs/l0", "$defs": definitions}).verdict.closed
+
+
+NOT_JSON: list[Any] = [
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "\ud800",
+    b"bytes",
+    {1: 2},
+    {None: 1},
+    {"\ud800": 1},
+    {1, 2},
+    object(),
+    decimal.Decimal("NaN"),
+    Color,
+]
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    "document", [CLOSED, {}, {"type": ["object", "array", "number", "string"]}, True]
+)
+@pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: type(value).__name__)
+def test_what_is_not_json_is_invalid_with_its_path(document: Any, value: Any) -> None:
+    schema = Schema(document)
+
+    for path, wrapped in (("", value), ("/a", {"a": value}), ("/c/0", {"c": [value]})):
+        assert not schema.check(wrapped)
+        fault = schema.errors(wrapped)[0]
+        assert fault.keyword == "json"
+        assert fault.path.startswith(path)
+
+
+@pytest.mark.requirement("R28")
+def test_integers_are_exact_at_any_size() -> None:
+    schema = Schema({"type": "integer", "maximum": 10**30})
+
+    assert schema.check(10**30)
+    assert not schema.check(10**30 + 1)
+    assert schema.cast(10**40).value == 0
+
+
+def test_a_place_with_a_surrogate_in_its_name_can_still_be_printed() -> None:
+    fault = Schema({}).errors({"\ud800": {"a/b~": float("nan")}})[0]
+
+    assert fault.path == "/?"
+    assert Schema({}).errors({"a/b~": [float("nan")]})[0].path == "/a~1b~0/0"
+
+
+@pytest.mark.parametrize("document", [{}, {"type": ["object", "array", "string", "number"]}])
+@pytest.mark.parametrize(
+    "value",
+    [("a",), Color.RED, Word.A, {Word.A: 1}, OrderedDict(a=1), decimal.Decimal("1.5")],
+    ids=repr,
+)
+def test_what_the_validator_takes_for_json_is_json_with_a_guard_too(
+    document: Any, value: Any
+) -> None:
+    schema = Schema(document)
+
+    assert schema.check(value)
+    assert schema.errors(value) == []
+    assert schema.check({"a": [value]})
+
+
+def test_lists_of_another_class_are_looked_through() -> None:
+    class Rows(list[Any]):
+        """A list with ideas of its own."""
+
+    assert Schema({}).check(Rows([1]))
+    assert not Schema({}).check(Rows([float("nan")]))
+
+
+def test_formats_are_annotations() -> None:
+    assert Schema({"type": "string", "format": "date-time"}).check("yesterday")
+    draft_7 = {"$schema": "http://json-schema.org/draft-07/schema#", "format": "email"}
+    assert Schema(draft_7).check("nobody")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "document", "valid", "invalid"),
+    [
+        (
+            "https://json-schema.org/draft/2020-12/schema",
+            {"prefixItems": [{"type": "null"}]},
+            [None],
+            [1],
+        ),
+        (
+            "https://json-schema.org/draft/2019-09/schema",
+            {"items": [{"type": "null"}]},
+            [None],
+            [1],
+        ),
+        ("http://json-schema.org/draft-07/schema#", {"items": [{"type": "null"}]}, [None], [1]),
+        ("http://json-schema.org/draft-06/schema", {"exclusiveMinimum": 1}, 2, 1),
+        ("http://json-schema.org/draft-04/schema#", {"minimum": 1, "exclusiveMinimum": True}, 2, 1),
+    ],
+)
+def test_a_document_is_read_in_the_dialect_it_names(
+    dialect: str, document: Any, valid: Any, invalid: Any
+) -> None:
+    schema = Schema({"$schema": dialect, **document})
+
+    assert schema.check(valid)
+    assert not schema.check(invalid)
+    assert schema.errors(invalid)
+
+
+def test_a_nameless_document_with_tuples_of_old_is_read_as_2019() -> None:
+    schema = Schema({"items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False})
+
+    assert schema.check([1, "a"])
+    assert not schema.check([1, "a", None])
+    assert [fault.path for fault in schema.errors(["x", "a", None])] == ["/0", "/2"]
+
+
+def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
+    document = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"text": {"type": "string"}},
+        "properties": {"a": {"$ref": "#/definitions/text", "maxLength": 1, "default": "x"}},
+    }
+    schema = Schema(document)
+
+    assert schema.check({"a": "long"})
+    assert schema.cast({"a": "long"}).value == {"a": "long"}
+    assert schema.cast({}).value == {}
+
+
+def test_a_lenient_schema_that_cannot_be_compiled_counts_as_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema = from_schema({"type": "nonsense"}, lenient=True)
+
+    with caplog.at_level(logging.WARNING, "operations"):
+        assert schema.is_unknown
+        assert schema.check({"anything": 1})
+        assert schema.cast({"anything": (1,)}).value == {"anything": [1]}
+
+    assert len(caplog.records) == 1
+
+
+def test_a_strict_schema_that_cannot_be_compiled_says_so_when_used() -> None:
+    schema = from_schema({"type": "nonsense"})
+
+    for use in (
+        schema.compile,
+        lambda: schema.check(1),
+        lambda: schema.errors(1),
+        lambda: schema.cast(1),
+    ):
+        with pytest.raises(SchemaError):
+            use()
+    with pytest.raises(SchemaError):
+        _ = schema.is_unknown
+
+
+def test_a_message_about_a_document_does_not_repeat_all_of_it() -> None:
+    with pytest.raises(SchemaError) as caught:
+        Schema({"properties": {"a": "x" * 10_000}}).compile()
+
+    assert len(str(caught.value)) < 500

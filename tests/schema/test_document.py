@@ -1,0 +1,95 @@
+"""`Schema`: made for nothing, compiled when needed, equal by what it says."""
+
+from typing import Any
+
+import pytest
+
+from operations.schema import Schema, from_schema
+
+
+def test_the_document_is_kept_as_it_was_given() -> None:
+    document = {"type": "string"}
+
+    assert Schema(document).document is document
+    assert from_schema(document).document is document
+    assert Schema(True).document is True
+
+
+def test_a_function_is_called_once_and_when_first_needed() -> None:
+    calls: list[str] = []
+
+    def document() -> dict[str, Any]:
+        calls.append("called")
+        return {"type": "string"}
+
+    schema = Schema(document)
+    assert repr(schema) == "Schema(...)"
+    assert calls == []
+
+    assert schema.check("a")
+    assert not schema.check(1)
+    assert schema.document == {"type": "string"}
+    assert calls == ["called"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        True,
+        {},
+        {"title": "t", "description": "d", "default": 1, "x-own": 1},
+        {"$defs": {"a": {"type": "string"}}},
+    ],
+)
+def test_what_says_nothing_is_unknown(document: Any) -> None:
+    schema = Schema(document)
+
+    assert schema.is_unknown
+    assert schema.check([{"anything": None}])
+    assert schema.cast({"a": (1, 2)}).value == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "document", [False, {"type": "string"}, {"not": {}}, {"$ref": "#/$defs/a", "$defs": {"a": {}}}]
+)
+def test_what_says_something_is_not(document: Any) -> None:
+    assert not Schema(document).is_unknown
+
+
+def test_false_accepts_nothing_and_leaves_everything() -> None:
+    schema = Schema(False)
+
+    assert not schema.check(None)
+    assert schema.cast(1) == (1, [])
+
+
+def test_schemas_are_equal_by_what_they_say() -> None:
+    first = Schema({"type": "object", "title": "a"})
+    second = Schema(lambda: {"title": "a", "type": "object"})
+
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first == first
+    assert first != Schema({"type": "object"})
+    assert first != {"type": "object", "title": "a"}
+
+
+def test_the_repr_is_short() -> None:
+    assert repr(Schema({"type": "string"})) == "Schema({'type': 'string'})"
+    assert len(repr(Schema({"enum": list(range(1_000))}))) < 80
+
+
+def test_compiling_happens_once() -> None:
+    schema = Schema({"type": "string"})
+
+    assert schema.compile() is schema.compile()
+
+
+def test_changing_a_document_after_compiling_changes_nothing() -> None:
+    document: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+    schema = Schema(document)
+    schema.compile()
+    document["properties"]["a"]["type"] = "integer"
+
+    assert schema.check({"a": "x"})
+    assert schema.cast({"a": 1}).value == {"a": "1"}

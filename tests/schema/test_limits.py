@@ -1,0 +1,272 @@
+"""What a document may ask for: refused or answered, but never slowly."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.schema.material import Canary
+
+from operations.errors import SchemaError
+from operations.schema import Schema, assert_is_schema
+from operations.schema.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
+from operations.schema.references import MAX_SUBSCHEMAS
+
+QUICKLY = 2.0
+"""Seconds of processor time. The promise is 0.2 on a quiet machine; what it guards against takes minutes."""
+
+
+def _nested(levels: int, leaf: Any) -> Any:
+    for _ in range(levels):
+        leaf = {"anyOf": [leaf, leaf]}
+    return leaf
+
+
+def _nested_by_reference(levels: int, keyword: str = "anyOf") -> dict[str, Any]:
+    definitions: dict[str, Any] = {
+        f"l{i}": {keyword: [{"$ref": f"#/$defs/l{i + 1}"}, {"$ref": f"#/$defs/l{i + 1}"}]}
+        for i in range(levels)
+    }
+    definitions[f"l{levels}"] = {"type": "string"}
+    return {"$ref": "#/$defs/l0", "$defs": definitions}
+
+
+def _ladder(levels: int) -> Any:
+    """Unions in unions that do not multiply."""
+    schema: Any = {"type": "string"}
+    for i in range(levels):
+        rung = {
+            "type": "object",
+            "properties": {f"p{i}": {"type": "integer"}},
+            "required": [f"p{i}"],
+        }
+        schema = {"anyOf": [schema, rung]}
+    return schema
+
+
+def _deep(levels: int, leaf: Any = 1, name: str = "a") -> Any:
+    for _ in range(levels):
+        leaf = {name: leaf}
+    return leaf
+
+
+def _operator(name: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "op": {"const": name},
+            "args": {"type": "array", "items": {"$ref": "#/$defs/expression"}},
+        },
+        "required": ["op", "args"],
+        "additionalProperties": False,
+    }
+
+
+EXPRESSION = {
+    "$ref": "#/$defs/expression",
+    "$defs": {"expression": {"oneOf": [{"type": "integer"}, *map(_operator, "abcdefgh")]}},
+}
+
+
+def _expression(levels: int, leaf: Any) -> Any:
+    for i in range(levels):
+        leaf = {"op": "abcdefgh"[i % 8], "args": [leaf, 1]}
+    return leaf
+
+
+OBJECTS = [{"a": i, "b": {"c": [i]}} for i in range(4_000)]
+
+TREE = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#"}, "x": {"type": "string"}},
+    "anyOf": [{"properties": {"a": {"$ref": "#"}}}, {"patternProperties": {"a": {"$ref": "#"}}}],
+    "required": ["a"],
+}
+
+ANSWERED: dict[str, tuple[Any, Any]] = {
+    "a ladder of 16 unions": (_ladder(16), {"p3": "x"}),
+    "a ladder of 16 unions, nothing fits": (_ladder(16), 1),
+    "unique objects": ({"type": "array", "uniqueItems": True}, OBJECTS),
+    "an object twice among thousands": (
+        {"type": "array", "uniqueItems": True},
+        [*OBJECTS, OBJECTS[0]],
+    ),
+    "an expression": (EXPRESSION, _expression(20, 1)),
+    "an expression with a fault deep inside": (EXPRESSION, _expression(20, "x")),
+    "a tree met from two sides": (TREE, _deep(60)),
+    "many missing properties": ({"required": [f"p{i}" for i in range(2_000)]}, {}),
+    "many wrong items": ({"type": "array", "items": {"type": "integer"}}, ["x"] * 5_000),
+    "defaults that double at each level": (
+        {
+            "$ref": "#/$defs/n0",
+            "$defs": {
+                f"n{i}": {
+                    "type": "object",
+                    "properties": {
+                        side: {"$ref": f"#/$defs/n{i + 1}", "default": {}} for side in ("l", "r")
+                    },
+                }
+                for i in range(20)
+            }
+            | {"n20": {"type": "object"}},
+        },
+        {},
+    ),
+    "requirements that double at each level": (
+        {
+            "$ref": "#/$defs/n0",
+            "$defs": {
+                f"n{i}": {
+                    "type": "object",
+                    "properties": {side: {"$ref": f"#/$defs/n{i + 1}"} for side in ("l", "r")},
+                    "required": ["l", "r"],
+                }
+                for i in range(20)
+            }
+            | {"n20": {"type": "object"}},
+        },
+        {},
+    ),
+    "more items than anyone has": (
+        {"type": "array", "items": {"type": "null"}, "minItems": 10**9},
+        [],
+    ),
+    "more characters than anyone has": ({"type": "string", "minLength": 10**9}, 1),
+    "tiny steps": ({"type": "number", "multipleOf": 1e-300}, 1e300),
+}
+
+
+@pytest.mark.requirement("R20")
+@pytest.mark.parametrize("name", ANSWERED)
+def test_what_looks_bad_is_answered(name: str) -> None:
+    document, value = ANSWERED[name]
+    schema = Schema(document)
+    started = time.process_time()
+
+    valid = schema.check(value)
+    faults = schema.errors(value)
+    result = schema.cast(value)
+
+    assert time.process_time() - started < QUICKLY
+    assert bool(faults) is not valid
+    assert schema.cast(result.value).value == result.value
+
+
+REFUSED: dict[str, Any] = {
+    "16 nested unions, written out": _nested(16, {"type": "string"}),
+    "16 nested unions, by reference": _nested_by_reference(16),
+    "16 nested exclusive unions": _nested_by_reference(16, "oneOf"),
+    "16 nested intersections": _nested_by_reference(16, "allOf"),
+    "a reference to itself": {"$ref": "#"},
+    "two references to each other": {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+    },
+    "itself among alternatives": {"anyOf": [{"type": "string"}, {"not": {"$ref": "#"}}]},
+    "itself under a condition": {"if": {"$ref": "#"}, "then": {"type": "string"}},
+    "too many schemas": {"properties": {f"p{i}": {} for i in range(MAX_SUBSCHEMAS)}},
+    "too many values": {"enum": list(range(MAX_SCHEMA_VALUES))},
+    "too deep": {"const": _deep(MAX_SCHEMA_DEPTH)},
+}
+REFUSED["endless"] = {"not": REFUSED}
+
+
+@pytest.mark.requirement("R20")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_take_for_ever_is_refused(name: str) -> None:
+    started = time.process_time()
+
+    with pytest.raises(SchemaError):
+        Schema(REFUSED[name]).compile()
+
+    assert time.process_time() - started < QUICKLY
+
+
+@pytest.mark.requirement("R20")
+def test_recursion_that_consumes_data_works_and_is_as_deep_as_data_may_be() -> None:
+    schema = Schema({"type": "object", "properties": {"a": {"$ref": "#"}}})
+
+    assert schema.check(_deep(63, {}))
+    assert not schema.check(_deep(64, {}))
+    assert not schema.check(_deep(10_000, {}))
+    assert schema.errors(_deep(10_000, {}))[0].keyword == "json"
+    assert schema.cast(_deep(63, {"x": 1})).value == _deep(63, {})
+    deep = _deep(10_000, {})
+    assert schema.cast(deep).value is deep
+
+
+@pytest.mark.requirement("R20")
+def test_mutual_recursion_works() -> None:
+    schema = Schema(
+        {
+            "$ref": "#/$defs/folder",
+            "$defs": {
+                "folder": {
+                    "properties": {"entries": {"type": "array", "items": {"$ref": "#/$defs/entry"}}}
+                },
+                "entry": {
+                    "properties": {"name": {"type": "string"}, "folder": {"$ref": "#/$defs/folder"}}
+                },
+            },
+        }
+    )
+
+    assert schema.check({"entries": [{"name": "a", "folder": {"entries": [{"name": "b"}]}}]})
+    assert [
+        fault.path for fault in schema.errors({"entries": [{"folder": {"entries": [{"name": 1}]}}]})
+    ] == ["/entries/0/folder/entries/0/name"]
+    assert schema.cast({"entries": [{"folder": {"x": 1}, "y": 1}]}).value == {
+        "entries": [{"folder": {}}]
+    }
+
+
+@pytest.mark.requirement("R04")
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+@pytest.mark.parametrize("scheme", ["http", "file"])
+def test_nothing_outside_the_document_is_read(
+    keyword: str, scheme: str, tmp_path: Path, canary: Canary
+) -> None:
+    secret = tmp_path / "canary.json"
+    secret.write_text('{"type": "string"}')
+    address = canary.url if scheme == "http" else secret.as_uri()
+
+    with pytest.raises(SchemaError) as caught:
+        Schema({"properties": {"a": {keyword: address}}}).compile()
+
+    assert address in str(caught.value)
+    assert canary.hits == 0
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"properties": {"a": {"minimum": "x"}}}, "/properties/a/minimum"),
+        ({"properties": {"a": {"type": "strin"}}}, "/properties/a/type"),
+        ({"items": [{"type": "foo"}]}, "/items/0/type"),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": {"type": 3}},
+            "/items/type",
+        ),
+        ({"$ref": "#/$defs/nope"}, "/$defs/nope"),
+        ({"properties": {"a": {"pattern": "("}}}, "/properties/a/pattern"),
+        ({"default": float("nan")}, "/default"),
+        ({"enum": ["\ud800"]}, "/enum/0"),
+        ({"properties": {"a": {"default": b"x"}}}, "/properties/a/default"),
+        ({"properties": {"\ud800": {}}}, "surrogate"),
+        ({"properties": {1: {}}}, "/properties"),
+        ({"const": 10**5_000}, "large integer"),
+        ("string", "object"),
+        ([], "object"),
+        (None, "object"),
+    ],
+)
+def test_a_bad_document_is_refused_by_its_place(document: Any, place: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        assert_is_schema(document)
+
+    assert place in str(caught.value)
+
+
+def test_a_good_document_is_let_through() -> None:
+    assert_is_schema(True)
+    assert_is_schema({"type": "object", "x-note": {"anything": [1.5, None]}})

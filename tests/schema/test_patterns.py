@@ -1,0 +1,170 @@
+"""Regular expressions of third parties: bounded, whichever engine takes them."""
+
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from operations.errors import SchemaError
+from operations.schema import Schema
+from operations.schema.patterns import MAX_LENGTH, is_linear, longest_text, matcher
+
+QUICKLY = 1.0
+"""Seconds of processor time; the promise is 0.05 on a quiet machine."""
+
+
+@pytest.mark.requirement("R19")
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"^(a+)+$", "a" * 10_000 + "!"),
+        (r"^[ab]*a[ab]{300}b[ab]{300}a[ab]*$", "ab" * 5_000 + "!"),
+        (r"^(?=.*a)(?!.*b).*(x+x+)+y$", "ax" * 5_000),
+        (r"^(\w+\s?)*$", "word " * 2_000 + "!"),
+        (r"(?=(a+))\1b", "a" * 10_000),
+    ],
+)
+def test_no_text_keeps_a_pattern_busy(pattern: str, text: str) -> None:
+    schema = Schema({"type": "string", "pattern": pattern})
+    started = time.process_time()
+
+    schema.check(text)
+    schema.errors(text)
+    schema.cast(text)
+
+    assert time.process_time() - started < QUICKLY
+
+
+@pytest.mark.requirement("R19")
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(\w{1,500}){1,100}$",
+        r"^.{0,262144}$",
+        r"((a{1,50}){1,50}){1,50}",
+        r"a{99999999999999999999}",
+        r"(ab{,5000})c",
+        r"a{2000,}a{200}",
+        r"\p{L}{1,2000}",
+        r"(",
+    ],
+)
+def test_a_pattern_that_is_too_much_is_refused_with_its_place(pattern: str) -> None:
+    documents: list[Any] = [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]
+    for document in documents:
+        with pytest.raises(SchemaError) as caught:
+            Schema({"properties": {"a": document}}).compile()
+        assert "/properties/a/pattern" in str(caught.value)
+
+
+@pytest.mark.requirement("R19")
+def test_a_lenient_schema_goes_without_such_a_pattern_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    document = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": r"(\w{1,500}){1,100}$" + "x" * 100}},
+        "patternProperties": {"^(.{1,999}){99}": {"type": "null"}, "^n_": {"type": "integer"}},
+    }
+    schema = Schema(document, lenient=True)
+
+    with caplog.at_level(logging.WARNING, "operations"):
+        assert schema.check({"a": "x" * 10_000, "n_1": 1})
+        assert not schema.check({"a": 1})
+        assert not schema.check({"n_1": "x"})
+
+    assert len(caplog.records) == 1
+    assert "/properties/a/pattern" in caplog.text
+    assert schema.document is document
+
+
+@pytest.mark.requirement("R19")
+def test_the_longer_a_pattern_the_shorter_the_text_it_may_meet() -> None:
+    short, long = longest_text("^a+$"), longest_text("^[a-z]{1,2000}$")
+
+    assert short is not None
+    assert long is not None
+    assert short > 1_000_000 > long >= 2_000
+
+
+@pytest.mark.requirement("R19")
+def test_a_text_too_long_for_its_pattern_is_invalid() -> None:
+    schema = Schema({"type": "string", "pattern": "^(?!b)a+$"})
+
+    assert schema.check("a" * 10_000)
+    assert not schema.check("a" * 10_001)
+    assert schema.errors("a" * 10_001)[0].keyword == "maxLength"
+
+
+@pytest.mark.requirement("R19")
+def test_names_are_held_to_the_same() -> None:
+    schema = Schema(
+        {
+            "patternProperties": {"^(?!b)a+$": {"type": "integer"}},
+            "propertyNames": {"maxLength": 20_000, "pattern": "a"},
+        }
+    )
+
+    assert schema.check({"a" * 10_000: 1})
+    assert not schema.check({"a" * 10_000: "x"})
+    assert not schema.check({"a" * 10_001: 1})
+    assert not schema.check({"b": 1})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("abc", 3),
+        ("^a|b$", 2),
+        ("a{3}", 3),
+        ("(ab){3}", 6),
+        ("((a{2}){3}b){4}", 28),
+        (r"[a-z\]]{5}x", 6),
+        (r"\p{Lu}{4}", 4),
+        (r"\d{2,}", 3),
+        ("a{,3}", 3),
+        ("a{x}", 4),
+        ("a{", 2),
+        ("", 1),
+        ("[unclosed", 1),
+        (r"\u{61}", 1),
+        ("a)", 2),
+    ],
+)
+def test_repetitions_count_written_out(pattern: str, length: int) -> None:
+    cap = longest_text(pattern)
+
+    assert cap in {None, 10_000, MAX_LENGTH**2 // length}
+
+
+def test_both_engines_find_matches_anywhere_in_a_text() -> None:
+    assert is_linear("b+")
+    assert not is_linear("(?=b)")
+    assert matcher("b+")("abc")
+    assert matcher("(?=b)")("abc")
+    assert not matcher("(?=b)")("ac")
+    assert not matcher("(")("(")
+
+
+def test_an_object_whose_every_pattern_is_dropped_is_an_ordinary_one() -> None:
+    schema = Schema({"type": "object", "patternProperties": {"(": {}}}, lenient=True)
+
+    assert schema.cast({"a": 1}).value == {"a": 1}
+
+
+def test_patterns_beside_other_limits_keep_the_lower_one() -> None:
+    schema = Schema({"pattern": "a", "maxLength": 3})
+
+    assert schema.check("aaa")
+    assert not schema.check("aaaa")
+
+
+def test_a_document_is_not_altered_by_the_bounds() -> None:
+    document: dict[str, Any] = {
+        "properties": {"a": {"pattern": "a"}},
+        "patternProperties": {"b": True},
+    }
+    Schema(document).compile()
+
+    assert document == {"properties": {"a": {"pattern": "a"}}, "patternProperties": {"b": True}}

@@ -1,0 +1,186 @@
+"""The quick pass: in C where the shape is plain, by closures where it is not, and never wrong."""
+
+from typing import Any
+
+import pytest
+
+from operations._json import MAX_DEPTH
+from operations.schema.checking import Checker
+from operations.schema.plans import Planner
+from operations.schema.repairing import Repairer
+from operations.schema.stripping import GaveUpError, Stripper
+from operations.schema.structs import Shaper
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": "number"}},
+    "required": ["x"],
+}
+
+
+def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
+    planner = Planner(Checker(document))
+    return Stripper(planner, Repairer(planner)).stage(planner.root()).strip(value, room)
+
+
+def _is_shaped(document: Any) -> bool:
+    planner = Planner(Checker(document))
+    return Shaper(Repairer(planner).default).shape(planner.root()) is not None
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        POINT,
+        {"type": "array", "items": POINT},
+        {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        {"type": ["object", "null"], "properties": {"a": POINT}},
+        {"anyOf": [POINT, {"type": "null"}]},
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+        {
+            "type": "object",
+            "properties": {"not an identifier!": {"type": "string", "default": "x"}},
+        },
+        {"type": "object", "properties": {"a": {"enum": ["a", 1]}, "b": {"const": None}}},
+        {"type": "object", "properties": {"never": {"enum": []}}},
+    ],
+)
+def test_plain_shapes_are_done_in_c(document: Any) -> None:
+    assert _is_shaped(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"type": "object"},
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"a": {"type": "array"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}},
+        {"type": "object", "properties": {"a": False, "b": {"type": "string"}}},
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string"}},
+            "additionalProperties": {"type": "string"},
+        },
+        {"type": "array", "prefixItems": [POINT]},
+        {"anyOf": [POINT, {"type": "object", "properties": {"z": {"type": "null"}}}]},
+        {"anyOf": [POINT, {}]},
+        {"anyOf": [{"type": "object"}, {"type": "null"}]},
+        {"allOf": [{"anyOf": [POINT, {"type": "null"}]}, {"anyOf": [POINT, {"type": "string"}]}]},
+        {
+            "type": "object",
+            "if": {"required": ["a"]},
+            "then": {"properties": {"a": {"type": "string"}}},
+        },
+        {
+            "type": "object",
+            "properties": {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(300)},
+            "$defs": {f"d{i}": POINT for i in range(300)},
+        },
+    ],
+)
+def test_other_shapes_are_left_to_closures(document: Any) -> None:
+    assert not _is_shaped(document)
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "expected"),
+    [
+        (POINT, {"x": 1, "y": 2, "z": 3}, {"x": 1, "y": 2}),
+        ({"type": ["object", "integer"], "properties": {"a": {}}}, 5, 5),
+        ({"type": ["object", "integer"], "properties": {"a": {}}}, {"a": 1, "b": 2}, {"a": 1}),
+        ({"properties": {"a": {}}}, "text", "text"),
+        ({"properties": {"a": {}}}, [1], [1]),
+        ({"properties": {"a": {}}, "items": POINT}, [{"x": 1, "z": 1}], [{"x": 1}]),
+        (
+            {"type": "array", "prefixItems": [POINT]},
+            [{"x": 1, "z": 1}, {"z": 1}],
+            [{"x": 1}, {"z": 1}],
+        ),
+        ({"type": "array", "uniqueItems": True, "items": POINT}, [{"x": 1, "z": 1}], [{"x": 1}]),
+        (
+            {
+                "anyOf": [
+                    {"type": "object", "properties": {"a": {}}},
+                    {"type": "array", "items": {"properties": {"b": {}}}},
+                ]
+            },
+            [{"b": 1, "c": 1}],
+            [{"b": 1}],
+        ),
+        ({"anyOf": [{}, {"type": "string"}]}, "text", "text"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "array", "items": {"type": "string"}}, "b": {}},
+            },
+            {"a": ["x"], "b": 1},
+            {"a": ["x"], "b": 1},
+        ),
+        (
+            {"type": "object", "patternProperties": {"^a": POINT}, "properties": {"b": {}}},
+            {"a1": {"x": 1, "z": 1}, "b": 1, "c": 1},
+            {"b": 1, "a1": {"x": 1}},
+        ),
+    ],
+)
+def test_what_needs_only_stripping_is_stripped(document: Any, value: Any, expected: Any) -> None:
+    assert _strip(document, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [
+        (POINT, {"x": "1"}),
+        (POINT, {"x": 1.0}),
+        (POINT, 5),
+        (POINT, [1]),
+        ({"type": "integer"}, "1"),
+        ({"type": "array", "items": {"type": "integer"}}, [1, 2.0]),
+        ({"type": ["object", "integer"], "properties": {"a": {}}}, "text"),
+        ({"type": "object", "properties": {"a": {}}}, {1: 2}),
+        ({"type": "object", "additionalProperties": {"items": {}}}, {1: 2}),
+        ({"anyOf": [POINT, {"type": "object", "required": ["q"]}]}, {"y": 1}),
+        ({"anyOf": [{"type": "object"}, {"type": "null"}]}, 5),
+        ({"anyOf": [{"type": "object"}, {"type": "null"}]}, [5]),
+    ],
+)
+def test_what_needs_more_is_given_up(document: Any, value: Any) -> None:
+    with pytest.raises(GaveUpError):
+        _strip(document, value)
+
+
+@pytest.mark.parametrize(
+    ("document", "value"),
+    [
+        (
+            {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}},
+            {"a": {"b": 1}},
+        ),
+        ({"type": "array", "items": {"type": "array", "items": {"type": "string"}}}, [["a"]]),
+        ({"type": "array", "items": {"type": "array", "items": POINT}}, [[]]),
+        (
+            {
+                "type": "array",
+                "items": {"type": "array", "items": {"type": "object", "properties": {"b": {}}}},
+            },
+            [[{}]],
+        ),
+        ({"type": "array", "prefixItems": [{"type": "array", "prefixItems": [{}]}]}, [[1]]),
+    ],
+)
+def test_what_is_too_deep_is_given_up(document: Any, value: Any) -> None:
+    with pytest.raises(GaveUpError):
+        _strip(document, value, room=1)
+
+
+def test_names_nobody_declared_are_remembered_up_to_a_number() -> None:
+    document = {
+        "type": "object",
+        "patternProperties": {"^a": {"type": "object", "properties": {"x": {}}}},
+    }
+    value = {f"a{i}": {"x": 1, "y": 1} for i in range(1_500)} | {"b": 1}
+
+    assert _strip(document, value) == {f"a{i}": {"x": 1} for i in range(1_500)} | {"b": 1}

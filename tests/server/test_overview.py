@@ -1,0 +1,106 @@
+"""`/operations` and `/calls`: a caller sees its own."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from operations import Identity, OperationContext, OperationRegistry
+from operations.calls.graph import CallGraph
+from operations.server import APIKeys, create_app, hash_key
+from operations.server.overview import MAX_CALLS
+
+ALICE = {"authorization": "Bearer alice"}
+BOB = {"authorization": "Bearer bob"}
+
+
+def build() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("open.hello", type="query", tags=["greeting"])
+    async def hello(context: OperationContext) -> str:
+        """Says hello."""
+        return "hello"
+
+    @registry.operation("open.outer", type="query")
+    async def outer(context: OperationContext) -> Any:
+        """Calls what its caller may not."""
+        return (await context.env.closed.inner({})).data
+
+    @registry.operation("closed.inner", type="query", scopes=["inner"])
+    async def inner() -> int:
+        """Only for some."""
+        return 1
+
+    return registry
+
+
+def client(registry: OperationRegistry, *, known: bool = True, graph: bool = True) -> TestClient:
+    keys = APIKeys(
+        {hash_key("alice"): Identity("alice", []), hash_key("bob"): Identity("bob", ["inner"])}
+    )
+    app = create_app(
+        registry, identity=keys if known else None, graph=CallGraph() if graph else None
+    )
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def ids(response: Any) -> list[str]:
+    return [operation["id"] for operation in response.json()["operations"]]
+
+
+@pytest.mark.requirement("R07")
+def test_operations_are_listed_to_those_who_may_call_them() -> None:
+    http = client(build())
+
+    assert ids(http.get("/operations")) == ["open.hello", "open.outer"]
+    assert ids(http.get("/operations", headers=BOB)) == ["closed.inner", "open.hello", "open.outer"]
+    assert http.get("/operations").json()["operations"][0] == {
+        "id": "open.hello",
+        "type": "query",
+        "source": "local",
+        "description": "Says hello.",
+        "tags": ["greeting"],
+    }
+
+
+@pytest.mark.requirement("R11")
+def test_calls_are_shown_to_whoever_made_them() -> None:
+    http = client(build())
+    http.post("/call", json={"operation": "open.outer", "input": {}}, headers=ALICE)
+    http.post("/call", json={"operation": "open.hello", "input": {}}, headers=BOB)
+    http.post("/call", json={"operation": "open.hello", "input": {}})
+
+    outer, inner = http.get("/calls", headers=ALICE).json()["calls"]
+    assert outer["operationId"] == "open.outer"
+    assert outer["outcome"] == "success"
+    assert outer["duration"] >= 0
+    assert inner["parentRequestId"] == outer["requestId"]
+    assert "operationId" not in inner, "its name is not alice's to see"
+    [hello] = http.get("/calls", headers=BOB).json()["calls"]
+    assert hello["operationId"] == "open.hello"
+    assert http.get("/calls").json()["calls"] == [], "those who did not sign in are not one person"
+
+
+def test_where_nobody_can_sign_in_everybody_is_the_same() -> None:
+    http = client(build(), known=False)
+    http.post("/call", json={"operation": "open.hello", "input": {}})
+
+    assert len(http.get("/calls").json()["calls"]) == 1
+
+
+def test_only_the_latest_calls_are_given() -> None:
+    http = client(build(), known=False)
+    for _ in range(MAX_CALLS // 100 + 1):
+        calls = [{"operation": "open.hello", "input": {}}] * 100
+        http.post("/batch", json={"calls": calls})
+
+    assert len(http.get("/calls").json()["calls"]) == MAX_CALLS
+
+
+def test_without_a_graph_there_are_no_calls_to_see() -> None:
+    http = client(build(), graph=False)
+
+    assert http.get("/calls").status_code == 404
+    assert http.get("/operations").json()["hasCalls"] is False
+    assert client(build()).get("/operations").json()["hasCalls"] is True

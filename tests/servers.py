@@ -1,0 +1,206 @@
+"""Real brokers on free ports, and a TCP proxy that can hurt what passes through it."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, seconds: float = 10) -> None:
+    """Return once something accepts connections on `port`."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
+class Broker:
+    """A broker process that can be killed and started again on the same port."""
+
+    scheme = ""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = tempfile.mkdtemp(prefix="broker")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.command(),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        wait_for_port(self.port)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RedisServer(Broker):
+    """redis-server, without persistence."""
+
+    scheme = "redis"
+
+    def __init__(self, *options: str) -> None:
+        super().__init__()
+        self.options = options
+
+    def command(self) -> list[str]:
+        return [
+            str(BIN / "redis-server"),
+            *("--port", str(self.port), "--bind", "127.0.0.1"),
+            *("--save", "", "--appendonly", "no", *self.options),
+        ]
+
+
+class NatsServer(Broker):
+    """nats-server; `config` is the text of a configuration file."""
+
+    scheme = "nats"
+
+    def __init__(self, *options: str, config: str = "") -> None:
+        super().__init__()
+        self.options = options
+        if config:
+            path = Path(self.folder, "nats.conf")
+            path.write_text(config, encoding="utf-8")
+            self.options = (*options, "-c", str(path))
+
+    def command(self) -> list[str]:
+        return [
+            str(BIN / "nats-server"),
+            *("-a", "127.0.0.1", "-p", str(self.port), *self.options),
+        ]
+
+
+@contextlib.contextmanager
+def running(broker: Broker) -> Iterator[Broker]:
+    """`broker`, running for the length of the block."""
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+class Proxy:
+    """Passes TCP through to `port`, or does something worse to it.
+
+    Attributes:
+        delay: Seconds every chunk waits.
+        rate: Bytes per second in each direction; None is as fast as it goes.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.port = 0
+        self.delay = 0.0
+        self.rate: float | None = None
+        self._swallowing = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, far_writer}
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                if self.rate:
+                    await asyncio.sleep(len(data) / self.rate)
+                if not self._swallowing:
+                    sink.write(data)
+                    await sink.drain()
+        if not self._swallowing:
+            sink.close()
+            self._writers.discard(sink)
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def swallow(self, swallowing: bool = True) -> None:
+        """Keep connections open, but let nothing through."""
+        self._swallowing = swallowing
+
+    async def refuse(self) -> None:
+        """Cut every connection and accept no more."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self.cut()
+
+    async def accept(self) -> None:
+        """Accept connections again, on the same port."""
+        if self._server is None:
+            await self.open()
+
+    async def aclose(self) -> None:
+        await self.refuse()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def proxy(port: int) -> AsyncGenerator[Proxy]:
+    """A proxy to `port` for the length of the block."""
+    through = Proxy(port)
+    await through.open()
+    try:
+        yield through
+    finally:
+        await through.aclose()

@@ -1,0 +1,464 @@
+"""`operations.toml`: what it says is what one gets, and what is wrong with it is told so that one can repair it."""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.conftest import PROJECT
+
+from operations import Schema
+from operations.cli.init import STARTER
+from operations.config import (
+    Config,
+    ConfigError,
+    ConfigFile,
+    Secret,
+    config_schema,
+    find_config,
+    load_config,
+    parse_config,
+)
+from operations.config.places import Places
+
+FULL = """
+modules = ["ops", "app.tasks"]
+mcp_json = ["mcp.json"]
+output = "strict"
+
+[openapi.shop]
+document = "shop.yaml"
+base_url = "https://shop.example.com/v1"
+auth = { type = "bearer", token = { env = "SHOP_TOKEN" } }
+headers = { X-Client = "hub", X-Key = { file = "key.txt" } }
+include = { methods = ["get"], paths = ["/orders*"] }
+scopes = ["shop:use"]
+
+[openapi.shop.credentials]
+oauth = { client_id = "me", client_secret = { env = "SECRET" }, scopes = ["read"] }
+login = { username = "me", password = { file = "password.txt" } }
+
+[mcp.files]
+command = "server"
+args = ["--root", "."]
+env = { TOKEN = { env = "FILES_TOKEN" }, MODE = "fast" }
+queries = ["read_*"]
+
+[mcp.remote]
+url = "https://mcp.example.com/mcp"
+token = { env = "REMOTE_TOKEN" }
+pin = "strict"
+
+[brokers.main]
+url = "redis://127.0.0.1:6379"
+workers = true
+
+[access.keys.alice]
+key = { env = "ALICE_KEY" }
+scopes = ["task:write"]
+resources = { "project:1" = ["read"] }
+
+[access.jwt]
+issuer = "https://id.example.com"
+audience = "hub"
+jwks_url = "https://id.example.com/jwks"
+
+[serve]
+host = "0.0.0.0"
+port = 0
+doors = ["http", "mcp"]
+
+[limits]
+timeout = 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what the configs of this file name."""
+    (tmp_path / "ops").mkdir()
+    for name in ("shop.yaml", "mcp.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "key.txt").write_text(" k3y \n")
+    return tmp_path
+
+
+def test_a_config_with_everything_becomes_frozen_dataclasses(folder: Path) -> None:
+    config = parse_config(FULL, folder / "operations.toml")
+
+    assert config.modules == ("ops", "app.tasks")
+    assert config.openapi["shop"].auth is not None
+    assert config.openapi["shop"].auth.token == Secret(env="SHOP_TOKEN")
+    assert config.openapi["shop"].headers["X-Key"] == Secret(file="key.txt")
+    assert config.mcp["files"].args == ("--root", ".")
+    assert config.access.keys["alice"].resources == {"project:1": ("read",)}
+    assert config.serve.doors == ("http", "mcp")
+    assert config.limits.timeout == 5
+    with pytest.raises(AttributeError):
+        config.modules = ()  # type: ignore[misc]
+
+
+def test_an_empty_file_is_a_config(tmp_path: Path) -> None:
+    assert parse_config("", tmp_path / "operations.toml") == Config()
+
+
+def test_the_starting_file_is_a_config_with_and_without_its_comments(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").touch()
+    parse_config(STARTER, tmp_path / "operations.toml")
+
+    lines = STARTER.splitlines()
+    bare = [
+        line.removeprefix("# ") for line in lines if "=" in line or line.startswith(("[", "# ["))
+    ]
+    document = tomllib.loads("\n".join(bare))
+
+    assert Schema(config_schema().document).errors(document) == []
+    assert {"modules", "mcp_json", "openapi", "mcp", "brokers", "access", "serve", "limits"} <= set(
+        document
+    )
+
+
+def test_the_schema_is_for_editors_too() -> None:
+    document = json.loads(json.dumps(config_schema().document))
+
+    assert document["$schema"].endswith("2020-12/schema")
+    assert "null" not in json.dumps(document)
+    for entry in (document, *document["$defs"].values()):
+        for name, schema in entry["properties"].items():
+            assert schema.get("description"), name
+
+
+SHOP = "[openapi.shop]\ndocument = 'shop.yaml'\n"
+JWT = "[access.jwt]\nissuer = 'a'\naudience = 'b'\nsecret = { env = 'A' }"
+
+MISTAKES: list[tuple[str, str, int | None, str, str]] = [
+    # name, text, line, key, words of the message
+    ("not TOML", "modules = [", 1, "", "this is not TOML"),
+    ("a value without quotes", "output = cast", 1, "", "this is not TOML"),
+    ("a table twice", "[serve]\nport = 1\n[serve]\n", 3, "", "this is not TOML: Cannot declare"),
+    ("a key twice", "output = 'off'\noutput = 'off'", 2, "", "this is not TOML: Cannot overwrite"),
+    ("a misspelt key", "[serve]\nprot = 1", 2, "serve.prot", 'Did you mean "port"?'),
+    ("a misspelt table", "[opanapi.shop]\ndocument = 'x'", 1, "opanapi", 'Did you mean "openapi"?'),
+    ("a key of another table", "port = 1", 1, "port", 'Did you mean "serve.port"?'),
+    ("an unknown key", "[limits]\nzzzz = 1", 2, "limits.zzzz", "Known here: timeout"),
+    (
+        "a string for a number",
+        "[serve]\nport = '8000'",
+        2,
+        "serve.port",
+        "must be an integer, not a string",
+    ),
+    ("a number for a string", "[serve]\nhost = 1", 2, "serve.host", "must be a string"),
+    ("a port too large", "[serve]\nport = 70000", 2, "serve.port", "must be at most 65535"),
+    ("a time of nothing", "[limits]\ntimeout = 0", 2, "limits.timeout", "must be more than 0"),
+    ("no list", "modules = 'ops'", 1, "modules", "must be a list"),
+    ("a number in a list", "modules = [\n  'ops',\n  3,\n]", 1, "modules[1]", "must be a string"),
+    ("no table", "serve = 8000", 1, "serve", "Write it as [serve]"),
+    ("an unknown value", "output = 'casts'", 1, "output", 'Did you mean "cast"?'),
+    ("an unknown door", "[serve]\ndoors = ['htpp']", 2, "serve.doors[0]", 'Did you mean "http"?'),
+    ("no doors", "[serve]\ndoors = []", 2, "serve.doors", "Leave it out for all doors"),
+    ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "nobody has to sign in"),
+    (
+        "any origin",
+        "[serve]\nallowed_origins = ['*']",
+        2,
+        "serve.allowed_origins[0]",
+        "https://example.com",
+    ),
+    (
+        "a module that is not there",
+        "modules = ['./nope.py']",
+        1,
+        "modules[0]",
+        "there is no ./nope.py",
+    ),
+    (
+        "an mcp.json that is not there",
+        "mcp_json = ['nope.json']",
+        1,
+        "mcp_json[0]",
+        "there is no nope.json",
+    ),
+    ("no document", "[openapi.shop]\n", 1, "openapi.shop.document", "is missing. The OpenAPI"),
+    (
+        "a document that is not there",
+        "[openapi.shop]\ndocument = 'nope.yaml'",
+        2,
+        "openapi.shop.document",
+        "there is no nope.yaml",
+    ),
+    (
+        "an address of another kind",
+        "[openapi.shop]\ndocument = 'ftp://x/y'",
+        2,
+        "openapi.shop.document",
+        "http:// or https://",
+    ),
+    (
+        "a base that is no address",
+        SHOP + "base_url = 'shop.example.com'",
+        3,
+        "openapi.shop.base_url",
+        "http:// or https://",
+    ),
+    (
+        "a login in an address",
+        SHOP + "base_url = 'https://u:CANARY@x/'",
+        3,
+        "openapi.shop.base_url",
+        "put it into auth",
+    ),
+    (
+        "a secret in the file",
+        SHOP + "[openapi.shop.auth]\ntype = 'bearer'\ntoken = 'CANARY'",
+        5,
+        "openapi.shop.auth.token",
+        "secrets do not stand in this file",
+    ),
+    (
+        "a secret in a header",
+        SHOP + "[openapi.shop.headers]\nAuthorization = 'CANARY'",
+        4,
+        "openapi.shop.headers.Authorization",
+        "is a secret",
+    ),
+    (
+        "a secret as a variable's name",
+        "[mcp.a]\nurl = 'http://a/'\ntoken = { env = 'sk-CANARY-1' }",
+        3,
+        "mcp.a.token.env",
+        "Is it the secret itself?",
+    ),
+    (
+        "a secret from two places",
+        "[mcp.a]\nurl = 'http://a/'\ntoken = { env = 'A', file = 'b' }",
+        3,
+        "mcp.a.token",
+        "exactly one of env and file",
+    ),
+    (
+        "an unknown kind of auth",
+        SHOP + "auth = { type = 'Bearer', token = { env = 'A' } }",
+        3,
+        "openapi.shop.auth.type",
+        'Did you mean "bearer"?',
+    ),
+    (
+        "half a login",
+        SHOP + "credentials.a = { client_id = 'x' }",
+        3,
+        "openapi.shop.credentials.a.client_secret",
+        "goes with client_id",
+    ),
+    (
+        "two credentials in one",
+        SHOP + "credentials.a = { env = 'A', username = 'x' }",
+        3,
+        "openapi.shop.credentials.a",
+        "exactly one of",
+    ),
+    (
+        "no HTTP method",
+        SHOP + "include = { methods = ['GETT'] }",
+        3,
+        "openapi.shop.include.methods[0]",
+        'Did you mean "GET"?',
+    ),
+    ("an empty selection", SHOP + "exclude = {}", 3, "openapi.shop.exclude", "selects nothing"),
+    (
+        "no namespace",
+        "[openapi.'my shop']\ndocument = 'shop.yaml'",
+        1,
+        'openapi."my shop"',
+        "is no namespace",
+    ),
+    (
+        "a namespace twice",
+        "[openapi.a]\ndocument = 'shop.yaml'\n[mcp.a]\nurl = 'http://a/'",
+        3,
+        "mcp.a",
+        "same namespace as [openapi.a]",
+    ),
+    ("a server of no kind", "[mcp.a]\nargs = ['x']", 1, "mcp.a", "exactly one of command"),
+    (
+        "a server of two kinds",
+        "[mcp.a]\ncommand = 'x'\nurl = 'http://a/'",
+        1,
+        "mcp.a",
+        "exactly one of command",
+    ),
+    (
+        "a command with its arguments",
+        "[mcp.a]\ncommand = 'npx -y server'",
+        2,
+        "mcp.a.command",
+        "put those in args",
+    ),
+    (
+        "arguments for an address",
+        "[mcp.a]\nurl = 'http://a/'\nargs = ['x']",
+        3,
+        "mcp.a.args",
+        "goes with command only",
+    ),
+    (
+        "a transport for something else",
+        "[mcp.a]\ncommand = 'x'\ntransport = 'sse'",
+        3,
+        "mcp.a.transport",
+        "must be stdio",
+    ),
+    (
+        "a broker of another kind",
+        "[brokers.a]\nurl = 'amqp://x'",
+        2,
+        "brokers.a.url",
+        "redis://host:6379",
+    ),
+    (
+        "a password in an address",
+        "[brokers.a]\nurl = 'redis://u:CANARY@x'",
+        2,
+        "brokers.a.url",
+        "holds a password",
+    ),
+    (
+        "a key that is none",
+        "[access.keys.a]\nscopes = ['x']",
+        1,
+        "access.keys.a",
+        "exactly one of key and sha256",
+    ),
+    (
+        "a digest that is none",
+        "[access.keys.a]\nsha256 = 'CANARY'",
+        2,
+        "access.keys.a.sha256",
+        "64 hexadecimal digits",
+    ),
+    (
+        "a resource without a type",
+        "[access.keys.a]\nkey = { env = 'A' }\nresources = { x = ['read'] }",
+        3,
+        "access.keys.a.resources.x",
+        '"type:id"',
+    ),
+    (
+        "a JWT signed by nobody",
+        JWT + "\nalgorithms = ['none']",
+        5,
+        "access.jwt.algorithms",
+        "signed by nobody",
+    ),
+    ("a JWT key of another kind", JWT, 1, "access.jwt.algorithms", "does not go with the key"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "words"),
+    [each[1:] for each in MISTAKES],
+    ids=[each[0] for each in MISTAKES],
+)
+def test_a_mistake_is_told_with_its_line_key_and_advice(
+    folder: Path, text: str, line: int, key: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, folder / "operations.toml")
+
+    found = [fault for fault in caught.value.faults if fault.key == key]
+    assert found, str(caught.value)
+    assert words in found[0].message
+    assert found[0].line == line
+    assert "CANARY" not in str(caught.value)
+
+
+def test_there_are_forty_mistakes() -> None:
+    assert len(MISTAKES) >= 40
+
+
+def test_everything_wrong_is_told_at_once_in_the_order_of_the_file(folder: Path) -> None:
+    text = "[serve]\nprot = 1\nport = 'x'\n[limits]\ntimeout = 'y'\n"
+
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, folder / "operations.toml")
+
+    assert [fault.line for fault in caught.value.faults] == [2, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "there is no such file"),
+        (lambda path: path.mkdir(), "is a folder"),
+        (lambda path: path.write_bytes(b"a = '\xff'"), "is not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: object, words: str) -> None:
+    path = tmp_path / "operations.toml"
+    make(path)  # type: ignore[operator]
+
+    with pytest.raises(ConfigError, match=words):
+        load_config(path)
+
+
+def test_an_mcp_json_is_a_config_as_it_is(folder: Path) -> None:
+    file = load_config(folder / "mcp.json")
+
+    assert file.config.mcp_json == ("mcp.json",)
+    assert file.folder == folder
+
+
+def test_the_nearest_config_upwards_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "operations.toml").touch()
+    (inner / "mcp.json").touch()
+
+    assert find_config(inner, {}) == tmp_path / "operations.toml"
+    assert find_config(inner, {"OPERATIONS_CONFIG": "x.toml"}) == Path("x.toml")
+    (tmp_path / "operations.toml").unlink()
+    assert find_config(inner, {}) == inner / "mcp.json"
+
+
+@pytest.mark.requirement("R16")
+def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
+    file = ConfigFile(
+        config=parse_config(FULL, folder / "operations.toml"), path=folder / "operations.toml"
+    )
+
+    assert file.secret(Secret(env="A"), {"A": "CANARY"}) == "CANARY"
+    assert file.secret(Secret(file="key.txt")) == "k3y"
+    assert "k3y" not in repr(file)
+    with pytest.raises(ConfigError, match="SHOP_TOKEN is not set"):
+        file.secret(Secret(env="SHOP_TOKEN"), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        file.secret(Secret(file="nope.txt"))
+
+
+def test_keys_have_their_lines_in_every_way_of_writing_them() -> None:
+    text = (
+        'top = 1\n# [not.a.table]\n[a."b.c"]\nx = """\n[no]\ny = 1\n"""\nz = [\n  1, # ]\n]\nq.r = 2\n'
+        "[[list]]\nk = 1\n[[list]]\nk = { inner = 2 }\n[list.sub]\nm = 1\n"
+    )
+    places = Places(text)
+
+    assert places.line(("top",)) == 1
+    assert places.line(("a", "b.c")) == 3
+    assert places.line(("a", "b.c", "z", 0)) == 8
+    assert places.line(("a", "b.c", "q", "r")) == 11
+    assert places.line(("list", 0, "k")) == 13
+    assert places.line(("list", 1, "k", "inner")) == 15
+    assert places.line(("list", 1, "sub", "m")) == 17
+    assert places.line(("no",)) is None
+
+
+def test_every_key_is_documented() -> None:
+    page = (PROJECT / "docs" / "config.md").read_text(encoding="utf-8")
+    document = dict(config_schema().document)  # type: ignore[arg-type]
+
+    names = {
+        name for entry in (document, *document["$defs"].values()) for name in entry["properties"]
+    }
+
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", page)) == []
