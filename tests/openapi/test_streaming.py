@@ -249,28 +249,3 @@ async def test_the_connection_ends_when_the_consumer_stops(how: str) -> None:
         gc.collect()
         with anyio.fail_after(1):
             await gone.wait()
-
-
-async def test_an_exported_registrys_error_and_end_are_what_they_say() -> None:
-    async def respond(request: web.Request) -> web.StreamResponse:
-        response = await begin(request)
-        await response.write(b'data: {"n":1}\n\n')
-        end = request.query.get("end")
-        if end == "error":
-            await response.write(b'event: error\ndata: {"code":"EMPTY","message":"none left"}\n\n')
-        else:
-            await response.write(b"event: complete\ndata:\n\n")
-        await asyncio.sleep(30)
-        return response
-
-    parameters = [{"name": "end", "in": "query", "schema": {"type": "string"}}]
-    doc = streaming(parameters=parameters)
-    doc["paths"]["/events"]["get"]["x-operations"] = {"id": "a.b"}
-    async with serving(respond) as url, imported(doc, base_url=url, restore=True) as registry:
-        (operation,) = registry
-        events = [e.data async for e in registry.subscribe(operation.spec.id, {"end": "complete"})]
-        assert events == [{"n": 1}]
-        with pytest.raises(CallError) as caught:
-            async for _ in registry.subscribe(operation.spec.id, {"end": "error"}):
-                pass
-    assert caught.value.code == "EMPTY"

@@ -1,9 +1,9 @@
-"""HTTP APIs as operations: import any OpenAPI or Swagger document and call what it describes.
+"""HTTP APIs and OpenAPI documents, both ways: import what a document describes, describe what a registry serves.
 
     service = await from_openapi_file("petstore.yaml", HTTPServiceConfig(namespace="petstore"))
     registry.register_all(service)
 
-The `openapi` extra is needed to call operations (aiohttp) and to read YAML.
+The `openapi` extra is needed to call imported operations (aiohttp) and to read YAML.
 """
 
 from operations.openapi.config import (

@@ -20,12 +20,14 @@ from operations.openapi.config import HTTPServiceConfig, Outline
 from operations.openapi.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
+from operations.openapi.extension import Exported, read_extension
 from operations.openapi.files import bundle_files, bundle_urls
 from operations.openapi.hosts import TrustedHosts
 from operations.openapi.names import operation_names, safe_name
 from operations.openapi.nodes import list_of, object_of, text_of
 from operations.openapi.oauth import TokenSources
 from operations.openapi.paging import Paging, declared_paging
+from operations.openapi.restoring import restored
 from operations.openapi.security import Security
 from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
@@ -176,15 +178,17 @@ class _Importer:
             config=config, description=description, client=client, security=security, base=address
         )
         self._answers = DeclaredAnswers(description)
+        self._restored: list[Operation] = []
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
     def service(self) -> OpenAPIService:
         description = self._description
         # One sweep: what is read of an operation is read while it is at hand. Names need all of them.
-        drafts = [self._draft(entry) for entry in description.entries()]
+        entries = list(self._exported()) if self._config.restore else description.entries()
+        drafts = [self._draft(entry) for entry in entries]
         names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
-        operations: list[Operation] = []
+        operations = self._restored
         if self._has_rules():
             for draft, name in zip(drafts, names, strict=True):
                 operations.extend(self._ruled(draft, _outline(draft, name)))
@@ -195,6 +199,27 @@ class _Importer:
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
         return OpenAPIService(operations, problems, description.info, self._client)
+
+    def _exported(self) -> Iterator[Entry]:
+        """The entries that no extension restores; those it does become operations on the way."""
+        for entry in self._description.entries():
+            exported = read_extension(entry.operation)
+            if exported is None:
+                yield entry
+            elif exported.same_as is None:
+                name = exported.id.partition(".")[2]
+                outline = _outline(self._draft(entry), name)
+                if self._is_wanted(outline):
+                    self._restore(entry, exported, self._access(outline))
+
+    def _restore(self, entry: Entry, exported: Exported, access: AccessControl) -> None:
+        try:
+            operation = restored(self._shared, entry, exported, access, self._source)
+        except ValueError as error:
+            where = f"{entry.method} {entry.path}"
+            self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
+        else:
+            self._restored.append(operation)
 
     def _has_rules(self) -> bool:
         config = self._config
