@@ -64,6 +64,7 @@ class OperationPaths:
         self._app = app
         self._edge = edge
         self._paths: dict[str, _Path] = {}
+        self._revision = -1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a call, or leave the request to the application."""
@@ -76,14 +77,19 @@ class OperationPaths:
         await self._edge.serve(scope, receive, send, endpoint)
 
     def _find(self, text: str) -> _Path | None:
-        namespace, slash, name = text[1:].partition("/")
-        if not slash or "/" in name or "." in namespace:
-            return None
-        spec = self._edge.registry.get_spec(f"{namespace}.{name}")
-        if spec is None or not has_path(spec):
-            return None
+        registry = self._edge.registry
+        if self._revision != registry.revision:
+            self._revision = registry.revision
+            self._paths.clear()
         known = self._paths.get(text)
-        if known is None or known.spec is not spec:
+        if known is None:
+            namespace, slash, name = text[1:].partition("/")
+            if not slash or "/" in name or "." in namespace:
+                return None
+            spec = registry.get_spec(f"{namespace}.{name}")
+            if spec is None or not has_path(spec):
+                # Not kept: there is no end to the paths that are nobody's.
+                return None
             known = self._paths[text] = _Path(spec)
         return known
 
