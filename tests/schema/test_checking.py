@@ -214,6 +214,39 @@ def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
     assert schema.cast({}).value == {}
 
 
+@pytest.mark.parametrize(
+    ("dialect", "document", "value"),
+    [
+        (
+            "https://json-schema.org/draft/2020-12/schema",
+            {"additionalItems": {"type": "nonsense"}},
+            [1],
+        ),
+        (
+            "https://json-schema.org/draft/2019-09/schema",
+            {"prefixItems": [{"type": "nonsense"}]},
+            [1],
+        ),
+        (
+            "http://json-schema.org/draft-07/schema#",
+            {"dependentSchemas": {"a": 5}, "prefixItems": 5},
+            {"a": 1},
+        ),
+        ("http://json-schema.org/draft-06/schema#", {"if": {}, "then": {"type": "nonsense"}}, 1),
+        (
+            "http://json-schema.org/draft-04/schema#",
+            {"const": 1, "contains": 5, "propertyNames": 5},
+            2,
+        ),
+    ],
+)
+def test_keywords_of_other_dialects_mean_nothing(dialect: str, document: Any, value: Any) -> None:
+    schema = Schema({"$schema": dialect, **document})
+
+    assert schema.check(value)
+    assert schema.cast(value) == (value, [])
+
+
 def test_a_lenient_schema_that_cannot_be_compiled_counts_as_unknown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

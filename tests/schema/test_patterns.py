@@ -153,6 +153,12 @@ def test_an_object_whose_every_pattern_is_dropped_is_an_ordinary_one() -> None:
     assert schema.cast({"a": 1}).value == {"a": 1}
 
 
+@pytest.mark.requirement("R19")
+def test_patterns_in_tuples_of_old_are_bounded_too() -> None:
+    with pytest.raises(SchemaError):
+        Schema({"items": [{}], "additionalItems": {"pattern": r"(\w{1,500}){1,100}$"}}).compile()
+
+
 def test_patterns_beside_other_limits_keep_the_lower_one() -> None:
     schema = Schema({"pattern": "a", "maxLength": 3})
 

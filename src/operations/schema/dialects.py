@@ -50,21 +50,48 @@ class Dialect:
     ref_stands_alone: bool = False
     """Whether everything beside a `$ref` is ignored (up to draft 7)."""
 
+    ignored: frozenset[str] = frozenset()
+    """Keywords of other dialects, which mean nothing in this one."""
 
-DRAFT_2020_12 = Dialect(jsonschema_rs.Draft202012Validator, jsonschema_rs.Draft202012)
-DRAFT_2019_09 = Dialect(jsonschema_rs.Draft201909Validator, jsonschema_rs.Draft201909)
+
+_SINCE_2020 = frozenset({"$dynamicRef", "prefixItems"})
+_SINCE_2019 = _SINCE_2020 | {
+    "$recursiveRef", "dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems",
+    "unevaluatedProperties",
+}  # fmt: skip
+_SINCE_7 = _SINCE_2019 | {"else", "if", "then"}
+_SINCE_6 = _SINCE_7 | {"const", "contains", "propertyNames"}
+
+DRAFT_2020_12 = Dialect(
+    jsonschema_rs.Draft202012Validator,
+    jsonschema_rs.Draft202012,
+    ignored=frozenset({"$recursiveRef", "additionalItems"}),
+)
+DRAFT_2019_09 = Dialect(
+    jsonschema_rs.Draft201909Validator, jsonschema_rs.Draft201909, ignored=_SINCE_2020
+)
 
 _NAMED = {
     "json-schema.org/draft/2020-12/schema": DRAFT_2020_12,
     "json-schema.org/draft/2019-09/schema": DRAFT_2019_09,
     "json-schema.org/draft-07/schema": Dialect(
-        jsonschema_rs.Draft7Validator, jsonschema_rs.Draft7, ref_stands_alone=True
+        jsonschema_rs.Draft7Validator,
+        jsonschema_rs.Draft7,
+        ref_stands_alone=True,
+        ignored=_SINCE_2019,
     ),
     "json-schema.org/draft-06/schema": Dialect(
-        jsonschema_rs.Draft6Validator, jsonschema_rs.Draft6, ref_stands_alone=True
+        jsonschema_rs.Draft6Validator,
+        jsonschema_rs.Draft6,
+        ref_stands_alone=True,
+        ignored=_SINCE_7,
     ),
     "json-schema.org/draft-04/schema": Dialect(
-        jsonschema_rs.Draft4Validator, jsonschema_rs.Draft4, id_keyword="id", ref_stands_alone=True
+        jsonschema_rs.Draft4Validator,
+        jsonschema_rs.Draft4,
+        id_keyword="id",
+        ref_stands_alone=True,
+        ignored=_SINCE_6,
     ),
 }
 

@@ -49,7 +49,7 @@ def is_linear(pattern: str) -> bool:
     return _compiles(pattern, LINEAR)
 
 
-@lru_cache(maxsize=1_024)
+@lru_cache(maxsize=128)
 def matcher(pattern: str) -> Callable[[Any], bool]:
     """The test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
     if longest_text(pattern) is None:

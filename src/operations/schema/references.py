@@ -15,6 +15,7 @@ from operations.schema.dialects import (
     DRAFT_2019_09,
     DRAFT_2020_12,
     REFERENCES,
+    Dialect,
     named_dialect,
     subschemas,
 )
@@ -52,17 +53,22 @@ class Document:
     )  # fmt: skip
 
     def __init__(self, root: JSONSchema) -> None:
-        self._resources: dict[str, str] = {}
+        named = named_dialect(root)
+        self._read(root, named or DRAFT_2020_12)
+        if named is None and any(map(_is_old_tuple, self.sites)):
+            self._read(root, DRAFT_2019_09)
+
+    def _read(self, root: JSONSchema, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._resources: dict[str, str] = {"": _BASE}
         self._uris: dict[str, Site] = {}
         self._anchors: dict[tuple[str, str], Site] = {}
         self._dynamic: dict[str, int] = {}
         self._below: dict[str, list[tuple[str, Site]]] = {}
         self._resolved: dict[tuple[str, str, str], Site | None] = {}
         self.sites: list[Site] = []
-        self.dialect = named_dialect(root) or DRAFT_2020_12
         self.root = self._enter(Site(root, "", ""))
-        self._resources.setdefault("", _BASE)
-        self._uris.setdefault(_BASE, self.root)
+        self._uris[_BASE] = self.root
         self._scan(self.root)
         # References may lead to places no keyword holds (`#/components/schemas/Pet`).
         for site in self.sites:
@@ -71,8 +77,6 @@ class Document:
                     self._scan(target)
         # What was not there to be found a moment ago may be there now.
         self._resolved.clear()
-        if named_dialect(root) is None and any(map(_is_old_tuple, self.sites)):
-            self.dialect = DRAFT_2019_09
 
     @property
     def uri(self) -> str:
@@ -107,19 +111,21 @@ class Document:
             return
         for keyword in REFERENCES:
             reference = site.schema.get(keyword)
-            if isinstance(reference, str):
+            if isinstance(reference, str) and keyword not in self.dialect.ignored:
                 key = site.resource, keyword, reference
                 if key not in self._resolved:
                     self._resolved[key] = self._resolve(*key)
                 yield keyword, self._resolved[key]
 
     def keywords(self, site: Site) -> JSONObject:
-        """What `site` says in this dialect: up to draft 7 nothing counts beside a `$ref`."""
+        """What `site` says in this dialect. Up to draft 7 nothing counts beside a `$ref`."""
         schema = site.schema
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
         if self.dialect.ref_stands_alone and isinstance(schema.get("$ref"), str):
             return {"$ref": schema["$ref"]}
+        if not self.dialect.ignored.isdisjoint(schema):
+            return {name: held for name, held in schema.items() if name not in self.dialect.ignored}
         return schema
 
     def _resolve(self, resource: str, keyword: str, reference: str) -> Site | None:
