@@ -79,6 +79,7 @@ class Planner:
         self.checker = checker
         self.document: Document = checker.document
         self.unstable = False
+        self._beyond = Plan(self, (), (), (), asked=frozenset(), opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def root(self) -> "Plan":
@@ -115,7 +116,7 @@ class Planner:
         found = self._plans.get(key)
         if found is None:
             if len(self._plans) >= MAX_PLANS:
-                return Plan(self, (), (), (), asked=frozenset(), opaque=True)
+                return self._beyond
             facets = list(chosen_from.facets) if chosen_from else []
             asked = chosen_from.asked if chosen_from else frozenset[str]()
             choices: list[Choice] = []
