@@ -184,6 +184,7 @@ def test_f27_delays_are_short_at_first_and_spread_out_later() -> None:
     assert max(late) <= 30
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
 async def test_f27_a_crowd_of_clients_comes_back_after_a_restart(
     mortal: tuple[Broker, BrokerWorld],
