@@ -119,8 +119,10 @@ MCP = {"source": "mcp", "isError": False, "content": []}
         {"data": 1, "meta": {**MCP, "_meta": 3}},
         {"meta": LOCAL},
         {"data": "not base64!", "encoding": "base64", "meta": LOCAL},
+        {"data": "é", "encoding": "base64", "meta": LOCAL},
+        {"data": 1, "meta": {**MCP, "content": [object()]}},
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_only_resembles_an_envelope_is_none(value: object) -> None:
     assert not is_response_envelope(value)

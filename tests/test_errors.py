@@ -1,6 +1,7 @@
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 
 from operations import CallError, ErrorCode, ErrorDefinition, MissingExtraError, map_error
@@ -103,3 +104,8 @@ def test_the_status_table_is_the_contracts() -> None:
         "UNAVAILABLE": 503,
         "RESOURCE_EXHAUSTED": 429,
     }
+
+
+@pytest.mark.parametrize("message", ["no file \udcff", ValueError("an object")])
+def test_whatever_a_message_is_it_can_be_written(message: Any) -> None:
+    assert msgspec.json.encode(CallError("X", message).to_wire())

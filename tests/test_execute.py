@@ -494,6 +494,24 @@ async def test_a_timeout_holds_even_if_the_handler_ignores_cancellation() -> Non
     await registry.aclose()
 
 
+async def test_a_deadline_in_seconds_is_told_so() -> None:
+    error = await failing(single(add), None, OperationContext(deadline=time.time() + 30))
+
+    assert "milliseconds" in error.message
+
+
+async def test_what_is_no_context_middleware_or_observer_is_refused() -> None:
+    registry = single(add)
+    nothing: Any = None
+
+    with pytest.raises(TypeError, match="OperationContext"):
+        await registry.execute("test.run", {}, Identity("bob"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="middleware"):
+        registry.use(nothing)
+    with pytest.raises(TypeError, match="observer"):
+        registry.observe(nothing)
+
+
 async def test_a_deadline_that_has_passed_is_not_run() -> None:
     async def never(_input: Any, _context: OperationContext) -> None:
         raise AssertionError("the handler was called")

@@ -434,7 +434,7 @@ def test_a_class_that_fails_while_it_is_read_is_refused() -> None:
         def __iter__(self) -> Iterator[str]:
             raise RuntimeError("cannot be read")
 
-    with pytest.raises(JSONValueError, match="cannot be read") as caught:
+    with pytest.raises(JSONValueError, match="RuntimeError") as caught:
         to_json({"a": Broken()})
 
     assert caught.value.path == "/a"

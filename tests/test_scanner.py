@@ -28,6 +28,14 @@ async def handler(input, context):
 """
 
 
+PROXY = """
+class Proxy:
+    def __getattr__(self, name):
+        raise RuntimeError("outside of a request")
+proxy = Proxy()
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     files = {
@@ -46,6 +54,10 @@ def folder(tmp_path: Path) -> Path:
         "__pycache__/cached.py": "raise RuntimeError('never imported')",
         "__init__.py": "",
         "empty.py": "",
+        "__main__.py": "raise RuntimeError('never run')",
+        "proxy.py": PROXY,
+        "exiting/__init__.py": "raise SystemExit(3)",
+        "exiting/inner.py": "",
     }
     for name, text in files.items():
         path = tmp_path / "ops" / name
@@ -78,6 +90,9 @@ async def test_a_folder_is_scanned_to_the_end(
     assert len(found) == 6
     skipped = {Path(item.where).name: item.reason for item in found.skipped}
     assert skipped.keys() == {
+        "proxy.py: proxy",
+        "__init__.py",
+        "inner.py",
         "broken_syntax.py",
         "broken_import.py",
         "exits.py",
@@ -103,7 +118,6 @@ def test_one_file_can_be_scanned(folder: Path) -> None:
 def test_a_package_can_be_scanned_by_name_and_as_a_module(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "__main__.py").write_text("raise RuntimeError('never imported')")
     monkeypatch.syspath_prepend(str(folder.parent))
 
     by_name = scan_operations("ops")

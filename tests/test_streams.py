@@ -363,3 +363,116 @@ async def test_a_handler_can_subscribe_to_another_operation() -> None:
         return sum([envelope.data async for envelope in stream])
 
     assert (await registry.execute("test.sum", {})).data == 3
+
+
+# ---------------------------------------------------------------------- what must not go wrong
+
+
+async def endless(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+    while True:
+        yield 1
+
+
+async def test_a_deadline_ends_a_stream_that_never_waits() -> None:
+    assert (await error_of(streaming(endless), None, soon())).code == ErrorCode.TIMEOUT
+
+
+async def test_a_stream_whose_time_has_passed_is_not_started() -> None:
+    source = Source(1)
+
+    assert (await error_of(streaming(source), None, soon(-1))).code == ErrorCode.TIMEOUT
+    assert not source.closed.is_set()
+
+
+async def test_a_stream_with_a_deadline_is_cleaned_up_in_its_own_task() -> None:
+    tasks: list[Any] = []
+
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        tasks.append(asyncio.current_task())
+        try:
+            yield 1
+            yield 2
+        finally:
+            tasks.append(asyncio.current_task())
+
+    stream = streaming(handler).subscribe("test.run", None, soon(60_000))
+    await anext(stream)
+    await stream.aclose()
+
+    assert len(tasks) == 2
+    assert tasks[0] is tasks[1]
+
+
+@pytest.mark.requirement("R33")
+@pytest.mark.parametrize("swallow", [False, True])
+async def test_closing_twice_at_once_never_cancels_the_consumer(swallow: bool) -> None:
+    waiting = asyncio.Event()
+
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            if not swallow:
+                raise
+
+    stream = streaming(handler).subscribe("test.run")
+
+    async def consume() -> tuple[list[Any], int]:
+        seen = [envelope.data async for envelope in stream]
+        return seen, asyncio.current_task().cancelling()  # type: ignore[union-attr]
+
+    consumer = asyncio.create_task(consume())
+    await waiting.wait()
+    await asyncio.gather(stream.aclose(), stream.aclose())
+
+    assert await consumer == ([1], 0)
+
+
+@pytest.mark.requirement("R33")
+async def test_a_handler_that_ignores_its_end_does_not_keep_the_closer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting, release = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        while not release.is_set():
+            waiting.set()
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        yield 1
+
+    stream = streaming(stubborn).subscribe("test.run")
+    consumer = asyncio.create_task(anext(stream))
+    await waiting.wait()
+
+    await asyncio.wait_for(stream.aclose(), 3)
+
+    assert "ignores" in caplog.text
+    release.set()
+    await asyncio.wait({consumer})
+
+
+async def test_a_cleanup_that_fails_costs_neither_the_result_nor_the_report(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            raise ValueError("cleanup")
+
+    registry = streaming(handler)
+    events: list[CallEvent] = []
+    registry.observe(events.append)
+    stream = registry.subscribe("test.run")
+    await anext(stream)
+
+    await stream.aclose()
+
+    assert isinstance(events[-1], CallFinished)
+    assert "cleanup" in caplog.text

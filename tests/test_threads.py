@@ -160,3 +160,14 @@ def test_a_thread_that_outlives_its_loop_harms_nobody() -> None:
         time.sleep(0.001)
 
     assert pool.abandoned == 0
+
+
+def test_a_pool_serves_one_loop_after_another() -> None:
+    """F34."""
+    pool = ThreadPool(1)
+
+    async def crowd() -> list[int]:
+        return await asyncio.gather(*(pool.run(lambda: 1) for _ in range(3)))
+
+    assert asyncio.run(crowd()) == [1, 1, 1]
+    assert asyncio.run(crowd()) == [1, 1, 1]

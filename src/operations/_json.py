@@ -107,7 +107,8 @@ def lift(value: Any) -> Any:
     except JSONValueError:
         raise
     except Exception as error:
-        reason = f"{type(value).__name__} cannot be written as JSON: {error}"
+        # Its words stay in the chain: they may hold what no caller should read.
+        reason = f"{type(value).__name__} cannot be written as JSON ({type(error).__name__})"
         raise JSONValueError(reason) from error
     # An enum's value may need lifting itself.
     return lift(lifted)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from operations.errors import CallError, ErrorCode
 
@@ -83,7 +84,9 @@ class ThreadPool:
 
     def __init__(self, limit: int = 32) -> None:
         self._limit = limit
-        self._slots = asyncio.Semaphore(limit)
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
         self._idle: deque[SimpleQueue[_Job | None]] = deque()
         self.abandoned = 0
 
@@ -97,7 +100,10 @@ class ThreadPool:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if as many threads as the limit allows were abandoned.
         """
-        async with self._slots:
+        # A semaphore belongs to the loop it was first waited for in; a registry may outlive its loop.
+        async with self._slots.setdefault(
+            asyncio.get_running_loop(), asyncio.Semaphore(self._limit)
+        ):
             if self.abandoned >= self._limit:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,

@@ -5,7 +5,6 @@ Rule 2: `lift_envelope` is the only detection; `is_response_envelope` is its yes
 Rule 3: an envelope is never altered. Whoever needs another one makes another one.
 """
 
-import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from time import time_ns
@@ -198,7 +197,10 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
         Raises:
             ValueError: If the text is no JSON, or no envelope.
         """
-        return cls.from_wire(msgspec.json.decode(text))
+        try:
+            return cls.from_wire(msgspec.json.decode(text))
+        except RecursionError:
+            raise ValueError("not a response envelope: nested too deeply") from None
 
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
@@ -278,14 +280,15 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
     if not isinstance(meta, Mapping):
         return None
     fields = dict(cast("Mapping[str, Any]", meta))
-    if fields.get("source") not in RESPONSE_SOURCES:
-        return None
-    if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
-        fields["content"] = [content_block(block) for block in fields["content"]]
     try:
+        if fields.get("source") not in RESPONSE_SOURCES:
+            return None
+        if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
+            fields["content"] = [content_block(block) for block in fields["content"]]
         lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
         return ResponseEnvelope(_data_of(wire), lifted)
-    except (msgspec.ValidationError, binascii.Error):
+    except (ValueError, TypeError, RecursionError):
+        # Not the right fields, no base64, or blocks that are not even JSON.
         return None
 
 

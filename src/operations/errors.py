@@ -81,7 +81,7 @@ class CallError(OperationsError):
 
     def to_wire(self) -> JSONObject:
         """What other processes see: `code`, `message` and, where there are any, JSON `details`."""
-        wire: JSONObject = {"code": self.code, "message": self.message}
+        wire: JSONObject = {"code": _readable(self.code), "message": _readable(self.message)}
         if self.details is not None:
             try:
                 wire["details"] = to_json(self.details)
@@ -101,6 +101,11 @@ class CallError(OperationsError):
             wire.get("details"),
             retryable=wire.get("retryable") is True or None,
         )
+
+
+def _readable(text: object) -> str:
+    """Text that can be encoded: a message may quote what is not valid Unicode, such as a file's name."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 def _rebuild(code: str, message: str, details: Any, retryable: bool, unexpected: bool) -> CallError:

@@ -13,13 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
+from operations._json import to_json
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, map_error
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
+
+_WORDS, _WORD_LENGTH = 16, 40
+"""How much of a query counts: each word costs a look at the whole vocabulary."""
 
 MAX_BATCH: Final = 100
 """Calls in one batch."""
@@ -176,9 +180,9 @@ class Gateway:
             async with slots:
                 try:
                     envelope = await self.call(call.operation, call.input, context)
-                except CallError as error:
-                    return {"error": describe(error)}
-                return {"envelope": envelope.to_wire()}
+                    return {"envelope": to_json(envelope.to_wire())}
+                except Exception as error:  # noqa: BLE001 - one bad call must not cost the others
+                    return {"error": describe(map_error(error))}
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(call)) for call in calls]
@@ -222,11 +226,12 @@ class _Index:
 
     def ranked(self, words: Sequence[str]) -> Iterator[tuple[OperationSpec, float]]:
         """Every operation that has all the words, or at least the most of them, best first."""
+        words = [word[:_WORD_LENGTH] for word in dict.fromkeys(words)][:_WORDS]
         if not words:
             yield from ((spec, 0.0) for spec in self._specs)
             return
         scores: dict[int, float] = {}
-        for word in dict.fromkeys(words):
+        for word in words:
             for number, score in self._matches(word).items():
                 scores[number] = scores.get(number, 0.0) + score
         # Shorter ids first among equals: the plain operation before its special cases.

@@ -149,14 +149,14 @@ class OperationRegistry:
                     f"{operation_id} is registered already: rename it, or pass replace=True"
                 )
             added[operation_id] = ready
+        attach = getattr(operations, "attach", None)
+        if attach is not None:
+            attach(self)
         for operation_id, ready in added.items():
             self._put(operation_id, ready)
         self._elsewhere |= elsewhere
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
-        attach = getattr(operations, "attach", None)
-        if attach is not None:
-            attach(self)
         return list(added.values())
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
@@ -263,7 +263,7 @@ class OperationRegistry:
             return self._execute_first(operation_id, input, context)
         if context is None:
             context = OperationContext(registry=self)
-        elif context.registry is not self:
+        elif type(context) is not OperationContext or context.registry is not self:
             context = self._adopt(context)
         if self._plain and (context.deadline is None or not context.must_be_timed):
             return invoke(plan, input, context)
@@ -304,6 +304,8 @@ class OperationRegistry:
         """The caller's context with nested calls coming here; its request id is settled first."""
         if context is None:
             return OperationContext(registry=self)
+        if not isinstance(cast("object", context), OperationContext):
+            raise TypeError(f"pass an OperationContext(identity=..., ...), not {context!r}")
         if context.registry is self:
             return context
         return with_fields(
@@ -393,6 +395,8 @@ class OperationRegistry:
         `async def m(call, next)` stands around queries and mutations and gives an envelope; an async generator
         `async def m(call, next)` stands around subscriptions and yields envelopes.
         """
+        if not callable(middleware):
+            raise TypeError(f"{middleware!r} is no middleware: it cannot be called")
         if inspect.isasyncgenfunction(middleware) or inspect.isasyncgenfunction(
             getattr(middleware, "__call__", None)  # noqa: B004 - its kind is the question
         ):
@@ -404,6 +408,8 @@ class OperationRegistry:
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Let `observer` follow every call event; call what this returns to stop."""
+        if not callable(observer):
+            raise TypeError(f"{observer!r} is no observer: it cannot be called")
         self._observers.append(observer)
         self._plain = False
 

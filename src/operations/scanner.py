@@ -78,7 +78,7 @@ def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
 def _can_be_found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except Exception:  # noqa: BLE001 - finding a module imports its parents, which may fail in any way
         return False
 
 
@@ -95,7 +95,7 @@ class _Scan:
 
     def __init__(self) -> None:
         self.result = ScanResult()
-        self._taken: dict[str, object] = {}
+        self._taken: dict[str, tuple[object, str]] = {}
 
     def folder(self, path: Path) -> None:
         """The modules under `path`, or the one that it is.
@@ -113,15 +113,20 @@ class _Scan:
             if not all(part.isidentifier() for part in parts):
                 self._skip(str(file), "its path is no module name")
                 continue
-            self._module(".".join((package, *parts)), str(file))
+            if parts[-1] == "__main__":
+                continue
+            names = parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+            self._module(".".join((package, *names)), str(file))
 
     def package(self, name: str) -> None:
         """A package by its name, with everything below it."""
         package = self._module(name, name)
         path = getattr(package, "__path__", None)
         if path is not None:
-            for found in pkgutil.walk_packages(path, f"{name}.", onerror=lambda _: None):
-                if not found.name.endswith(".__main__"):
+            for found in pkgutil.iter_modules(path, f"{name}."):
+                if found.ispkg:
+                    self.package(found.name)
+                elif not found.name.endswith(".__main__"):
                     self._module(found.name, found.name)
 
     def _module(self, name: str, where: str) -> ModuleType | None:
@@ -136,8 +141,12 @@ class _Scan:
         return module
 
     def _collect(self, module: ModuleType, where: str) -> None:
-        for value in tuple(vars(module).values()):
-            found = operation_of(value)
+        for name, value in tuple(vars(module).items()):
+            try:
+                found = operation_of(value)
+            except Exception as error:  # noqa: BLE001 - a proxy may refuse to be looked at
+                self._skip(f"{where}: {name}", f"{type(error).__name__}: {error}")
+                continue
             if found is not None:
                 self._add(found, found.spec.id, where)
         declared = vars(module).get("operation")
@@ -155,13 +164,13 @@ class _Scan:
     def _add(self, found: Operation | OperationSpec, operation_id: str, where: str) -> None:
         taken = self._taken.get(operation_id)
         if taken is None:
-            self._taken[operation_id] = found
+            self._taken[operation_id] = found, where
             if isinstance(found, OperationSpec):
                 self.result.specs.append(found)
             else:
                 self.result.operations.append(found)
-        elif taken is not found:
-            self._skip(where, f"{operation_id} was found elsewhere already")
+        elif taken[0] is not found:
+            self._skip(where, f"{operation_id} was found in {taken[1]} already")
 
     def _skip(self, where: str, reason: str) -> None:
         self.result.skipped.append(Skipped(where, reason))

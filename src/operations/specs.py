@@ -359,7 +359,9 @@ def _operation_from(
     signature = signature_of(
         function, context_type=OperationContext, envelope_type=ResponseEnvelope
     )
-    namespace, _, name = operation_id.partition(".")
+    namespace, dot, name = operation_id.partition(".")
+    if not dot:
+        raise RegistrationError("an id is written namespace.name")
     spec = OperationSpec(
         name=name,
         namespace=namespace,

@@ -19,7 +19,6 @@ from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
-
 pytestmark = pytest.mark.alone
 
 

@@ -52,8 +52,12 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     def pass_on(envelope: Envelope) -> Envelope:
         """A handler's own envelope: the same meta, and data that fits where there is something to go by."""
         meta = envelope.meta
-        if type(envelope.data) is bytes:
-            return envelope
+        if isinstance(envelope.data, (bytes, bytearray, memoryview)):
+            return (
+                envelope
+                if type(envelope.data) is bytes
+                else ResponseEnvelope(bytes(envelope.data), meta)
+            )
         if not isinstance(meta, LocalResponseMeta) and (
             compiled is None
             or (
@@ -125,7 +129,11 @@ def _report_repairs(operation_id: str, repairs: Sequence[Repair]) -> None:
     logger.warning(
         "%s: the result was repaired to fit its schema:\n%s",
         operation_id,
-        "\n".join(f"  {repair.path or '(root)'}: {repair.message}" for repair in repairs),
+        # The words may be a third party's: no line of the log is theirs to begin.
+        "\n".join(
+            f"  {repair.path or '(root)'}: {repair.message}".encode("unicode_escape").decode()
+            for repair in repairs
+        ),
     )
 
 

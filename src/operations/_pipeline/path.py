@@ -19,6 +19,9 @@ from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, map_error
 from operations.schema import validate_or_raise
 
+_LONG_AGO = 1e11
+"""Milliseconds since the epoch: 1973. A deadline before that was meant in seconds."""
+
 GRACE = 0.05
 """Seconds a handler has to clean up after it was cancelled before its caller stops waiting for it."""
 
@@ -132,7 +135,8 @@ async def _timed(
     """The path in a task of its own, so that it can be left behind at the deadline."""
     if deadline / 1000 <= time():
         path.close()
-        raise CallError(ErrorCode.TIMEOUT, f"{plan.id} was not started: its time had run out")
+        hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
+        raise CallError(ErrorCode.TIMEOUT, f"{plan.id} was not started: its time had run out{hint}")
     task = asyncio.create_task(path)
     return cast("Envelope", await before(deadline, task, task, plan, context))
 

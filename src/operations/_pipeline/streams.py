@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from time import time
 from typing import Any, Self, cast
 
 from operations._pipeline.outcome import Envelope
@@ -12,9 +13,12 @@ from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode
 
 logger = logging.getLogger("operations")
+
+_PATIENCE = 1.0
+"""Seconds a handler has to end when its subscription is closed from another task."""
 
 
 async def stream(
@@ -46,9 +50,11 @@ async def stream(
         raise
     finally:
         context.abort_children()
-        await _close(items)
-        if finished is not None:
-            finished(failure)
+        try:
+            await _close(items)
+        finally:
+            if finished is not None:
+                finished(failure)
 
 
 async def _items(
@@ -115,17 +121,23 @@ async def _timed_items(
     wanted: asyncio.Queue[asyncio.Future[Envelope | None]] = asyncio.Queue()
 
     async def work() -> None:
-        while True:
-            answer = await wanted.get()
-            try:
-                answer.set_result(await anext(items, None))
-            except CallError as error:
-                answer.set_exception(error)
-                return
+        try:
+            while True:
+                answer = await wanted.get()
+                try:
+                    answer.set_result(await anext(items, None))
+                except CallError as error:
+                    answer.set_exception(error)
+                    return
+        finally:
+            # Here, and not in the consumer's task: what the handler opened, it closes where it opened it.
+            await _close(items)
 
     worker = asyncio.create_task(work())
     try:
         while True:
+            if deadline / 1000 <= time():
+                raise CallError(ErrorCode.TIMEOUT, f"{plan.id} did not finish in time")
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
             envelope = await before(deadline, answer, worker, plan, context)
@@ -134,18 +146,17 @@ async def _timed_items(
             yield envelope
     finally:
         await stop(worker, plan, context)
-        await _close(items)
 
 
 async def _close(iterator: Any) -> None:
-    """End an async iterator that can be ended. One that is still busy, or fails, is not worth an error."""
+    """End an async iterator that can be ended. The result is out: what goes wrong now is only logged."""
     aclose = getattr(iterator, "aclose", None)
     if aclose is None:
         return
     try:
         await aclose()
-    except (RuntimeError, StopAsyncIteration) as error:
-        logger.debug("a stream did not close: %s", error)
+    except Exception as error:  # noqa: BLE001 - a handler's cleanup may fail in any way it likes
+        logger.warning("a stream did not close cleanly: %r", error)
 
 
 class Subscription:
@@ -155,41 +166,60 @@ class Subscription:
     the handler.
     """
 
-    __slots__ = ("_closed", "_idle", "_items", "_reader")
+    __slots__ = ("_closed", "_closing", "_interrupted", "_items", "_left", "_reader")
 
     def __init__(self, items: AsyncGenerator[Envelope, None]) -> None:
         self._items = items
         self._reader: asyncio.Task[Any] | None = None
-        self._idle = asyncio.Event()
-        self._closed = False
+        self._left = asyncio.Event()
+        self._interrupted = False
+        self._closing = False
+        self._closed = asyncio.Event()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Envelope:
-        if self._closed:
+        if self._closing:
             raise StopAsyncIteration
         if self._reader is not None:
             raise RuntimeError("a subscription is read by one task at a time")
         reader = self._reader = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._idle.clear()
+        self._left.clear()
         try:
             return await anext(self._items)
         except asyncio.CancelledError:
-            if self._closed and reader.uncancel() == 0:
+            if self._interrupted and reader.cancelling() == 1:
                 raise StopAsyncIteration from None
             raise
         finally:
+            if self._interrupted:
+                # However the handler took it: the reader itself was never meant to be cancelled.
+                self._interrupted = False
+                reader.uncancel()
             self._reader = None
-            self._idle.set()
+            self._left.set()
 
     async def aclose(self) -> None:
-        """End the subscription and its handler; harmless when it has ended."""
-        self._closed = True
-        if self._reader is not None:
-            self._reader.cancel()
-            await self._idle.wait()
-        await self._items.aclose()
+        """End the subscription and its handler; harmless when it has ended or is being ended.
+
+        A handler that ignores its end is left behind after a second.
+        """
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            if self._reader is not None:
+                self._interrupted = True
+                self._reader.cancel()
+                async with asyncio.timeout(_PATIENCE):
+                    await self._left.wait()
+            await _close(self._items)
+        except TimeoutError:
+            logger.warning("a subscription's handler ignores that it was closed")
+        finally:
+            self._closed.set()
 
     async def __aenter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ class RemoteService:
 
     def _import(self, spec: OperationSpec) -> Operation:
         there = spec.id
-        here = replace(spec, meta={**spec.meta, "source": "remote"})
+        here = spec
         if self._namespace is not None:
             here = replace(here, namespace=self._namespace, name=there)
         if self._access is not None:
