@@ -166,8 +166,9 @@ def test_a_pool_serves_one_loop_after_another() -> None:
     """F34."""
     pool = ThreadPool(1)
 
-    async def crowd() -> list[int]:
-        return await asyncio.gather(*(pool.run(lambda: 1) for _ in range(3)))
+    async def crowd() -> list[Any]:
+        results: list[Any] = await asyncio.gather(*(pool.run(lambda: 1) for _ in range(3)))
+        return results
 
     assert asyncio.run(crowd()) == [1, 1, 1]
     assert asyncio.run(crowd()) == [1, 1, 1]
