@@ -400,9 +400,9 @@ class OperationRegistry:
         if inspect.isasyncgenfunction(middleware) or inspect.isasyncgenfunction(
             getattr(middleware, "__call__", None)  # noqa: B004 - its kind is the question
         ):
-            self.stream_middleware.append(middleware)
+            self.stream_middleware.append(cast("StreamMiddleware", middleware))
         else:
-            self.middleware.append(middleware)
+            self.middleware.append(cast("Middleware", middleware))
         self._plain = False
         return middleware
 

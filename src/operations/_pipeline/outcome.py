@@ -52,12 +52,10 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     def pass_on(envelope: Envelope) -> Envelope:
         """A handler's own envelope: the same meta, and data that fits where there is something to go by."""
         meta = envelope.meta
-        if isinstance(envelope.data, (bytes, bytearray, memoryview)):
-            return (
-                envelope
-                if type(envelope.data) is bytes
-                else ResponseEnvelope(bytes(envelope.data), meta)
-            )
+        raw: Any = envelope.data
+        if isinstance(raw, (bytes, bytearray, memoryview)):
+            whole = bytes(cast("bytes", raw))
+            return envelope if type(raw) is bytes else ResponseEnvelope(whole, meta)
         if not isinstance(meta, LocalResponseMeta) and (
             compiled is None
             or (
