@@ -55,7 +55,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
         raw: Any = envelope.data
         if isinstance(raw, (bytes, bytearray, memoryview)):
             whole = bytes(cast("bytes", raw))
-            return envelope if type(raw) is bytes else ResponseEnvelope(whole, meta)
+            return envelope if isinstance(raw, bytes) else ResponseEnvelope(whole, meta)
         if not isinstance(meta, LocalResponseMeta) and (
             compiled is None
             or (
