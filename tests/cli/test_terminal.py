@@ -1,6 +1,7 @@
 """The command line at a real terminal: prompts, progress, Ctrl-C."""
 
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -15,6 +16,11 @@ Start = Callable[..., "pexpect.spawn[str]"]
 INTERRUPT = "\x03"
 
 
+def heed_interrupts() -> None:
+    """A shell's background job ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
     """Type a command at a terminal."""
@@ -24,6 +30,7 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
         child = pexpect.spawn(
             sys.executable, ["-m", "operations", *arguments],
             env=environment, cwd=str(folder), encoding="utf-8", timeout=60, dimensions=(40, 160),
+            preexec_fn=heed_interrupts,
         )  # fmt: skip
         children.append(child)
         return child
