@@ -177,8 +177,9 @@ async def beside_typebox(options: Any) -> None:
     fixture = msgspec.json.encode({"dirty": v.DIRTY})
 
     def cast_and_check() -> bool:
-        value, _ = compiled.normalise(v.DIRTY)
-        return compiled.is_valid(value)
+        # Without repairs the value has been checked already.
+        value, repairs = compiled.normalise(v.DIRTY)
+        return repairs is None or compiled.is_valid(value)
 
     assert cast_and_check()
     rates: dict[str, list[float]] = {
