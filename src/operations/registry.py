@@ -390,7 +390,7 @@ class OperationRegistry:
     @overload
     def use(self, middleware: StreamMiddleware) -> StreamMiddleware: ...
     def use(self, middleware: Any) -> Any:
-        """Put a middleware around every call; the first one added is the outermost.
+        """Put a middleware around every call of its kind; the first one added is the outermost.
 
         `async def m(call, next)` stands around queries and mutations and gives an envelope; an async generator
         `async def m(call, next)` stands around subscriptions and yields envelopes.
