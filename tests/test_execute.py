@@ -2,13 +2,16 @@
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import math
 import threading
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support import single, soon
 
@@ -76,11 +79,31 @@ async def test_a_value_comes_back_in_a_local_envelope() -> None:
 
 async def test_an_unknown_operation_is_not_found() -> None:
     registry = OperationRegistry()
+    unknown: Any
 
-    for unknown in ("test.run", "", "no-dot", "a.b.c", "\x00"):
-        with pytest.raises(CallError) as caught:
-            await registry.execute(unknown)
-        assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    for unknown in ("test.run", "", "no-dot", "a.b.c", "\x00", ["test.run"], None):
+        for attempt in (registry.execute(unknown), anext(registry.subscribe(unknown))):
+            with pytest.raises(CallError) as caught:
+                await attempt
+            assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+
+
+async def test_a_plain_function_that_says_it_does_not_block_runs_in_the_loop() -> None:
+    def where(_input: Any, _context: OperationContext) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    spec = OperationSpec(name="run", namespace="test", type=OperationType.QUERY)
+    for blocking in (False, True):
+        registry = OperationRegistry([Operation(spec, where, blocking=blocking)])
+        assert (await registry.execute("test.run")).data is not blocking
+
+
+async def test_a_blocking_wrapper_of_a_coroutine_function_runs_in_a_thread() -> None:
+    @functools.wraps(echo)
+    def wrapper(_input: Any, _context: OperationContext) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert (await single(wrapper).execute("test.run")).data is False
 
 
 async def test_executing_a_subscription_says_what_to_do() -> None:
@@ -440,6 +463,25 @@ async def test_the_callers_own_cancellation_propagates() -> None:
         assert ended.is_set()
 
 
+@pytest.mark.parametrize("failure", [ValueError("cleanup"), CallError("CLEANUP", "failed")])
+async def test_a_cancellation_outlives_a_cleanup_that_fails(failure: Exception) -> None:
+    started = asyncio.Event()
+
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise failure
+
+    task = asyncio.create_task(single(handler).execute("test.run"))
+    await started.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_handler_that_cancels_itself_is_aborted() -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
         raise asyncio.CancelledError
@@ -626,6 +668,7 @@ async def test_an_env_without_a_registry_finds_nothing() -> None:
 
 async def test_aborting_a_call_aborts_its_children() -> None:
     running, ended = asyncio.Event(), asyncio.Event()
+    children: set[asyncio.Task[Any]] = set()
 
     async def inner(_input: Any, _context: OperationContext) -> None:
         running.set()
@@ -637,10 +680,8 @@ async def test_aborting_a_call_aborts_its_children() -> None:
     async def outer(input: Any, context: OperationContext) -> None:
         if input == "inner":
             await inner(input, context)
-        child = asyncio.create_task(context.env.call("test.run", "inner"))
-        await running.wait()
+        children.add(asyncio.create_task(context.env.call("test.run", "inner")))
         await asyncio.Event().wait()
-        await child
 
     for context in (None, soon(10_000)):
         running.clear()
@@ -651,6 +692,114 @@ async def test_aborting_a_call_aborts_its_children() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(ended.wait(), 1)
+        await asyncio.wait(children)
+        assert children.pop().cancelled()
+
+
+async def _cut_short(registry: OperationRegistry, ready: asyncio.Event) -> None:
+    """Call `test.outer` and cancel it once it is `ready`."""
+    task = asyncio.create_task(registry.execute("test.outer"))
+    await ready.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_task_that_waits_for_an_aborted_nested_call_lives_on() -> None:
+    registry = OperationRegistry()
+    ready = asyncio.Event()
+    bystander: list[asyncio.Task[str]] = []
+
+    @registry.operation("test.inner")
+    async def inner() -> None:
+        ready.set()
+        await asyncio.Event().wait()
+
+    @registry.operation("test.outer")
+    async def outer(context: OperationContext) -> None:
+        async def stand_by() -> str:
+            with pytest.raises(CallError) as caught:
+                await context.env.test.inner()
+            await asyncio.sleep(0)
+            return caught.value.code
+
+        bystander.append(asyncio.create_task(stand_by()))
+        await asyncio.Event().wait()
+
+    await _cut_short(registry, ready)
+
+    assert await bystander[0] == ErrorCode.ABORTED
+    assert bystander[0].cancelling() == 0
+
+
+async def test_a_nested_subscription_ends_with_the_call_it_is_part_of() -> None:
+    registry = OperationRegistry()
+    ready, ended = asyncio.Event(), asyncio.Event()
+    readers: list[asyncio.Task[str]] = []
+
+    @registry.operation("test.ticks", type="subscription")
+    async def ticks() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    @registry.operation("test.outer")
+    async def outer(context: OperationContext) -> None:
+        async def read() -> str:
+            with pytest.raises(CallError) as caught:
+                async for _ in context.env.subscribe("test.ticks"):
+                    ready.set()
+            return caught.value.code
+
+        readers.append(asyncio.create_task(read()))
+        await asyncio.Event().wait()
+
+    await _cut_short(registry, ready)
+
+    assert await readers[0] == ErrorCode.ABORTED
+    await asyncio.wait_for(ended.wait(), 1)
+
+
+async def test_an_aborted_subscription_that_nobody_was_reading_says_so_when_read() -> None:
+    registry = OperationRegistry()
+    ready = asyncio.Event()
+    streams: list[Any] = []
+
+    @registry.operation("test.ticks", type="subscription")
+    async def ticks() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    @registry.operation("test.outer")
+    async def outer(context: OperationContext) -> None:
+        stream = context.env.subscribe("test.ticks")
+        streams.append(stream)
+        await anext(stream)
+        ready.set()
+        await asyncio.Event().wait()
+
+    await _cut_short(registry, ready)
+
+    with pytest.raises(CallError) as caught:
+        await anext(streams[0])
+    assert caught.value.code == ErrorCode.ABORTED
+
+
+async def test_a_copy_of_a_context_calls_as_its_own_caller() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.who")
+    async def who(context: OperationContext) -> str | None:
+        return context.identity.id if context.identity else None
+
+    first = OperationContext(identity=Identity("first"), registry=registry)
+    assert (await first.env.test.who()).data == "first"
+
+    second = msgspec.structs.replace(first, identity=Identity("second"))
+
+    assert (await second.env.test.who()).data == "second"
 
 
 # ---------------------------------------------------------------------- middleware, observers, doors
@@ -797,3 +946,59 @@ def test_request_ids_are_128_random_bits_made_when_read() -> None:
     assert first.request_id != second.request_id
     assert len(bytes.fromhex(first.request_id)) == 16
     assert OperationContext(request_id="mine").request_id == "mine"
+
+
+# ---------------------------------------------------------------------- what is not JSON
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        http_envelope(
+            {"at": math.nan}, status_code=200, headers={}, content_type="application/json"
+        ),
+        mcp_envelope({"at": object()}, is_error=False, content=[]),
+        local_envelope({"at": 10**5000}, "test.run"),
+    ],
+)
+async def test_an_envelope_made_by_hand_holds_json_too(made: ResponseEnvelope[Any]) -> None:
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return made
+
+    registry = single(handler)
+    error = await failing(registry)
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert error.details["path"] == "/at"
+
+    spare = single(echo)
+
+    @spare.use
+    async def answer(_call: Call, _next: Next) -> ResponseEnvelope[Any]:
+        return made
+
+    assert (await failing(spare)).code == ErrorCode.EXECUTION_ERROR
+
+
+async def test_an_envelope_made_by_hand_may_hold_what_becomes_json() -> None:
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return http_envelope(
+            {"at": moment}, status_code=200, headers={}, content_type="application/json"
+        )
+
+    assert (await single(handler).execute("test.run")).data == {"at": "2026-01-02T00:00:00Z"}
+
+
+async def test_an_integer_that_cannot_be_written_is_no_json() -> None:
+    """R27: on the way in and on the way out."""
+    error = await failing(single(echo), {"n": 10**5000})
+    assert error.code == ErrorCode.VALIDATION_ERROR
+    assert error.details["errors"][0]["path"] == "/n"
+
+    async def handler(_input: Any, _context: OperationContext) -> Any:
+        return {"n": -(10**5000)}
+
+    error = await failing(single(handler))
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert error.details["path"] == "/n"

@@ -250,3 +250,20 @@ def test_a_spec_cannot_be_altered() -> None:
     with pytest.raises(AttributeError):
         PLAIN.name = "x"  # type: ignore[misc]
     assert msgspec.structs.replace(PLAIN, name="y").name == "y"
+
+
+def test_what_a_spec_writes_is_not_its_own() -> None:
+    spec = OperationSpec(
+        name="run",
+        namespace="test",
+        type=OperationType.QUERY,
+        input_schema=from_schema({"type": "object"}),
+        meta={"kept": []},
+    )
+
+    wire = spec.to_wire()
+    wire["inputSchema"]["type"] = "array"
+    wire["meta"]["kept"].append(1)
+
+    assert spec.input_schema.document == {"type": "object"}
+    assert spec.meta == {"kept": []}

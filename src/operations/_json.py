@@ -5,6 +5,7 @@ Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON
 """
 
 import dataclasses
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
@@ -21,7 +22,11 @@ import msgspec
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
 
-_PLAIN = frozenset({int, bool, type(None)})
+MAX_DIGITS = sys.int_info.default_max_str_digits
+TOO_LONG = 10**MAX_DIGITS
+"""The first integer that Python does not write as digits, because that takes quadratic time."""
+
+_PLAIN = frozenset({bool, type(None)})
 
 
 class JSONValueError(ValueError):
@@ -63,6 +68,10 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         return value
     if kind is str:
         return value if value.isascii() else _text(value)
+    if kind is int:
+        if not -TOO_LONG < value < TOO_LONG:
+            raise JSONValueError(f"an integer is limited to {MAX_DIGITS} digits")
+        return value
     if kind is dict:
         if max_depth <= 0:
             raise JSONValueError("nested too deeply")

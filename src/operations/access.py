@@ -4,7 +4,7 @@ Rule 1: fail closed. What requires something refuses a caller without identity, 
 Rule 2: a refusal never says which scope or resource was missing.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -76,18 +76,31 @@ OPEN = AccessControl()
 
 def check_access(access_control: AccessControl, identity: Identity | None) -> bool:
     """Whether `identity` meets `access_control`. Never raises: doubt is a no."""
-    if identity is None:
-        return access_control.is_open
-    try:
-        scopes: Any = identity.scopes  # a frozen set: see Identity
-        some = access_control.required_scopes_any
-        return (
-            scopes.issuperset(access_control.required_scopes)
-            and (some is None or not scopes.isdisjoint(some))
-            and (access_control.resource_type is None or _may_act(access_control, identity))
-        )
-    except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
-        return False
+    return access_control.is_open or permission(access_control)(identity)
+
+
+def permission(access_control: AccessControl) -> Callable[[Identity | None], bool]:
+    """The check of an access control that is not open, made ready for many callers."""
+    every = frozenset(access_control.required_scopes)
+    some = access_control.required_scopes_any
+    more = some is not None or access_control.resource_type is not None
+
+    def permits(identity: Identity | None) -> bool:
+        if identity is None:
+            return False
+        try:
+            scopes: Any = identity.scopes  # a frozen set: see Identity
+            return scopes >= every and (
+                not more
+                or (
+                    (some is None or not scopes.isdisjoint(some))
+                    and (access_control.resource_type is None or _may_act(access_control, identity))
+                )
+            )
+        except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+            return False
+
+    return permits
 
 
 def _may_act(required: AccessControl, identity: Identity) -> bool:

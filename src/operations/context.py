@@ -2,7 +2,7 @@
 
 Rule 1: a context is frozen. A nested call gets a child: a new id, this one as parent, the same caller,
         at most the same time.
-Rule 2: what costs something (the request id, `env`) is made when it is first read.
+Rule 2: what costs something (the request id, `env`) is made when it is read.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from secrets import token_hex
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakSet
 
 import msgspec
 
@@ -35,8 +36,28 @@ class Caller(Protocol):
 
     def subscribe(
         self, operation_id: str, input: Any = None, context: "OperationContext | None" = None
-    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+    ) -> "Stream":
         """Open a subscription."""
+        ...
+
+
+class Abortable(Protocol):
+    """A nested call or subscription."""
+
+    def abort(self) -> None:
+        """End it: whoever waits for it gets `ABORTED`."""
+        ...
+
+
+class Stream(Abortable, Protocol):
+    """The envelopes of a subscription."""
+
+    def __aiter__(self) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Itself."""
+        ...
+
+    async def __anext__(self) -> ResponseEnvelope[Any]:
+        """The next one."""
         ...
 
 
@@ -96,13 +117,14 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     door: Door = CLOSED
 
     registry: Caller | None = None
-    """Where nested calls go. Set by the registry that runs the handler."""
+    """Where nested calls go. Set by the registry that runs the handler, on a copy: give the registry only to the
+    context of a single call."""
 
     env: "OperationEnv" = cast("OperationEnv", None)
     """Nested calls: `context.env.namespace.name(input)`."""
 
-    _running: set["asyncio.Task[Any]"] | None = None
-    """Tasks other than the handler's own in which nested calls run."""
+    _nested: "WeakSet[Abortable] | None" = None
+    """The nested calls and subscriptions that are under way."""
 
     @property
     def must_be_timed(self) -> bool:
@@ -124,8 +146,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     def with_metadata(self, **more: Any) -> "OperationContext":
         """The same call, knowing more: whoever aborts the one aborts the other's nested calls too."""
-        if self._running is None:
-            msgspec.structs.force_setattr(self, "_running", set[asyncio.Task[Any]]())
+        self._under_way()  # so that both share it
         return msgspec.structs.replace(
             self,
             request_id=self.request_id,
@@ -168,27 +189,65 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         return await self.door.sample(request)
 
     async def nest(self, call: Awaitable[T]) -> T:
-        """Await a nested call, and know the task it runs in, so that it can be aborted with this one."""
-        running = self._running
-        if running is None:
-            running = set[asyncio.Task[Any]]()
-            msgspec.structs.force_setattr(self, "_running", running)
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        if task in running:
-            return await call
-        running.add(task)
+        """Await a nested call, in any task; it is aborted with this one."""
+        waiting = _Waiting()
+        nested = self._under_way()
+        nested.add(waiting)
+        try:
+            return await waiting.wait(call)
+        finally:
+            nested.discard(waiting)
+
+    def hold(self, stream: "Abortable") -> None:
+        """Abort a nested subscription with this call."""
+        self._under_way().add(stream)
+
+    def abort_nested(self) -> None:
+        """End the nested calls and subscriptions: whoever waits for one gets `ABORTED`."""
+        if self._nested:
+            for each in tuple(self._nested):
+                each.abort()
+
+    def _under_way(self) -> "WeakSet[Abortable]":
+        nested = self._nested
+        if nested is None:
+            nested = WeakSet[Abortable]()
+            msgspec.structs.force_setattr(self, "_nested", nested)
+        return nested
+
+
+class _Waiting:
+    """A task that waits for a nested call.
+
+    A task made for that call ends with it. Any other is somebody's, and outlives it: it gets `ABORTED`.
+    """
+
+    __slots__ = ("__weakref__", "_aborted", "_task")
+
+    def __init__(self) -> None:
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._aborted = False
+
+    async def wait(self, call: Awaitable[T]) -> T:
         try:
             return await call
+        except asyncio.CancelledError:
+            if self._aborted and self._task.cancelling() == 1 and not self._is_for_the_call:
+                raise CallError(ErrorCode.ABORTED, "the call this was part of has ended") from None
+            raise
         finally:
-            running.discard(task)
+            if self._aborted and not self._is_for_the_call:
+                self._task.uncancel()
 
-    def abort_children(self) -> None:
-        """Cancel nested calls that run in tasks of their own."""
-        if self._running:
-            current = asyncio.current_task()
-            for task in tuple(self._running):
-                if task is not current:
-                    task.cancel()
+    @property
+    def _is_for_the_call(self) -> bool:
+        code = getattr(self._task.get_coro(), "cr_code", None)
+        return code is OperationEnv.call.__code__
+
+    def abort(self) -> None:
+        if not self._aborted and self._task is not asyncio.current_task():
+            self._aborted = True
+            self._task.cancel()
 
 
 def _cannot(what: str) -> CallError:
@@ -231,11 +290,11 @@ class OperationEnv:
             registry.execute(operation_id, input, self._context.child())
         )
 
-    def subscribe(
-        self, operation_id: str, input: Any = None
-    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+    def subscribe(self, operation_id: str, input: Any = None) -> Stream:
         """Open a subscription as part of this call."""
-        return self._admit(operation_id).subscribe(operation_id, input, self._context.child())
+        items = self._admit(operation_id).subscribe(operation_id, input, self._context.child())
+        self._context.hold(items)
+        return items
 
     def _admit(self, operation_id: str) -> Caller:
         allowed = self._allowed
@@ -273,7 +332,7 @@ class OperationPath:
         return f"<operation {self._id}>"
 
 
-def _made_when_read(field: str, make: Callable[[OperationContext], Any]) -> None:
+def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep: bool) -> None:
     """Let `field` keep its place in the struct, but fill it only when it is read and still empty."""
     slot: Any = OperationContext.__dict__[field]
 
@@ -281,11 +340,13 @@ def _made_when_read(field: str, make: Callable[[OperationContext], Any]) -> None
         value = slot.__get__(context)
         if not value:
             value = make(context)
-            slot.__set__(context, value)
+            if keep:
+                slot.__set__(context, value)
         return value
 
     setattr(OperationContext, field, property(read, doc=field))
 
 
-_made_when_read("request_id", lambda _: token_hex(16))
-_made_when_read("env", lambda context: OperationEnv(context.registry, context))
+_made_when_read("request_id", lambda _: token_hex(16), keep=True)
+# Not kept: a copy of the context for another caller would call as this one.
+_made_when_read("env", lambda context: OperationEnv(context.registry, context), keep=False)

@@ -258,7 +258,10 @@ class OperationRegistry:
         Raises:
             CallError: When awaited, and nothing else: see `ErrorCode`.
         """
-        plan = self._plans.get(operation_id)
+        try:
+            plan = self._plans.get(operation_id)
+        except TypeError:  # whatever this is, it is no id
+            plan = None
         if plan is None:
             return self._execute_first(operation_id, input, context)
         if context is None:
@@ -290,7 +293,9 @@ class OperationRegistry:
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> AsyncGenerator[ResponseEnvelope[Any], None]:
         context = self._adopt(context)
-        plan = self._streams.get(operation_id)
+        plan = (
+            self._streams.get(operation_id) if isinstance(cast("Any", operation_id), str) else None
+        )
         if plan is None:
             plan = self._prepare(operation_id, context, self._streams, streaming=True)
         items = stream(plan, input, context)
@@ -313,7 +318,7 @@ class OperationRegistry:
             request_id=context.request_id,
             registry=self,
             env=cast("Any", None),
-            _running=None,
+            _nested=None,
         )
 
     def _prepare(
@@ -326,6 +331,8 @@ class OperationRegistry:
     ) -> Plan:
         """Make an operation ready at its first call, and say so where it cannot be called."""
         try:
+            if not isinstance(cast("Any", operation_id), str):
+                operation_id = repr(operation_id)
             known = self._operations.get(operation_id)
             if known is None:
                 # Not kept: ids come from outside, and there is no end to them.

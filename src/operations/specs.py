@@ -68,7 +68,7 @@ class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
         _coerce(self, "schema")
 
     def to_wire(self) -> JSONObject:
-        """JSON builtins in the wire's names."""
+        """JSON builtins in the wire's names. The schema in them is the definition's own."""
         wire: JSONObject = {
             "code": self.code,
             "description": self.description,
@@ -140,13 +140,17 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def digest(self) -> str:
         """SHA-256 over the contract: everything but `tags` and `meta`, in any order of keys."""
-        wire = self.to_wire()
+        wire = self._wire()
         wire.pop("tags", None)
         wire.pop("meta", None)
         return sha256(canonical(wire)).hexdigest()
 
     def to_wire(self) -> JSONObject:
-        """JSON builtins in the wire's names; what is optional and empty is absent."""
+        """Fresh JSON builtins in the wire's names; what is optional and empty is absent."""
+        return cast("JSONObject", msgspec.to_builtins(self._wire()))
+
+    def _wire(self) -> JSONObject:
+        """As `to_wire`, with the spec's own documents in it."""
         wire: JSONObject = {
             "name": self.name,
             "namespace": self.namespace,
@@ -174,7 +178,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     def encode(self) -> bytes:
         """The JSON of `to_wire`."""
-        return msgspec.json.encode(self.to_wire())
+        return msgspec.json.encode(self._wire())
 
     @classmethod
     def from_wire(cls, wire: Any) -> Self:
@@ -286,7 +290,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class OperationOptions(TypedDict, total=False):
     """What can be said of a function besides its id."""
 
-    type: OperationType | Literal["query", "mutation"]
+    type: OperationType | Literal["query", "mutation", "subscription"]
     """A function is a mutation unless it says that it only reads; an async generator is a subscription."""
 
     version: str

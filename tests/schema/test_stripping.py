@@ -1,15 +1,18 @@
 """The quick pass: in C where the shape is plain, by closures where it is not, and never wrong."""
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from operations._json import MAX_DEPTH
+from operations._json import MAX_DEPTH, TOO_LONG, to_json
 from operations.schema.checking import Checker
 from operations.schema.plans import Planner
 from operations.schema.repairing import Repairer
-from operations.schema.stripping import GaveUpError, Stripper
-from operations.schema.structs import Shaper
+from operations.schema.stripping import GaveUpError, Stripper, exact_strip
+from operations.schema.structs import Shape, Shaper
 
 POINT = {
     "type": "object",
@@ -23,9 +26,18 @@ def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
     return Stripper(planner, Repairer(planner)).stage(planner.root()).strip(value, room)
 
 
-def _is_shaped(document: Any) -> bool:
+def _shape(document: Any) -> Shape | None:
     planner = Planner(Checker(document))
-    return Shaper(Repairer(planner).default).shape(planner.root()) is not None
+    return Shaper(Repairer(planner).default).shape(planner.root())
+
+
+def _is_shaped(document: Any) -> bool:
+    return _shape(document) is not None
+
+
+def _is_exact(document: Any) -> bool:
+    shape = _shape(document)
+    return shape is not None and shape.exact
 
 
 @pytest.mark.parametrize(
@@ -83,6 +95,95 @@ def test_plain_shapes_are_done_in_c(document: Any) -> None:
 )
 def test_other_shapes_are_left_to_closures(document: Any) -> None:
     assert not _is_shaped(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        POINT,
+        {**POINT, "additionalProperties": False, "x-origin": "here", "title": "Point"},
+        {"type": "array", "items": POINT},
+        {"type": ["array", "null"], "items": {"enum": ["a", 1, None]}},
+        {"anyOf": [POINT, {"type": "null"}]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "array", "items": {"$ref": "#/$defs/point"}, "$defs": {"point": POINT}},
+    ],
+)
+def test_a_type_that_tells_all_of_its_schema_is_exact(document: Any) -> None:
+    assert _is_exact(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {**POINT, "minProperties": 1},
+        {"type": "array", "items": POINT, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}},
+        {"type": "array", "items": {"type": "string", "pattern": "^a"}},
+        {"type": "array", "items": {"enum": [True, "a"]}},
+        {"type": "array", "items": {"enum": [1.5]}},
+        {"type": "array", "items": {"const": 2**70}},
+        {"oneOf": [POINT, {"type": "null"}]},
+        {"anyOf": [POINT, {"enum": ["none"]}]},
+        {"anyOf": [{"type": "string"}, {"enum": ["a", "b"]}], "type": ["string", "null"]},
+        {"type": "object", "additionalProperties": {"type": "string"}},
+        {"type": "array", "items": {"allOf": [False], "type": "string"}},
+        {
+            "type": "array",
+            "items": {"$ref": "#/$defs/no", "type": "string"},
+            "$defs": {"no": False},
+        },
+        {"type": "array", "items": {"type": "string", "not": {"const": "a"}}},
+        {"type": "array", "items": {"enum": []}},
+    ],
+)
+def test_a_type_that_leaves_something_out_is_not(document: Any) -> None:
+    assert not _is_exact(document)
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+_odd = st.sampled_from(
+    [math.nan, math.inf, -math.inf, "\ud800", "ü", _Text("a"), TOO_LONG, 2**64, True, 1.0, 3, "a", None]
+)  # fmt: skip
+_EXACT = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "size": {"type": "number"},
+            "count": {"type": ["integer", "null"]},
+            "kind": {"enum": ["a", 3, None], "default": "a"},
+            "tags": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}},
+        },
+        "required": ["name"],
+    },
+}
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional=dict.fromkeys(("name", "size", "count", "kind", "more"), _odd)
+            | {"tags": st.lists(_odd, max_size=2)},
+        ),
+        max_size=2,
+    )
+)
+def test_what_an_exact_type_accepts_is_valid_json_and_what_closures_would_give(value: Any) -> None:
+    shape = _shape(_EXACT)
+    assert shape is not None
+    assert shape.exact
+    try:
+        stripped = exact_strip(shape.type)(value)
+    except GaveUpError:
+        return
+    assert Checker(_EXACT).is_valid(stripped)
+    assert to_json(stripped) == stripped == _strip(_EXACT, value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import to_json
+from operations._json import JSONValueError, to_json
 from operations.envelopes import (
     LocalResponseMeta,
     MCPResponseMeta,
@@ -16,7 +16,7 @@ from operations.envelopes import (
     local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
-from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors
+from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors, guard
 from operations.specs import OperationSpec, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -33,17 +33,22 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     operation_id = spec.id
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise, settle = _treatment(operation_id, compiled, policy)
+    certain = frozenset[type]() if compiled is None else compiled.certain
 
     def finish(result: Any) -> Envelope:
-        if type(result) not in _PLAIN:
-            envelope = lift_envelope(result)
-            if envelope is not None:
-                return pass_on(envelope)
-            if isinstance(result, (bytes, bytearray, memoryview)):
-                return local_envelope(bytes(cast("bytes", result)), operation_id)
-        data, doubt = normalise(result)
-        if doubt is not None:
-            settle(data, doubt)
+        kind = type(result)  # pyright: ignore[reportUnknownVariableType]
+        if kind in certain:
+            data = result
+        else:
+            if kind not in _PLAIN:
+                envelope = lift_envelope(result)
+                if envelope is not None:
+                    return pass_on(envelope)
+                if isinstance(result, (bytes, bytearray, memoryview)):
+                    return local_envelope(bytes(cast("bytes", result)), operation_id)
+            data, doubt = normalise(result)
+            if doubt is not None:
+                settle(data, doubt)
         # What `local_envelope` does, without the call: this is the last step of nearly every call.
         return ResponseEnvelope(
             data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
@@ -63,13 +68,25 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
                 and (meta.is_error or meta.structured_content is None)
             )
         ):
-            return envelope
+            return proper(envelope)
         data, doubt = normalise(envelope.data)
         if doubt is not None:
             settle(data, doubt)
         return ResponseEnvelope(data, meta)
 
     return finish
+
+
+def proper(envelope: Envelope) -> Envelope:
+    """An envelope that was made by hand, its data JSON or bytes."""
+    data: Any = envelope.data
+    if type(data) is bytes:
+        return envelope
+    try:
+        guard(data)
+    except JSONValueError:
+        return ResponseEnvelope(to_json(data), envelope.meta)
+    return envelope
 
 
 Doubt: TypeAlias = list[Repair] | None

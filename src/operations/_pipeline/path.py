@@ -10,10 +10,10 @@ from time import time
 from typing import Any, NoReturn, cast
 
 from operations._json import JSONValueError
-from operations._pipeline.outcome import Envelope
+from operations._pipeline.outcome import Envelope, proper
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import report_start
-from operations.access import AccessControl, access_denied, check_access
+from operations.access import access_denied
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, map_error
@@ -26,19 +26,15 @@ GRACE = 0.05
 """Seconds a handler has to clean up after it was cancelled before its caller stops waiting for it."""
 
 
-def enter(access: AccessControl, plan: Plan, context: OperationContext) -> None:
+def enter(plan: Plan, context: OperationContext) -> None:
     """The one place where a caller is let through or not."""
-    if not context.trusted and not check_access(access, context.identity):
+    permits = plan.permits
+    if permits is not None and not context.trusted and not permits(context.identity):
         raise access_denied(plan.id)
 
 
-def admit(plan: Plan, value: Any, context: OperationContext) -> Any:
-    """Access, then validation: a caller that may not call learns nothing about the input.
-
-    The value comes back as it is, but for none at all where an empty object would do.
-    """
-    if plan.access is not None:
-        enter(plan.access, plan, context)
+def admit(plan: Plan, value: Any) -> Any:
+    """The input as the handler gets it: as it is, but for none at all where an empty object would do."""
     try:
         if plan.is_valid(value):
             return value
@@ -54,10 +50,9 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> Any:
 async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """Run a query or mutation to its one envelope."""
     try:
-        value = admit(plan, value, context)
-        return plan.finish(await plan.handler(value, context))
-    except CallError:
-        raise
+        # Access, then validation: a caller that may not call learns nothing about the input.
+        enter(plan, context)
+        return plan.finish(await plan.handler(admit(plan, value), context))
     except BaseException as error:  # noqa: BLE001 - rule 2
         fail(plan, context, error)
 
@@ -66,11 +61,16 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
     """Raise the one error that stands for `error`."""
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
         raise error
-    if isinstance(error, asyncio.CancelledError):
-        context.abort_children()
+    cancellation = _cancellation(error)
+    if cancellation is not None:
+        context.abort_nested()
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise error
+            # Also if the handler's cleanup raised something else since.
+            raise cancellation
+    if isinstance(error, CallError):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
         # Not our caller's doing: the handler awaited something that was cancelled.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
     if isinstance(error, JSONValueError):
@@ -79,9 +79,18 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
             f"{plan.id} returned what is not JSON: {error}",
             {"path": error.path, "reason": error.reason},
         ) from error
-    if isinstance(error, CallError):
-        raise error
     raise map_error(error, plan.spec.error_schemas) from error
+
+
+def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
+    """The cancellation that `error` is, or that was being handled when it was raised."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, asyncio.CancelledError):
+            return error
+        seen.add(id(error))
+        error = error.__context__
+    return None
 
 
 async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
@@ -106,8 +115,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
 
 async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """The middleware, outermost first. A caller without access does not even reach them."""
-    if plan.access is not None:
-        enter(plan.access, plan, context)
+    enter(plan, context)
 
     def step(index: int) -> Next:
         async def call_next(call: Call) -> Envelope:
@@ -117,14 +125,12 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
             envelope = lift_envelope(result)
             if envelope is None:
                 raise TypeError("a middleware returned something that is no envelope")
-            return envelope
+            return proper(envelope)
 
         return call_next
 
     try:
         return await step(0)(Call(plan.spec, value, context))
-    except CallError:
-        raise
     except BaseException as error:  # noqa: BLE001 - rule 2
         fail(plan, context, error)
 
@@ -181,6 +187,6 @@ async def before(
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
     """Cancel `work` and its nested calls; give it a moment, and leave it to the registry if it needs more."""
     work.cancel()
-    context.abort_children()
+    context.abort_nested()
     plan.around.keep(work)
     await asyncio.wait({work}, timeout=GRACE)

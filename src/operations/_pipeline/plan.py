@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from operations._pipeline.outcome import Envelope, finisher
 from operations._threads import ThreadPool
+from operations.access import permission
 from operations.context import OperationContext
 from operations.observe import CallAbandoned, CallEvent, now
 from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
@@ -59,7 +60,7 @@ class Surroundings(Protocol):
 class Plan:
     """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once."""
 
-    __slots__ = ("access", "around", "finish", "handler", "id", "is_valid", "operation", "spec")
+    __slots__ = ("around", "finish", "handler", "id", "is_valid", "operation", "permits", "spec")
 
     def __init__(self, operation: Operation, around: Surroundings) -> None:
         spec = operation.spec
@@ -67,7 +68,7 @@ class Plan:
         self.spec = spec
         self.id = spec.id
         self.around = around
-        self.access = None if spec.access_control.is_open else spec.access_control
+        self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         # Also where the schema says nothing: what is not JSON is refused all the same.
         self.is_valid = spec.input_schema.compile().is_valid
         self.finish = finisher(spec, operation.output or around.output)
@@ -78,8 +79,10 @@ class Plan:
         blocking = self.operation.blocking
         if blocking is None:
             blocking = is_blocking(handler)
-        if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
+        if self.spec.type is OperationType.SUBSCRIPTION:
             return handler
+        if not blocking:
+            return _inline(handler) if is_blocking(handler) else handler
         around = self.around
 
         async def in_thread(value: Any, context: OperationContext) -> Any:
@@ -91,16 +94,30 @@ class Plan:
                     )
                 )
 
-            result = await around.threads.run(handler, value, context, on_abandon=abandoned)
-            # A plain function may hand over something to await.
-            return await result if inspect.isawaitable(result) else result
+            return await _awaited(
+                await around.threads.run(handler, value, context, on_abandon=abandoned)
+            )
 
         return in_thread
 
 
+def _inline(handler: Callable[[Any, OperationContext], Any]) -> Callable[..., Any]:
+    """An ordinary function that says it does not block."""
+
+    async def run(value: Any, context: OperationContext) -> Any:
+        return await _awaited(handler(value, context))
+
+    return run
+
+
+async def _awaited(result: Any) -> Any:
+    """A plain function may hand over something to await."""
+    return await result if inspect.isawaitable(result) else result
+
+
 def is_blocking(handler: Callable[..., Any]) -> bool:
     """Whether `handler` is an ordinary function, which has to run in a thread."""
-    target = inspect.unwrap(getattr(handler, "func", handler))
+    target = getattr(handler, "func", handler)
     return not any(
         is_kind(candidate)
         for candidate in (target, getattr(target, "__call__", None))  # noqa: B004 - its kind is the question

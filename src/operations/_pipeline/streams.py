@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import time
 from typing import Any, Self, cast
 
-from operations._pipeline.outcome import Envelope
+from operations._pipeline.outcome import Envelope, proper
 from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
@@ -49,7 +49,7 @@ async def stream(
         failure = error
         raise
     finally:
-        context.abort_children()
+        context.abort_nested()
         try:
             await _close(items)
         finally:
@@ -62,7 +62,8 @@ async def _items(
 ) -> AsyncGenerator[Envelope, None]:
     iterator: AsyncIterator[Any] | None = None
     try:
-        value = admit(plan, value, context)
+        enter(plan, context)
+        value = admit(plan, value)
         opened = plan.handler(value, context)
         iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
         while True:
@@ -71,7 +72,7 @@ async def _items(
             except StopAsyncIteration:
                 return
             yield plan.finish(item)
-    except (CallError, GeneratorExit):
+    except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2
         fail(plan, context, error)
@@ -84,8 +85,7 @@ async def _stream_through(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     """The stream middleware, outermost first."""
-    if plan.access is not None:
-        enter(plan.access, plan, context)
+    enter(plan, context)
 
     def step(index: int) -> NextStream:
         def call_next(call: Call) -> AsyncIterator[Envelope]:
@@ -101,8 +101,8 @@ async def _stream_through(
             envelope = lift_envelope(item)
             if envelope is None:
                 raise TypeError("a middleware yielded something that is no envelope")
-            yield envelope
-    except (CallError, GeneratorExit):
+            yield proper(envelope)
+    except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2
         fail(plan, context, error)
@@ -166,13 +166,16 @@ class Subscription:
     the handler.
     """
 
-    __slots__ = ("_closed", "_closing", "_interrupted", "_items", "_left", "_reader")
+    __slots__ = (
+        "__weakref__", "_aborted", "_closed", "_closing", "_interrupted", "_items", "_left", "_reader",
+    )  # fmt: skip
 
     def __init__(self, items: AsyncGenerator[Envelope, None]) -> None:
         self._items = items
         self._reader: asyncio.Task[Any] | None = None
         self._left = asyncio.Event()
         self._interrupted = False
+        self._aborted: asyncio.Task[None] | None = None
         self._closing = False
         self._closed = asyncio.Event()
 
@@ -180,8 +183,8 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Envelope:
-        if self._closing:
-            raise StopAsyncIteration
+        if self._closing or self._aborted is not None:
+            raise self._end()
         if self._reader is not None:
             raise RuntimeError("a subscription is read by one task at a time")
         reader = self._reader = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -190,7 +193,7 @@ class Subscription:
             return await anext(self._items)
         except asyncio.CancelledError:
             if self._interrupted and reader.cancelling() == 1:
-                raise StopAsyncIteration from None
+                raise self._end() from None
             raise
         finally:
             if self._interrupted:
@@ -199,6 +202,16 @@ class Subscription:
                 reader.uncancel()
             self._reader = None
             self._left.set()
+
+    def _end(self) -> Exception:
+        if self._aborted is None:
+            return StopAsyncIteration()
+        return CallError(ErrorCode.ABORTED, "the call this subscription was part of has ended")
+
+    def abort(self) -> None:
+        """End the subscription and its handler from without: its reader gets `ABORTED`."""
+        if self._aborted is None and not self._closing:
+            self._aborted = asyncio.get_running_loop().create_task(self.aclose())
 
     async def aclose(self) -> None:
         """End the subscription and its handler; harmless when it has ended or is being ended.

@@ -2,6 +2,7 @@
 
 from operations.schema.document import CompiledSchema, Schema, from_schema
 from operations.schema.from_types import converter_for, schema_for
+from operations.schema.guard import guard
 from operations.schema.results import CastResult, Repair, ValueFault
 from operations.schema.shapes import ConversionError
 from operations.schema.signatures import Signature, signature_of
@@ -25,6 +26,7 @@ __all__ = [
     "converter_for",
     "format_value_errors",
     "from_schema",
+    "guard",
     "schema_for",
     "signature_of",
     "validate_or_raise",

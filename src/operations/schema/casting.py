@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from operations._json import MAX_DEPTH, JSONValueError, pointer, to_json
 from operations.schema.assertions import same, shown, type_of
 from operations.schema.kinds import is_array, is_object
-from operations.schema.leaves import leaf_types
+from operations.schema.leaves import scalar_types
 from operations.schema.plans import Planner
 from operations.schema.repairing import Repairer
 from operations.schema.results import Repair
-from operations.schema.stripping import GaveUpError, Stripper
+from operations.schema.stripping import GaveUpError, Stripper, exact_strip
 
 Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Repair] | None]]
 """Takes a value; gives the one that fits, and its repairs. None instead means: valid, without any.
@@ -28,21 +28,22 @@ _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 _MAX_ROUNDS = 4
 """How often a cast is repeated for unions whose members depend on each other's defaults."""
 
+_VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
+"""Types that have no value outside JSON."""
+
 
 def build_normalise(planner: Planner) -> Normalise:
     """The cast of one document."""
     cast = _Cast(planner)
-    stage, accepts = cast.stage, planner.checker.accepts
-    scalars = leaf_types(planner.root()) or frozenset()
 
     def normalise(value: Any) -> tuple[Any, list[Repair] | None]:
-        # Most values end here, and many are mere scalars.
         try:
-            stripped = value if type(value) in scalars else stage.strip(value, MAX_DEPTH)
-            if accepts(stripped):
-                return cast.settle(value, stripped, None) if planner.unstable else (stripped, None)
+            stripped = cast.quick(value)
         except (GaveUpError, ValueError):
             pass
+        else:
+            # Most values end here.
+            return cast.settle(value, stripped, None) if planner.unstable else (stripped, None)
         result, repairs = cast.once(value)
         if repairs or planner.unstable:
             return cast.settle(value, result, repairs)
@@ -51,13 +52,42 @@ def build_normalise(planner: Planner) -> Normalise:
     return normalise
 
 
+def certain_types(planner: Planner) -> frozenset[type]:
+    """The types whose every value is valid as it is."""
+    root = planner.root()
+    if not root.is_bare:
+        return frozenset()
+    return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
+
+
 class _Cast:
-    """The parts of a cast that not every value needs."""
+    """The parts of a cast.
+
+    Attributes:
+        quick: Takes a value and gives the one that fits; raises `GaveUpError` or `ValueError` where more than
+            stripping is needed.
+    """
 
     def __init__(self, planner: Planner) -> None:
         self._accepts = planner.checker.accepts
         self._repairer = Repairer(planner)
-        self.stage = Stripper(planner, self._repairer).stage(planner.root())
+        self._stripper = Stripper(planner, self._repairer)
+        self._root = planner.root()
+        self._stage = self._stripper.stage(self._root)
+        self.quick: Callable[[Any], Any] = self._choose
+
+    def _choose(self, value: Any) -> Any:
+        """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
+        shape = self._stripper.shaper.shape(self._root)
+        typed = shape is not None and shape.exact and shape.depth > 0
+        self.quick = exact_strip(shape.type) if shape and typed else self._checked
+        return self.quick(value)
+
+    def _checked(self, value: Any) -> Any:
+        stripped = self._stage.strip(value, MAX_DEPTH)
+        if not self._accepts(stripped):
+            raise GaveUpError
+        return stripped
 
     def settle(
         self, value: Any, result: Any, repairs: list[Repair] | None
@@ -81,7 +111,7 @@ class _Cast:
     def once(self, value: Any) -> tuple[Any, list[Repair] | None]:
         """Both passes, one after the other."""
         try:
-            stripped = self.stage.strip(value, MAX_DEPTH)
+            stripped = self._stage.strip(value, MAX_DEPTH)
             if self._accepts(stripped):
                 return stripped, None
             if self._is_valid(value):

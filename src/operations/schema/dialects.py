@@ -39,6 +39,19 @@ DEFINITIONS = ("$defs", "definitions")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
+_ANNOTATIONS = frozenset({
+    "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$schema", "$vocabulary", "components",
+    "contentEncoding", "contentMediaType", "contentSchema", "default", "definitions", "deprecated", "description",
+    "discriminator", "example", "examples", "externalDocs", "format", "id", "nullable", "readOnly", "title",
+    "writeOnly", "xml",
+})  # fmt: skip
+
+
+def is_annotation(keyword: str) -> bool:
+    """Whether `keyword` says nothing about which values are valid."""
+    return keyword in _ANNOTATIONS or keyword.startswith("x-")
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """How one revision of JSON Schema is read."""

@@ -10,8 +10,9 @@ from typing import Any
 
 from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
-from operations.schema.casting import Normalise, build_normalise
+from operations.schema.casting import Normalise, build_normalise, certain_types
 from operations.schema.checking import Checker
+from operations.schema.dialects import is_annotation
 from operations.schema.explain import explain
 from operations.schema.guard import guard
 from operations.schema.plans import Planner
@@ -19,14 +20,6 @@ from operations.schema.results import CastResult, ValueFault
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")
-
-_ANNOTATIONS = frozenset({
-    "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$schema", "$vocabulary", "components",
-    "contentEncoding", "contentMediaType", "contentSchema", "default", "definitions", "deprecated", "description",
-    "discriminator", "example", "examples", "externalDocs", "format", "id", "nullable", "readOnly", "title",
-    "writeOnly", "xml",
-})  # fmt: skip
-"""Keywords that say nothing about which values are valid. So do those that start with `x-`."""
 
 
 class CompiledSchema:
@@ -38,14 +31,16 @@ class CompiledSchema:
         normalise: The cast: the value made to fit, in fresh JSON builtins, and its repairs. Without repairs the
             second item is None, and the value is then known to be valid.
             Raises `JSONValueError` for what is not JSON and cannot become it.
+        certain: The types whose every value is valid as it is: neither needs to be asked about those.
     """
 
-    __slots__ = ("_planner", "is_valid", "normalise")
+    __slots__ = ("_planner", "certain", "is_valid", "normalise")
 
     def __init__(self, checker: Checker) -> None:
         self._planner = Planner(checker)
         self.is_valid: Callable[[Any], bool] = checker.is_valid
         self.normalise: Normalise = build_normalise(self._planner)
+        self.certain = certain_types(self._planner)
 
     def errors(self, value: Any) -> list[ValueFault]:
         """Every failure of `value`; empty when it is valid. Never raises."""
@@ -94,7 +89,7 @@ class Schema:
         document = self.document
         if isinstance(document, bool):
             return document
-        return all(name in _ANNOTATIONS or name.startswith("x-") for name in document)
+        return all(map(is_annotation, document))
 
     @property
     def is_unknown(self) -> bool:

@@ -11,9 +11,9 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from operations._json import MAX_DEPTH, JSONValueError, pointer
+from operations._json import MAX_DEPTH, MAX_DIGITS, TOO_LONG, JSONValueError, pointer
 
-_PLAIN = frozenset({int, bool, type(None)})
+_PLAIN = frozenset({bool, type(None)})
 
 
 def guard(value: Any, room: int = MAX_DEPTH) -> None:
@@ -25,7 +25,10 @@ def guard(value: Any, room: int = MAX_DEPTH) -> None:
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _PLAIN:
         return
-    if kind is str:
+    if kind is int:
+        if not -TOO_LONG < value < TOO_LONG:
+            raise JSONValueError(f"is an integer of more than {MAX_DIGITS} digits")
+    elif kind is str:
         if not value.isascii():
             _guard_text(value)
     elif kind is dict:

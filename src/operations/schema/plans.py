@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from operations.schema.assertions import has_type
 from operations.schema.checking import Checker
-from operations.schema.dialects import item_keywords
+from operations.schema.dialects import is_annotation, item_keywords
 from operations.schema.merging import Facet, constants_of, names_in, types_of
 from operations.schema.patterns import ANY_TEXT, matcher
 from operations.schema.references import Document, Site
@@ -33,8 +33,8 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_TYPE = frozenset({"type"})
 _MERE = frozenset({"$comment", "$ref", "deprecated", "description", "title"})
-_BARE = frozenset({"default", "deprecated", "description", "examples", "format", "title", "type"})
 
 
 class Choice(NamedTuple):
@@ -199,7 +199,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts", "_bare", "_patterned", "_planner", "asked", "choices", "constants", "default", "facets",
+        "_accepts", "_patterned", "_planner", "_said", "asked", "choices", "constants", "default", "facets",
         "fields", "is_map", "leaves", "leaves_known", "opaque", "required", "sites", "types",
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ class Plan:
     ) -> None:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
-        self._bare: bool | None = None
+        self._said: frozenset[str] | None = None
         self.leaves: frozenset[type] | None = None
         self.leaves_known = False
         self.sites = sites
@@ -258,15 +258,19 @@ class Plan:
     @property
     def is_bare(self) -> bool:
         """Whether a type is all that is said: whatever has it is valid."""
-        if self._bare is None:
-            said = {
+        return bool(self.facets) and not self.choices and not self.opaque and self.said <= _TYPE
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The keywords that decide which values are valid."""
+        if self._said is None:
+            self._said = frozenset(
                 name
                 for facet in self.facets
                 for name, held in facet.keywords.items()
-                if held != ANY_TEXT or name != "pattern"
-            }
-            self._bare = not self.choices and not self.opaque and said <= _BARE
-        return self._bare and bool(self.facets)
+                if not is_annotation(name) and (name != "pattern" or held != ANY_TEXT)
+            )
+        return self._said
 
     def allows(self, kind: str) -> bool:
         """Whether values of the JSON type `kind` are allowed."""

@@ -12,7 +12,7 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import ValidationError, convert, msgpack, to_builtins
 
 from operations._json import JSONValueError, lift, to_json
 from operations.schema.guard import guard
@@ -27,6 +27,10 @@ Strip: TypeAlias = Callable[[Any, int], Any]
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _JSON = _SCALARS | {dict, list}
+
+_WRITE = msgpack.Encoder().encode_into
+_WRITTEN = bytearray()
+_REFUSALS = (ValidationError, TypeError, UnicodeEncodeError, OverflowError)
 
 
 class GaveUpError(Exception):
@@ -49,13 +53,17 @@ class _Stage:
 
 
 class Stripper:
-    """Compiles the plans of one document."""
+    """Compiles the plans of one document.
+
+    Attributes:
+        shaper: Those of them that are plain, as types.
+    """
 
     def __init__(self, planner: Planner, repairer: Repairer) -> None:
         self._repairer = repairer
         self._recursive = planner.checker.verdict.recursive
         self._stages: dict[Plan, _Stage] = {}
-        self._shaper = Shaper(repairer.default)
+        self.shaper = Shaper(repairer.default)
 
     def stage(self, plan: Plan) -> _Stage:
         """Where the closure of `plan` is, or will be."""
@@ -72,7 +80,7 @@ class Stripper:
         if plan.is_unknown:
             return to_json
         general = self._choosing(plan) if plan.choices else self._general(plan)
-        shape = self._shaper.shape(plan)
+        shape = self.shaper.shape(plan)
         return general if shape is None else _shaped(shape, general)
 
     def _general(self, plan: Plan) -> Strip:
@@ -232,7 +240,7 @@ def _settled(value: Any, room: int) -> None:
 
 
 def _shaped(shape: Shape, general: Strip) -> Strip:
-    target, depth = shape
+    target, depth, _ = shape
 
     def strip(value: Any, room: int) -> Any:
         if room < depth:
@@ -242,6 +250,21 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
         except (ValidationError, TypeError):
             # Not JSON builtins, or not of this shape: there may still be a way.
             return general(value, room)
+
+    return strip
+
+
+def exact_strip(target: Any) -> Callable[[Any], Any]:
+    """The stripping and the check in one, for a type that is exact."""
+
+    def strip(value: Any) -> Any:
+        try:
+            shaped = convert(value, target)
+            # What can be written is Unicode.
+            _WRITE(shaped, _WRITTEN)
+        except _REFUSALS:
+            raise GaveUpError from None
+        return to_builtins(shaped)
 
     return strip
 

@@ -3,10 +3,14 @@
 A plan of objects with known properties, arrays and scalars, with nothing left open and nothing to choose, is the
 same thing as a msgspec type: reading a value into it drops what it does not name, fills its defaults and
 insists on exact JSON types; writing it back gives fresh builtins. Anything else it refuses, and `stripping` does it.
+
+Rule 1: a type may refuse what its plan accepts, as `stripping` has another way. What a type that is `exact` accepts
+is valid, but for text that is not Unicode.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, NamedTuple, Union
 
 import msgspec
 
@@ -17,6 +21,14 @@ from operations.schema.plans import MISSING, Plan
 _MAX_STRUCTS = 200
 """How many types are made for one document. Each takes about 30 µs and 2 KB."""
 
+_TOLD = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
+"""Keywords that a type tells whole."""
+
+_CONSTANTS = frozenset({"const", "enum"})
+_FINITE = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_WORD = range(-(2**63), 2**64)
+"""The integers that a type can name."""
+
 
 class Shape(NamedTuple):
     """The type of one plan."""
@@ -25,6 +37,9 @@ class Shape(NamedTuple):
 
     depth: int
     """How many levels of containers it has."""
+
+    exact: bool
+    """Whether the plan says nothing that the type does not."""
 
 
 class Shaper:
@@ -51,21 +66,31 @@ class Shaper:
     def _shape(self, plan: Plan) -> Shape | None:
         leaves = leaf_types(plan)
         if leaves is not None:
-            return Shape(_union(leaves), 0)
+            return self._leaf(plan, leaves)
         if plan.is_unknown:
             return None
         if plan.choices:
             return self._chosen(plan)
         if plan.types is None:
             return None
-        shapes = [Shape(kind, 0) for kind in scalar_types(plan.types)]
+        shapes = [_scalar(kind) for kind in scalar_types(plan.types)]
         for name, make in (("object", self._object), ("array", self._array)):
             if plan.allows(name):
                 made = make(plan)
                 if made is None:
                     return None
                 shapes.append(made)
-        return Shape(_union(shape.type for shape in shapes), max(shape.depth for shape in shapes))
+        return _union(shapes, exact=plan.said <= _TOLD)
+
+    def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape:
+        if plan.choices:
+            members = [m for c in plan.choices for m in map(plan.member, c.members)]
+            told = len(plan.choices) == 1 and plan.said <= _TOLD and not plan.types
+            exact = told and all(not m.choices and m.said <= _TOLD for m in members)
+            return _union(map(_scalar, leaves), exact=exact)
+        if plan.constants is not None:
+            return _constants(plan.constants, leaves, exact=plan.said <= _TOLD | _CONSTANTS)
+        return _union(map(_scalar, leaves), exact=plan.said <= _TOLD)
 
     def _object(self, plan: Plan) -> Shape | None:
         if plan.keeps_unnamed:
@@ -74,6 +99,7 @@ class Shaper:
         fields: list[Any] = []
         names: dict[str, str] = {}
         depth = 0
+        exact = True
         for index, (name, field) in enumerate(plan.fields.items()):
             if not field.kept or field.barred:
                 return None
@@ -84,11 +110,12 @@ class Shaper:
             names[f"f{index}"] = name
             fields.append(self._field(f"f{index}", shape, part, required=name in plan.required))
             depth = max(depth, shape.depth)
+            exact = exact and shape.exact
         self._made += 1
         if self._made > _MAX_STRUCTS:
             return None
         struct = msgspec.defstruct("Shape", fields, rename=names, kw_only=True, gc=False)
-        return Shape(struct, depth + 1)
+        return Shape(struct, depth + 1, exact)
 
     def _field(self, name: str, shape: Shape, part: Plan, *, required: bool) -> tuple[Any, ...]:
         default = self._default(part, required)
@@ -102,41 +129,64 @@ class Shaper:
 
     def _map(self, plan: Plan) -> Shape | None:
         shape = self.shape(plan.part(plan.field("").sites))
-        return None if shape is None else Shape(_generic(dict, str, shape.type), shape.depth + 1)
+        if shape is None:
+            return None
+        # Its keys may be other strings than mere ones.
+        return Shape(_generic(dict, str, shape.type), shape.depth + 1, exact=False)
 
     def _array(self, plan: Plan) -> Shape | None:
         shape = None if plan.places else self.shape(plan.part(plan.place(0)))
-        return None if shape is None else Shape(_generic(list, shape.type), shape.depth + 1)
+        if shape is None:
+            return None
+        return Shape(_generic(list, shape.type), shape.depth + 1, shape.exact)
 
     def _chosen(self, plan: Plan) -> Shape | None:
         """A union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
         if len(plan.choices) != 1:
             return None
-        scalars: set[type] = set()
-        container: Shape | None = None
-        for member in plan.choices[0].members:
-            leaves = leaf_types(plan.pick((member,)))
-            if leaves is not None:
-                scalars |= leaves
-            elif container is None:
-                container = self.shape(plan.pick((member,)))
-                if container is None:
-                    return None
-            else:
-                return None
-        if container is None:
+        members = [plan.pick((member,)) for member in plan.choices[0].members]
+        shapes = [self._member(member) for member in members]
+        known = [shape for shape in shapes if shape is not None]
+        if len(known) < len(shapes) or sum(shape.depth > 0 for shape in known) != 1:
             return None
-        return Shape(Union[container.type, *scalars], container.depth)
+        return _union(known, exact=plan.said <= _TOLD)
+
+    def _member(self, plan: Plan) -> Shape | None:
+        leaves = leaf_types(plan)
+        if leaves is None or plan.constants is None:
+            return self.shape(plan)
+        # A union cannot name both a type and some values of it.
+        return _union(map(_scalar, leaves), exact=False)
+
+
+def _scalar(kind: type) -> Shape:
+    return Shape(_FINITE if kind is float else kind, 0, exact=True)
+
+
+def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape:
+    """The values themselves, where a type can name them."""
+    listed = tuple(value for value in constants if type(value) in leaves)
+    if listed and all(
+        value is None or type(value) is str or (type(value) is int and value in _WORD)
+        for value in listed
+    ):
+        return Shape(Literal[listed], 0, exact)
+    return _union(map(_scalar, leaves), exact=False)
 
 
 def _generic(kind: Any, *parts: Any) -> Any:
     return kind[parts]
 
 
-def _union(types: Any) -> Any:
-    found = tuple(types)
-    # A type without a member accepts nothing; no value is of this one.
-    return Union[found] if found else _Nothing  # noqa: UP007 - made at run time
+def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape:
+    found = tuple(shapes)
+    if not found:
+        return Shape(_Nothing, 0, exact=False)
+    return Shape(
+        Union[tuple(shape.type for shape in found)],  # noqa: UP007 - made at run time
+        max(shape.depth for shape in found),
+        exact and all(shape.exact for shape in found),
+    )
 
 
 class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
