@@ -10,7 +10,7 @@ Rule 3: a schema that OpenAPI 3.1 cannot hold as it is (another dialect, identif
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from operations._json import canonical
 from operations.schema.dialects import DRAFT_2020_12, named_dialect, subschemas
@@ -172,15 +172,14 @@ def rewritten(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
     for keyword, held in schema.items():
         copy[keyword] = move(held) if keyword == "$ref" and isinstance(held, str) else held
     copied: set[str] = set()
-    for tokens in subschemas(schema):
-        keyword = tokens[0]
-        if len(tokens) == 1:
-            copy[keyword] = _moved(schema[keyword], move)
+    for keyword, token, inner in subschemas(schema):
+        if token is None:
+            copy[keyword] = _moved(inner, move)
             continue
         if keyword not in copied:
             copied.add(keyword)
             copy[keyword] = schema[keyword].copy()
-        copy[keyword][tokens[1]] = _moved(schema[keyword][tokens[1]], move)
+        copy[keyword][token] = _moved(inner, move)
     return copy
 
 
@@ -251,12 +250,7 @@ def _schemas(schema: JSONObject) -> Iterator[JSONObject]:
     while waiting:
         current = waiting.pop()
         yield current
-        for tokens in subschemas(current):
-            held: Any = current
-            for token in tokens:
-                held = held[token]
-            if isinstance(held, dict):
-                waiting.append(cast("JSONObject", held))
+        waiting += [held for _, _, held in subschemas(current) if not isinstance(held, bool)]
 
 
 def _unescaped(token: str) -> str:

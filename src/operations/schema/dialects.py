@@ -6,7 +6,7 @@ Rule 2: a nameless document that writes tuples the old way (`items` is a list) i
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jsonschema_rs
 
@@ -126,8 +126,8 @@ def item_keywords(schema: JSONObject) -> tuple[str, str]:
     return "prefixItems", "items"
 
 
-def subschemas(schema: JSONObject) -> Iterator[tuple[str] | tuple[str, str | int]]:
-    """The tokens that lead to every schema directly inside `schema`, whatever keyword holds it.
+def subschemas(schema: JSONObject) -> Iterator[tuple[str, str | int | None, JSONSchema]]:
+    """Every schema directly inside `schema`: the keyword that holds it, its name or place there if it has one, itself.
 
     What has the wrong shape is passed over: the meta-schema reports it.
     """
@@ -137,15 +137,19 @@ def subschemas(schema: JSONObject) -> Iterator[tuple[str] | tuple[str, str | int
             continue
         if is_array(held):
             if "list" in shapes:
-                yield from ((keyword, i) for i, member in enumerate(held) if _is_schema(member))
+                for index, member in enumerate(held):
+                    if _is_schema(member):
+                        yield keyword, index, member
         elif "one" in shapes:
             if _is_schema(held):
-                yield (keyword,)
+                yield keyword, None, held
         elif is_object(held):
-            yield from ((keyword, name) for name, member in held.items() if _is_schema(member))
+            for name, member in held.items():
+                if _is_schema(member):
+                    yield keyword, name, member
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: Any) -> TypeGuard[JSONSchema]:
     return isinstance(value, (dict, bool))
 
 

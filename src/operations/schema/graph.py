@@ -6,7 +6,7 @@ Rule 2: alternatives multiply where they nest; a document that multiplies them b
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from operations._json import MAX_DEPTH
 from operations.errors import SchemaError
@@ -40,56 +40,48 @@ class Verdict:
 
 
 class _Edges:
-    """The schemas one schema leads to.
+    """The schemas one schema leads to, by their places.
 
     Attributes:
         here: Meet the same value: by reference, and by `allOf`, `not`, `if` and the like.
         one_each: Meet parts of the value, each part one of these at most.
         shared: Meet parts of the value, each part possibly all of these.
-        by_keyword: All of them, by the keyword that holds them.
         unknown: Whether a reference leads where only the validator can follow.
     """
 
-    __slots__ = ("by_keyword", "here", "one_each", "shared", "unknown")
+    __slots__ = ("_below", "_targets", "here", "one_each", "shared", "unknown")
 
-    def __init__(self, document: Document, site: Site) -> None:
-        targets = [target for _, target in document.references(site)]
-        self.unknown = None in targets
-        self.here = [target for target in targets if target is not None]
-        self.one_each: list[Site] = []
-        self.shared: list[Site] = []
-        self.by_keyword: dict[str, list[Site]] = {"$ref": list(self.here)}
-        tuple_items = isinstance(document.keywords(site).get("items"), list)
-        for keyword, edge in document.below(site):
-            self.by_keyword.setdefault(keyword, []).append(edge)
-            if keyword in _HERE:
-                self.here.append(edge)
-            elif keyword in _ONE_EACH or (keyword == "items" and tuple_items):
-                self.one_each.append(edge)
+    def __init__(
+        self,
+        below: list[tuple[str, Site]],
+        targets: list[tuple[str, Site | None]],
+        *,
+        old_tuple: bool,
+    ) -> None:
+        self._below = below
+        self._targets = [target.pointer for _, target in targets if target is not None]
+        self.unknown = len(self._targets) < len(targets)
+        self.here = self._targets.copy()
+        self.one_each: list[str] = []
+        self.shared: list[str] = []
+        for keyword, edge in below:
+            if keyword in _ONE_EACH or (old_tuple and keyword == "items"):
+                self.one_each.append(edge.pointer)
+            elif keyword in _HERE:
+                self.here.append(edge.pointer)
             elif keyword not in DEFINITIONS:
-                self.shared.append(edge)
+                self.shared.append(edge.pointer)
+
+    def under(self, *keywords: str) -> list[str]:
+        """Those that some keywords hold; `$ref` stands for every reference."""
+        found = self._targets if "$ref" in keywords else []
+        return found + [edge.pointer for keyword, edge in self._below if keyword in keywords]
 
 
-class _Graph:
-    """All edges of a document. Most schemas are leaves, and have none."""
+_Graph: TypeAlias = dict[str, _Edges]
+"""The edges of every schema that has any. Most are leaves, and have none."""
 
-    def __init__(self, document: Document) -> None:
-        self.root = document.root
-        self.sites = document.sites
-        self._edges = {
-            site.pointer: _Edges(document, site)
-            for site in document.sites
-            if document.below(site) or any(document.references(site))
-        }
-
-    def edges(self, site: Site) -> _Edges | None:
-        """The edges of `site`; None for a leaf."""
-        return self._edges.get(site.pointer)
-
-    def here(self, site: Site) -> list[Site]:
-        """The schemas that meet the same value as `site`."""
-        near = self._edges.get(site.pointer)
-        return near.here if near else []
+_LEAF = _Edges([], [], old_tuple=False)
 
 
 def examine(document: Document) -> Verdict:
@@ -98,110 +90,116 @@ def examine(document: Document) -> Verdict:
     Raises:
         SchemaError: For a loop that consumes no data, or too many nested alternatives.
     """
-    graph = _Graph(document)
+    graph = _graph(document)
     _refuse_idle_loops(graph)
     order, recursive = _reachable(graph)
     _refuse_explosions(order, graph)
     if recursive:
         return Verdict(recursive=True, closed=False)
-    depths: dict[str, int | None] = {}
-    for site in order:
-        depths[site.pointer] = _seen_depth(document, site, graph.edges(site), depths)
-    depth = depths[""]
+    depth = _seen_depths(document, graph, order)
     return Verdict(recursive=False, closed=depth is not None and depth <= MAX_DEPTH)
 
 
+def _graph(document: Document) -> _Graph:
+    graph: _Graph = {}
+    for site in document.sites:
+        below, targets = document.below(site), document.references(site)
+        if below or targets:
+            old_tuple = isinstance(document.keywords(site).get("items"), list)
+            graph[site.pointer] = _Edges(below, targets, old_tuple=old_tuple)
+    return graph
+
+
 def _refuse_idle_loops(graph: _Graph) -> None:
+    here = {place: edges.here for place, edges in graph.items() if edges.here}
     done: set[str] = set()
-    for start in graph.sites:
+    for start in here:
         path: list[str] = []
         on_path: set[str] = set()
-        stack: list[Site | None] = [start] if graph.here(start) else []
+        stack: list[str | None] = [start]
         while stack:
-            site = stack.pop()
-            if site is None:
+            place = stack.pop()
+            if place is None:
                 left = path.pop()
                 on_path.discard(left)
                 done.add(left)
-            elif site.pointer in on_path:
+            elif place in on_path:
                 raise SchemaError(
-                    f"{site.pointer or 'the schema'}: refers to itself without consuming any data"
+                    f"{place or 'the schema'}: refers to itself without consuming any data"
                 )
-            elif site.pointer not in done:
-                path.append(site.pointer)
-                on_path.add(site.pointer)
+            elif place not in done and place in here:
+                path.append(place)
+                on_path.add(place)
                 stack.append(None)
-                stack.extend(graph.here(site))
+                stack += here[place]
 
 
-def _reachable(graph: _Graph) -> tuple[list[Site], bool]:
-    """Every schema the root leads to, those it needs before itself; and whether any needs itself."""
-    order: list[Site] = []
+def _reachable(graph: _Graph) -> tuple[list[str], bool]:
+    """Every schema with edges that the root leads to, those it needs before itself; and whether any needs itself."""
+    order: list[str] = []
     finished: dict[str, bool] = {}
     recursive = False
-    stack: list[tuple[Site, bool]] = [(graph.root, False)]
+    stack: list[tuple[str, bool]] = [("", False)]
     while stack:
-        site, leaving = stack.pop()
+        place, leaving = stack.pop()
         if leaving:
-            finished[site.pointer] = True
-            order.append(site)
-        elif site.pointer in finished:
-            recursive = recursive or not finished[site.pointer]
-        else:
-            near = graph.edges(site)
-            finished[site.pointer] = near is None
-            if near is None:
-                order.append(site)
-                continue
+            finished[place] = True
+            order.append(place)
+        elif place in finished:
+            recursive = recursive or not finished[place]
+        elif place in graph:
+            near = graph[place]
+            finished[place] = False
             # What only the validator can follow may well lead back: assume the worst.
             recursive = recursive or near.unknown
-            stack.append((site, True))
-            stack.extend((edge, False) for edge in (*near.here, *near.one_each, *near.shared))
+            stack.append((place, True))
+            stack += [(edge, False) for edge in (*near.here, *near.one_each, *near.shared)]
     return order, recursive
 
 
-def _refuse_explosions(order: list[Site], graph: _Graph) -> None:
+def _refuse_explosions(order: list[str], graph: _Graph) -> None:
     """Count, for every schema, how many meet along one path into the data.
 
     A reference back counts once: the validator remembers its verdict there.
     """
     costs: dict[str, int] = {}
-    for site in order:
-        near = graph.edges(site)
-        if near is None:
-            continue
-        cost = 1 + _total(near.here, costs) + _total(near.shared, costs)
-        cost += max((costs.get(edge.pointer, 1) for edge in near.one_each), default=0)
+    for place in order:
+        near = graph[place]
+        cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])
+        cost += max([costs.get(edge, 1) for edge in near.one_each], default=0)
         if cost > MAX_ALTERNATIVES:
             raise SchemaError(
-                f"{site.pointer or 'the schema'}: too many alternatives nest here "
+                f"{place or 'the schema'}: too many alternatives nest here "
                 f"(more than {MAX_ALTERNATIVES:,})"
             )
-        costs[site.pointer] = cost
+        costs[place] = cost
 
 
-def _total(sites: Iterable[Site], costs: dict[str, int]) -> int:
-    return sum(costs.get(site.pointer, 1) for site in sites)
+def _seen_depths(document: Document, graph: _Graph, order: list[str]) -> int | None:
+    """How many levels of data the validator looks at before it accepts; None if parts may pass unseen."""
+    depths: dict[str, int | None] = {}
+    leaves = [site for site in document.sites if site.pointer not in graph]
+    sites = {site.pointer: site for site in document.sites}
+    for site in (*leaves, *(sites[place] for place in order)):
+        depths[site.pointer] = _seen_depth(document, site, graph.get(site.pointer, _LEAF), depths)
+    return depths[""]
 
 
 def _seen_depth(
-    document: Document, site: Site, near: _Edges | None, depths: dict[str, int | None]
+    document: Document, site: Site, near: _Edges, depths: dict[str, int | None]
 ) -> int | None:
-    """How many levels of data the validator looks at before it accepts; None if parts may pass unseen."""
     if isinstance(site.schema, bool):
         return None if site.schema else 0
     found = [_own_depth(document.keywords(site), near, depths)]
     # What one of these has looked at is looked at.
-    found += [depths[edge.pointer] for edge in _of(near, "$ref", "allOf")]
+    found += [depths[edge] for edge in near.under("$ref", "allOf")]
     for keyword in ("anyOf", "oneOf"):
-        if members := _of(near, keyword):
-            found.append(_deepest(depths[edge.pointer] for edge in members))
+        if members := near.under(keyword):
+            found.append(_deepest(depths[edge] for edge in members))
     return max((depth for depth in found if depth is not None), default=None)
 
 
-def _own_depth(
-    schema: JSONObject, near: _Edges | None, depths: dict[str, int | None]
-) -> int | None:
+def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) -> int | None:
     named = [schema["const"]] if "const" in schema else schema.get("enum")
     if is_array(named):
         # What is accepted equals one of these.
@@ -210,25 +208,19 @@ def _own_depth(
     names: set[Any] = set(types if is_array(types) else [types])
     if not names or not names <= _TYPES:
         return None
-    parts: list[Site] = []
+    parts: list[str] = []
     if "object" in names:
         if "additionalProperties" not in schema:
             return None
-        parts += _of(near, "properties", "patternProperties", "additionalProperties")
+        parts += near.under("properties", "patternProperties", "additionalProperties")
     if "array" in names:
         if not isinstance(schema.get("items"), (dict, bool)):
             return None
-        parts += _of(near, "prefixItems", "items")
+        parts += near.under("prefixItems", "items")
     if not parts:
         return 0
-    inside = _deepest(depths[part.pointer] for part in parts)
+    inside = _deepest(depths[part] for part in parts)
     return None if inside is None else inside + 1
-
-
-def _of(near: _Edges | None, *keywords: str) -> list[Site]:
-    if near is None:
-        return []
-    return [edge for keyword in keywords for edge in near.by_keyword.get(keyword, ())]
 
 
 def _deepest(depths: Iterable[int | None]) -> int | None:

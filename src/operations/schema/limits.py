@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import to_builtins
+
 from operations._json import JSONValueError, pointer
 from operations.errors import SchemaError
 from operations.types import JSONSchema
@@ -12,6 +14,8 @@ MAX_SCHEMA_DEPTH = 128
 MAX_SCHEMA_VALUES = 100_000
 """How many JSON values the document may hold."""
 
+_SIMPLE = frozenset({bool, int, type(None)})
+
 
 def measured(document: Any) -> JSONSchema:
     """A copy of a document that is JSON and not too large.
@@ -21,12 +25,43 @@ def measured(document: Any) -> JSONSchema:
     """
     if not isinstance(document, (dict, bool)):
         raise SchemaError("a schema is an object, true or false")
-    left = [MAX_SCHEMA_VALUES]
+    if _is_plain(document):
+        copy: JSONSchema = to_builtins(document)
+        return copy
     try:
-        copy: JSONSchema = _measured(document, MAX_SCHEMA_DEPTH, left)
+        copy = _measured(document, MAX_SCHEMA_DEPTH, [MAX_SCHEMA_VALUES])
     except JSONValueError as error:
         raise SchemaError(f"{error.path or 'the schema'}: {error.reason}") from None
     return copy
+
+
+def _is_plain(document: Any) -> bool:
+    """Whether a quick look finds nothing that `_measured` would have to judge."""
+    left = MAX_SCHEMA_VALUES
+    level: list[Any] = [document]
+    try:
+        for _ in range(MAX_SCHEMA_DEPTH):
+            left -= len(level)
+            below: list[Any] = []
+            for held in level:
+                kind = type(held)  # pyright: ignore[reportUnknownVariableType]
+                if kind is dict:
+                    "".join(held).encode()
+                    below += held.values()
+                elif kind is list:
+                    below += held
+                elif kind is str:
+                    held.encode()
+                elif kind not in _SIMPLE:
+                    return False
+            if left < len(below):
+                return False
+            if not below:
+                return True
+            level = below
+    except (TypeError, UnicodeEncodeError):
+        pass
+    return False
 
 
 def _measured(value: Any, room: int, left: list[int]) -> Any:

@@ -5,8 +5,7 @@ Rule 2: a schema is known by its place (`Site.pointer`), so that following refer
 comes back to an equal site.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from operations._json import escape, pointer
@@ -29,6 +28,10 @@ _BASE = "http://schema.invalid/"
 """What relative identifiers resolve against. The name cannot exist (RFC 2606)."""
 
 
+_NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
+_REFERRING = frozenset(REFERENCES)
+
+
 class Site(NamedTuple):
     """One schema and where it stands."""
 
@@ -49,7 +52,8 @@ class Document:
     """
 
     __slots__ = (
-        "_anchors", "_below", "_dynamic", "_resolved", "_resources", "_uris", "dialect", "root", "sites",
+        "_anchors", "_below", "_dynamic", "_referring", "_resolved", "_resources", "_targets", "_uris",
+        "dialect", "root", "sites",
     )  # fmt: skip
 
     def __init__(self, root: JSONSchema) -> None:
@@ -66,13 +70,15 @@ class Document:
         self._dynamic: dict[str, int] = {}
         self._below: dict[str, list[tuple[str, Site]]] = {}
         self._resolved: dict[tuple[str, str, str], Site | None] = {}
+        self._referring: list[Site] = []
+        self._targets: dict[str, list[tuple[str, Site | None]]] = {}
         self.sites: list[Site] = []
         self.root = self._enter(Site(root, "", ""))
         self._uris[_BASE] = self.root
         self._scan(self.root)
-        # References may lead to places no keyword holds (`#/components/schemas/Pet`).
-        for site in self.sites:
-            for _, target in self.references(site):
+        # References may lead to places no keyword holds (`#/components/schemas/Pet`), where there are more.
+        for site in self._referring:
+            for _, target in self._look_up(site):
                 if target is not None:
                     self._scan(target)
         # What was not there to be found a moment ago may be there now.
@@ -100,22 +106,30 @@ class Document:
         """The schemas directly inside `site`, each with the keyword that holds it."""
         return self._below[site.pointer]
 
-    def references(self, site: Site) -> Iterator[tuple[str, Site | None]]:
+    def references(self, site: Site) -> list[tuple[str, Site | None]]:
         """The keyword and the target of each reference at `site`.
 
         The target is None where it depends on the path taken to get here (`$dynamicRef` with several
         anchors to choose from), and where it is not in this document: a meta-schema, or nothing at
         all, which the validator refuses.
         """
-        if isinstance(site.schema, bool):
-            return
+        found = self._targets.get(site.pointer)
+        if found is None:
+            if isinstance(site.schema, bool) or _REFERRING.isdisjoint(site.schema):
+                return []
+            found = self._targets[site.pointer] = self._look_up(site)
+        return found
+
+    def _look_up(self, site: Site) -> list[tuple[str, Site | None]]:
+        found: list[tuple[str, Site | None]] = []
         for keyword in REFERENCES:
-            reference = site.schema.get(keyword)
+            reference = cast("JSONObject", site.schema).get(keyword)
             if isinstance(reference, str) and keyword not in self.dialect.ignored:
                 key = site.resource, keyword, reference
                 if key not in self._resolved:
                     self._resolved[key] = self._resolve(*key)
-                yield keyword, self._resolved[key]
+                found.append((keyword, self._resolved[key]))
+        return found
 
     def keywords(self, site: Site) -> JSONObject:
         """What `site` says in this dialect. Up to draft 7 nothing counts beside a `$ref`."""
@@ -131,7 +145,11 @@ class Document:
     def _resolve(self, resource: str, keyword: str, reference: str) -> Site | None:
         if keyword == "$recursiveRef" and self._dynamic.get("", 0) > 1:
             return None
-        address, fragment = urldefrag(_join(self._resources[resource], reference))
+        base = self._resources[resource]
+        if reference.startswith("#") and "#" not in base:
+            address, fragment = base, reference[1:]
+        else:
+            address, fragment = urldefrag(_join(base, reference))
         start = self._uris.get(address)
         fragment = unquote(fragment)
         if start is None or (keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1):
@@ -172,23 +190,32 @@ class Document:
         return Site(schema, site.pointer, site.pointer)
 
     def _scan(self, start: Site) -> None:
-        """Note the identifiers of every schema at and below `start`."""
-        stack = [start]
+        """Note the identifiers and the references of every schema at and below `start`."""
+        stack, naming = [start], self.dialect.id_keyword
         while stack:
             site = stack.pop()
-            if site.pointer in self._below:
+            schema, place, resource = site
+            if place in self._below:
                 continue
-            below = self._below[site.pointer] = []
+            below = self._below[place] = []
             self.sites.append(site)
             if len(self.sites) > MAX_SUBSCHEMAS:
                 raise SchemaError(f"more than {MAX_SUBSCHEMAS:,} schemas in one document")
-            if isinstance(site.schema, bool):
+            if isinstance(schema, bool):
                 continue
-            self._note(site, site.schema)
-            for tokens in subschemas(self.keywords(site)):
-                inner = self.at(site, *tokens)
-                below.append((tokens[0], inner))
-                stack.append(inner)
+            if not _NAMING.isdisjoint(schema):
+                self._note(site, schema)
+            if not _REFERRING.isdisjoint(schema):
+                self._referring.append(site)
+            for keyword, token, inner in subschemas(self.keywords(site)):
+                where = (
+                    f"{place}/{keyword}" if token is None else f"{place}/{keyword}{pointer(token)}"
+                )
+                found = Site(inner, where, resource)
+                if not isinstance(inner, bool) and naming in inner:
+                    found = self._enter(found)
+                below.append((keyword, found))
+                stack.append(found)
 
     def _note(self, site: Site, schema: JSONObject) -> None:
         identifier = schema.get(self.dialect.id_keyword)

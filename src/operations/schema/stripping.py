@@ -30,7 +30,7 @@ _JSON = _SCALARS | {dict, list}
 
 _WRITE = msgpack.Encoder().encode_into
 _WRITTEN = bytearray()
-_REFUSALS = (ValidationError, TypeError, UnicodeEncodeError, OverflowError)
+_REFUSALS = (ValidationError, TypeError, ValueError, OverflowError)
 
 
 class GaveUpError(Exception):
@@ -247,7 +247,7 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
             return general(value, room)
         try:
             return to_builtins(convert(value, target))
-        except (ValidationError, TypeError):
+        except _REFUSALS:
             # Not JSON builtins, or not of this shape: there may still be a way.
             return general(value, room)
 
