@@ -50,9 +50,9 @@ from operations.schema import (
     collect_errors,
     format_value_errors,
     from_schema,
+    schema_for,
     validate_or_raise,
 )
-from operations.schema.from_types import schema_for
 from operations.specs import (
     OPERATION_SPEC_SCHEMA,
     ErrorDefinition,

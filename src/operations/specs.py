@@ -19,9 +19,7 @@ from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import RegistrationError
-from operations.schema import Schema, from_schema
-from operations.schema.from_types import schema_for
-from operations.schema.signatures import signature_of
+from operations.schema import Schema, from_schema, schema_for, signature_of
 from operations.types import JSONObject, JSONSchema
 
 OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[Any]]

@@ -805,3 +805,21 @@ def test_no_repairs_are_none_where_the_result_is_known_to_be_valid() -> None:
     assert normalise({"x": 1, "z": 1}) == ({"x": 1, "y": 0}, None)
     assert normalise({"x": "1"})[1]
     assert Schema({"type": "string", "pattern": "^a"}).compile().normalise("b") == ("b", [])
+
+
+def test_conditions_that_contradict_each_other_settle_on_one_value() -> None:
+    """Each branch makes a value that the other branch applies to."""
+    named = {"type": "object", "required": ["kind"]}
+    schema = Schema(
+        {
+            "type": "object",
+            "if": {"properties": {"kind": {"type": "number"}}},
+            "then": {**named, "properties": {"kind": {"type": "string"}}},
+            "else": {**named, "properties": {"kind": {"type": "number"}}},
+        }
+    )
+
+    once = schema.cast({"kind": 0}).value
+
+    assert schema.cast(once).value == once
+    assert schema.cast({"kind": "0"}).value == once

@@ -10,7 +10,7 @@ import pytest
 
 from operations.errors import SchemaError
 from operations.schema import Schema, from_schema
-from operations.schema.checking import Checker
+from operations.schema.reading.checking import Checker
 
 CLOSED = {
     "type": "object",

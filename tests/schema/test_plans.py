@@ -2,9 +2,10 @@
 
 import pytest
 
-from operations.schema import Schema, plans
-from operations.schema.checking import Checker
-from operations.schema.plans import Planner
+from operations.schema import Schema
+from operations.schema.planning import plans
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.checking import Checker
 
 
 def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:

@@ -10,10 +10,10 @@ from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations._json import MAX_DEPTH
 from operations.schema import CompiledSchema, Schema
-from operations.schema.checking import Checker
-from operations.schema.plans import Planner
-from operations.schema.repairing import Repairer
-from operations.schema.stripping import GaveUpError, Stripper
+from operations.schema.casting.repairing import Repairer
+from operations.schema.casting.stripping import GaveUpError, Stripper
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.checking import Checker
 
 many = settings(
     max_examples=60,

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations._json import MAX_DEPTH, TOO_LONG, to_json
-from operations.schema.checking import Checker
-from operations.schema.plans import Planner
-from operations.schema.repairing import Repairer
-from operations.schema.stripping import GaveUpError, Stripper, exact_strip
-from operations.schema.structs import Shape, Shaper
+from operations.schema.casting.repairing import Repairer
+from operations.schema.casting.stripping import GaveUpError, Stripper, exact_strip
+from operations.schema.casting.structs import Shape, Shaper
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.checking import Checker
 
 POINT = {
     "type": "object",

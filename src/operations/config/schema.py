@@ -4,8 +4,7 @@ from functools import cache
 from typing import Any, cast
 
 from operations.config.model import Config
-from operations.schema import Schema
-from operations.schema.from_types import schema_for
+from operations.schema import Schema, schema_for
 from operations.types import JSONObject
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from operations._json import canonical
-from operations.schema.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.schema.kinds import is_array, is_object
+from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
 
 PREFIX = "#/components/schemas/"

@@ -1,11 +1,11 @@
 """JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
 
 from operations.schema.document import CompiledSchema, Schema, from_schema
-from operations.schema.from_types import converter_for, schema_for
 from operations.schema.guard import guard
+from operations.schema.python.from_types import converter_for, schema_for
+from operations.schema.python.shapes import ConversionError
+from operations.schema.python.signatures import Signature, signature_of
 from operations.schema.results import CastResult, Repair, ValueFault
-from operations.schema.shapes import ConversionError
-from operations.schema.signatures import Signature, signature_of
 from operations.schema.validation import (
     assert_is_schema,
     collect_errors,

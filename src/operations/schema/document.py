@@ -11,11 +11,11 @@ from typing import Any
 from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
 from operations.schema.casting import Normalise, build_normalise, certain_types
-from operations.schema.checking import Checker
-from operations.schema.dialects import is_annotation
 from operations.schema.explain import explain
 from operations.schema.guard import guard
-from operations.schema.plans import Planner
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.checking import Checker
+from operations.schema.reading.dialects import is_annotation
 from operations.schema.results import CastResult, ValueFault
 from operations.types import JSONSchema
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from operations.schema.dialects import item_keywords
-from operations.schema.patterns import matcher
-from operations.schema.plans import Planner
-from operations.schema.references import Site
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.dialects import item_keywords
+from operations.schema.reading.patterns import matcher
+from operations.schema.reading.references import Site
 from operations.types import JSONObject
 
 

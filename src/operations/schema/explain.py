@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from operations._json import escape
-from operations.schema.assertions import flat_failures, listed, type_of
-from operations.schema.dialects import item_keywords
 from operations.schema.evaluated import evaluated_names, evaluated_places
 from operations.schema.kinds import is_array, is_object
-from operations.schema.members import nearest
-from operations.schema.patterns import matcher
-from operations.schema.plans import Planner
-from operations.schema.references import Site
+from operations.schema.planning.assertions import flat_failures, listed, type_of
+from operations.schema.planning.members import nearest
+from operations.schema.planning.plans import Planner
+from operations.schema.reading.dialects import item_keywords
+from operations.schema.reading.patterns import matcher
+from operations.schema.reading.references import Site
 from operations.schema.results import ValueFault
 from operations.types import JSONObject
 

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from operations.errors import CallError, ErrorCode
-from operations.schema.checking import Checker
 from operations.schema.document import Schema
+from operations.schema.reading.checking import Checker
 from operations.schema.results import ValueFault
 from operations.types import JSONSchema
 

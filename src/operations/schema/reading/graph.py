@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 from operations._json import MAX_DEPTH
 from operations.errors import SchemaError
-from operations.schema.dialects import (
+from operations.schema.kinds import is_array
+from operations.schema.reading.dialects import (
     DEFINITIONS,
     IN_PLACE,
     IN_PLACE_LISTS,
     IN_PLACE_MAPS,
 )
-from operations.schema.kinds import is_array
-from operations.schema.references import Document, Site
+from operations.schema.reading.references import Document, Site
 from operations.types import JSONObject
 
 MAX_ALTERNATIVES = 10_000

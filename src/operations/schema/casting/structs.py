@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 import msgspec
 
 from operations._json import MAX_DEPTH, to_json
-from operations.schema.leaves import leaf_types, scalar_types
-from operations.schema.plans import MISSING, Plan
+from operations.schema.planning.leaves import leaf_types, scalar_types
+from operations.schema.planning.plans import MISSING, Plan
 
 _MAX_STRUCTS = 200
 """How many types are made for one document. Each takes about 30 µs and 2 KB."""

@@ -9,8 +9,8 @@ pattern that every text matches makes it look, for a fifth of what a look of our
 
 from operations.errors import SchemaError
 from operations.schema.kinds import is_array, is_object
-from operations.schema.patterns import ANY_TEXT, is_linear, longest_text
-from operations.schema.references import Document
+from operations.schema.reading.patterns import ANY_TEXT, is_linear, longest_text
+from operations.schema.reading.references import Document
 from operations.types import JSONObject
 
 

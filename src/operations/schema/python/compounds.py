@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from operations.schema.shapes import (
+from operations.schema.python.shapes import (
     MISSING,
     NOTHING,
     ConversionError,

@@ -12,12 +12,12 @@ make more than a bounded number.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from operations.schema.assertions import has_type
-from operations.schema.checking import Checker
-from operations.schema.dialects import is_annotation, item_keywords
-from operations.schema.merging import Facet, constants_of, names_in, types_of
-from operations.schema.patterns import ANY_TEXT, matcher
-from operations.schema.references import Document, Site
+from operations.schema.planning.assertions import has_type
+from operations.schema.planning.merging import Facet, constants_of, names_in, types_of
+from operations.schema.reading.checking import Checker
+from operations.schema.reading.dialects import is_annotation, item_keywords
+from operations.schema.reading.patterns import ANY_TEXT, matcher
+from operations.schema.reading.references import Document, Site
 from operations.types import JSONObject
 
 MAX_PLANS = 5_000

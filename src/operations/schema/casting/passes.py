@@ -7,14 +7,14 @@ Rule 2: a cast never makes a valid value invalid. Where stripping would, the val
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, pointer, to_json
-from operations.schema.assertions import same, shown, type_of
+from operations._json import MAX_DEPTH, JSONValueError, canonical, pointer, to_json
+from operations.schema.casting.repairing import Repairer
+from operations.schema.casting.stripping import GaveUpError, Stripper, exact_strip
 from operations.schema.kinds import is_array, is_object
-from operations.schema.leaves import scalar_types
-from operations.schema.plans import Planner
-from operations.schema.repairing import Repairer
+from operations.schema.planning.assertions import same, shown, type_of
+from operations.schema.planning.leaves import scalar_types
+from operations.schema.planning.plans import Planner
 from operations.schema.results import Repair
-from operations.schema.stripping import GaveUpError, Stripper, exact_strip
 
 Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Repair] | None]]
 """Takes a value; gives the one that fits, and its repairs. None instead means: valid, without any.
@@ -25,7 +25,7 @@ Raises `JSONValueError` if some part that the schema does not strip is not JSON 
 
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 
-_MAX_ROUNDS = 4
+_MAX_ROUNDS = 8
 """How often a cast is repeated for unions whose members depend on each other's defaults."""
 
 _VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
@@ -97,15 +97,19 @@ class _Cast:
         Other members of a union may match once excess is gone and defaults are there, and a declared
         default need not be valid itself.
         """
+        seen = {canonical(result): (result, repairs)}
         for _ in range(_MAX_ROUNDS):
             again, more = self.once(result)
-            if again == result and not more:
-                break
-            result = again
+            text = canonical(again)
+            if text in seen:
+                # It stays, or goes round in a circle, of which one value stands for all.
+                circle = list(seen)[list(seen).index(text) :]
+                return seen[min(circle)]
             # What was repaired and has gone since is no repair of the result.
             said = [r for r in (*(repairs or ()), *(more or ())) if _has_place(again, r.path)]
             said += _unsaid(value, again, {repair.path for repair in said})
-            repairs = said or more
+            result, repairs = again, said or more
+            seen[text] = (result, repairs)
         return result, repairs
 
     def once(self, value: Any) -> tuple[Any, list[Repair] | None]:

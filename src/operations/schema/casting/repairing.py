@@ -15,12 +15,12 @@ from itertools import chain, repeat
 from typing import Any
 
 from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
-from operations.schema.assertions import distinct, same, shown, type_of
-from operations.schema.conversion import conversions, is_whole
-from operations.schema.creation import Creator
-from operations.schema.members import matching, nearest
-from operations.schema.plans import MISSING, Choice, Plan, Planner
-from operations.schema.references import Site
+from operations.schema.casting.creation import Creator
+from operations.schema.planning.assertions import distinct, same, shown, type_of
+from operations.schema.planning.conversion import conversions, is_whole
+from operations.schema.planning.members import matching, nearest
+from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
+from operations.schema.reading.references import Site
 from operations.schema.results import Kind, Repair
 
 _MAX_TRIALS = 1_000

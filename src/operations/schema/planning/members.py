@@ -6,11 +6,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from operations.schema.assertions import same, type_of
-from operations.schema.conversion import conversions
 from operations.schema.kinds import is_object
-from operations.schema.plans import Plan, Planner
-from operations.schema.references import Site
+from operations.schema.planning.assertions import same, type_of
+from operations.schema.planning.conversion import conversions
+from operations.schema.planning.plans import Plan, Planner
+from operations.schema.reading.references import Site
 from operations.schema.results import Repair
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1

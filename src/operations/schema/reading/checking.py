@@ -11,12 +11,12 @@ import jsonschema_rs
 
 from operations._json import pointer
 from operations.errors import SchemaError
-from operations.schema.graph import Verdict, examine
 from operations.schema.guard import guard
-from operations.schema.limits import measured
-from operations.schema.patterns import FANCY, LINEAR
-from operations.schema.references import Document, Site
-from operations.schema.taming import Tamer
+from operations.schema.reading.graph import Verdict, examine
+from operations.schema.reading.limits import measured
+from operations.schema.reading.patterns import FANCY, LINEAR
+from operations.schema.reading.references import Document, Site
+from operations.schema.reading.taming import Tamer
 from operations.types import JSONObject, JSONSchema
 
 _MAX_MESSAGE = 300

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
 
 from operations.errors import RegistrationError, SchemaError
-from operations.schema.annotations import origin_of, peel
-from operations.schema.docstrings import parse_docstring
 from operations.schema.document import Schema
-from operations.schema.from_types import read
-from operations.schema.parameters import Handler, Parameters, read_parameters
-from operations.schema.shapes import Shape, Unknown, document_of
+from operations.schema.python.annotations import origin_of, peel
+from operations.schema.python.docstrings import parse_docstring
+from operations.schema.python.from_types import read
+from operations.schema.python.parameters import Handler, Parameters, read_parameters
+from operations.schema.python.shapes import Shape, Unknown, document_of
 
 Kind: TypeAlias = Literal["async", "sync", "stream"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from operations._json import canonical
 from operations.schema.kinds import is_array, is_object
-from operations.schema.patterns import matcher
+from operations.schema.reading.patterns import matcher
 from operations.types import JSONObject
 
 _SHOWN = 80

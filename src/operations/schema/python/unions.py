@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from operations.schema.document import Schema
-from operations.schema.shapes import (
+from operations.schema.python.shapes import (
     ConversionError,
     Converter,
     Definitions,

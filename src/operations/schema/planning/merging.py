@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from operations.schema.assertions import same, type_of
 from operations.schema.kinds import is_array
-from operations.schema.references import Site
+from operations.schema.planning.assertions import same, type_of
+from operations.schema.reading.references import Site
 from operations.types import JSONObject
 
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")

@@ -10,7 +10,7 @@ from math import ceil, floor
 from typing import Any
 
 from operations._json import MAX_DEPTH, JSONValueError, to_json
-from operations.schema.plans import MISSING, Plan
+from operations.schema.planning.plans import MISSING, Plan
 
 _MAX_MADE = 1_000
 """How many values, items or characters are made up at most."""

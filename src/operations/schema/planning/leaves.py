@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from operations.schema.plans import Plan
+from operations.schema.planning.plans import Plan
 
 _PYTHON: dict[str, tuple[type, ...]] = {
     "string": (str,),

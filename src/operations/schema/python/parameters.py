@@ -12,12 +12,11 @@ from typing import Any, TypeAlias, Union, Unpack, get_args
 import msgspec
 
 from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
-from operations.schema.annotations import origin_of, peel
-from operations.schema.compounds import Field, Record
-from operations.schema.from_types import read
-from operations.schema.records import default_of
-from operations.schema.results import ValueFault
-from operations.schema.shapes import (
+from operations.schema.python.annotations import origin_of, peel
+from operations.schema.python.compounds import Field, Record
+from operations.schema.python.from_types import read
+from operations.schema.python.records import default_of
+from operations.schema.python.shapes import (
     MISSING,
     ConversionError,
     Converter,
@@ -25,6 +24,7 @@ from operations.schema.shapes import (
     Named,
     Shape,
 )
+from operations.schema.results import ValueFault
 from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]

@@ -33,12 +33,12 @@ import msgspec
 
 from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
-from operations.schema.annotations import Notes, alias_value, is_alias, origin_of, peel
-from operations.schema.compounds import Array, FixedTuple, Table
 from operations.schema.document import Schema
-from operations.schema.foreign import Foreign, is_pydantic, is_pydantic_note
-from operations.schema.records import record_reader, title_of, words_of
-from operations.schema.shapes import (
+from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
+from operations.schema.python.compounds import Array, FixedTuple, Table
+from operations.schema.python.foreign import Foreign, is_pydantic, is_pydantic_note
+from operations.schema.python.records import record_reader, title_of, words_of
+from operations.schema.python.shapes import (
     NOTHING,
     Choice,
     ConversionError,
@@ -55,7 +55,7 @@ from operations.schema.shapes import (
     to_float,
     to_int,
 )
-from operations.schema.unions import Either
+from operations.schema.python.unions import Either
 from operations.types import JSONObject
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from operations.errors import SchemaError
-from operations.schema.records import record_reader, title_of
-from operations.schema.shapes import ANY, NOTHING, Converter, Definitions, Kinds, attempt
+from operations.schema.python.records import record_reader, title_of
+from operations.schema.python.shapes import ANY, NOTHING, Converter, Definitions, Kinds, attempt
 from operations.types import JSONObject
 
 

@@ -14,10 +14,10 @@ import msgspec
 from msgspec import NODEFAULT, UNSET
 
 from operations._json import JSONValueError, to_json
-from operations.schema.annotations import hints_of, is_class, origin_of
-from operations.schema.compounds import Field, Record
-from operations.schema.docstrings import Docstring, parse_docstring
-from operations.schema.shapes import MISSING, Shape
+from operations.schema.python.annotations import hints_of, is_class, origin_of
+from operations.schema.python.compounds import Field, Record
+from operations.schema.python.docstrings import Docstring, parse_docstring
+from operations.schema.python.shapes import MISSING, Shape
 from operations.types import JSONObject
 
 Read: TypeAlias = Callable[[Any], Shape]

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import ValidationError, convert, msgpack, to_builtins
 
 from operations._json import JSONValueError, lift, to_json
+from operations.schema.casting.repairing import Repairer, applied
+from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.guard import guard
-from operations.schema.leaves import known_scalars, leaf_types, scalar_types
-from operations.schema.plans import MISSING, Choice, Plan, Planner
-from operations.schema.references import Site
-from operations.schema.repairing import Repairer, applied
-from operations.schema.structs import Shape, Shaper
+from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
+from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
+from operations.schema.reading.references import Site
 
 Strip: TypeAlias = Callable[[Any, int], Any]
 """Takes a value and how deep it may nest; gives the stripped copy."""

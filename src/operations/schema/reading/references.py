@@ -10,7 +10,8 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from operations._json import escape, pointer
 from operations.errors import SchemaError
-from operations.schema.dialects import (
+from operations.schema.kinds import is_array, is_object
+from operations.schema.reading.dialects import (
     DRAFT_2019_09,
     DRAFT_2020_12,
     REFERENCES,
@@ -18,7 +19,6 @@ from operations.schema.dialects import (
     named_dialect,
     subschemas,
 )
-from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 MAX_SUBSCHEMAS = 8_000

@@ -1,0 +1,1 @@
+"""What the schemas that meet one value say together, laid out for casting and explaining."""

@@ -1,0 +1,1 @@
+"""Reading a JSON Schema document: its dialect, references, limits, and the validator it becomes."""
