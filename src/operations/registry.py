@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import Any, Protocol, Self, Unpack, cast, overload
-from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace as with_fields
 
@@ -532,20 +531,14 @@ def _examined(candidate: object) -> Operation:
     return ready
 
 
-_kinds_of_methods: WeakKeyDictionary[Callable[..., Any], tuple[bool, bool]] = WeakKeyDictionary()
-"""Importers register thousands of handlers that are all methods of one class: each is looked at once."""
-
-
 def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
     """Whether `handler` is a generator function, and whether it is an async one."""
-    method: Any = getattr(handler, "__func__", None)
-    if method is None:
+    code = getattr(handler, "__code__", None)
+    if code is None:
         return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
-    kinds = _kinds_of_methods.get(method)
-    if kinds is None:
-        kinds = inspect.isgeneratorfunction(method), inspect.isasyncgenfunction(method)
-        _kinds_of_methods[method] = kinds
-    return kinds
+    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
+    flags: int = code.co_flags
+    return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)
 
 
 def subscribe(
