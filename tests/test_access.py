@@ -95,3 +95,20 @@ def test_identities_and_rules_go_over_the_wire() -> None:
     assert b'"requiredScopesAny":["b","c"]' in msgspec.json.encode(access)
     assert hash(access) == hash(AccessControl(["a"], ["b", "c"], "project", "edit"))
     assert len({ALICE, Identity("alice", ["task:read"])}) == 2
+
+
+def test_a_control_made_of_a_set_is_the_same_in_every_process() -> None:
+    assert AccessControl({"b", "a", "c"}).required_scopes == ("a", "b", "c")
+
+
+def test_a_resource_without_its_id_grants_nothing() -> None:
+    needed = AccessControl(resource_type="doc", resource_action="read")
+
+    assert check_access(needed, Identity("a", resources={"doc:1": ["read"]}))
+    assert not check_access(needed, Identity("a", resources={"doc": ["read"]}))
+    assert not check_access(needed, Identity("a", resources={"doc:1": {"read": False}}))
+
+
+def test_a_requirement_that_is_not_understood_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="required_scopes"):
+        msgspec.convert({"required_scopes": ["admin"]}, AccessControl)

@@ -482,6 +482,34 @@ async def test_a_cancellation_outlives_a_cleanup_that_fails(failure: Exception) 
         await task
 
 
+@pytest.mark.parametrize(
+    ("given", "scopes", "code"),
+    [
+        ("not an object", (), ErrorCode.VALIDATION_ERROR),
+        ({"a": 1, "b": 2}, ("admin",), ErrorCode.ACCESS_DENIED),
+    ],
+)
+async def test_a_call_made_while_cleaning_up_after_a_cancellation_has_its_own_error(
+    given: Any, scopes: tuple[str, ...], code: ErrorCode
+) -> None:
+    registry = single(add, input_schema=ADDITION, access_control=AccessControl(scopes))
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append((await failing(registry, given)).code)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == [code]
+
+
 async def test_a_handler_that_cancels_itself_is_aborted() -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
         raise asyncio.CancelledError
@@ -1002,3 +1030,9 @@ async def test_an_integer_that_cannot_be_written_is_no_json() -> None:
     error = await failing(single(handler))
     assert error.code == ErrorCode.EXECUTION_ERROR
     assert error.details["path"] == "/n"
+
+    async def large(_input: Any, _context: OperationContext) -> int:
+        return 10**5000
+
+    error = await failing(single(large, output_schema={"type": "integer"}))
+    assert error.code == ErrorCode.EXECUTION_ERROR

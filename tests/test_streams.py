@@ -476,3 +476,90 @@ async def test_a_cleanup_that_fails_costs_neither_the_result_nor_the_report(
 
     assert isinstance(events[-1], CallFinished)
     assert "cleanup" in caplog.text
+
+
+async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
+    registry = OperationRegistry()
+    log: list[str] = []
+
+    @registry.operation("test.ticks")
+    async def ticks() -> AsyncIterator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield 1
+        finally:
+            log.append("begins")
+            await asyncio.sleep(0.005)
+            log.append("ends")
+
+    @registry.operation("test.read")
+    async def read(context: OperationContext) -> None:
+        async for _ in context.env.subscribe("test.ticks"):
+            pass
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("test.read", {}, soon(20))
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert log == ["begins", "ends"]
+
+    for context in (None, soon(10_000)):
+        log.clear()
+        task = asyncio.create_task(registry.execute("test.read", {}, context))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.wait({task})
+        assert log == ["begins", "ends"]
+
+
+async def test_a_task_group_that_is_open_across_a_yield_closes_quietly() -> None:
+    registry = OperationRegistry()
+    ended = asyncio.Event()
+
+    @registry.operation("test.grouped")
+    async def grouped() -> AsyncIterator[int]:
+        async def stay() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stay())
+            while True:
+                await asyncio.sleep(0)
+                yield 1
+
+    async with registry.subscribe("test.grouped") as items:
+        await anext(items)
+    assert ended.is_set()
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost() -> None:
+    lost: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, what: lost.append(what))
+
+    async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        await asyncio.sleep(0)
+        raise ValueError("too late")
+
+    for turns in range(12):
+        items = single(handler, type=OperationType.SUBSCRIPTION).subscribe(
+            "test.run", None, soon(5_000)
+        )
+
+        async def read(items: Any = items) -> None:
+            async for _ in items:
+                pass
+
+        task = asyncio.create_task(read())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        del items, task
+        gc.collect()
+    assert lost == []

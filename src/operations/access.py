@@ -4,7 +4,7 @@ Rule 1: fail closed. What requires something refuses a caller without identity, 
 Rule 2: a refusal never says which scope or resource was missing.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
 import msgspec
@@ -16,7 +16,8 @@ from operations.errors import CallError, ErrorCode
 def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise ValueError(f"{field} is a list of names, not one string: [{names!r}]")  # noqa: TRY004
-    return tuple(names)
+    # A set has no order, and a digest needs one.
+    return tuple(sorted(names) if isinstance(names, Set) else names)
 
 
 class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -37,7 +38,9 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         return hash((self.id, self.scopes))
 
 
-class AccessControl(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class AccessControl(
+    msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
+):
     """What a call requires of its caller; by default nothing."""
 
     required_scopes: Collection[str] = ()
@@ -106,8 +109,8 @@ def permission(access_control: AccessControl) -> Callable[[Identity | None], boo
 def _may_act(required: AccessControl, identity: Identity) -> bool:
     """Whether some resource of the type grants the action."""
     return any(
-        key.split(":", 1)[0] == required.resource_type
-        and not isinstance(actions, str)
+        key.partition(":")[:2] == (required.resource_type, ":")
+        and not isinstance(actions, (str, Mapping))
         and required.resource_action in actions
         for key, actions in (identity.resources or {}).items()
     )

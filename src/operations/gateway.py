@@ -112,7 +112,7 @@ class Gateway:
 
         found: list[Found] = []
         for spec, score in self._current().ranked(words_of(query)):
-            if len(found) == limit:
+            if len(found) >= limit:
                 break
             if wanted(spec):
                 found.append(
@@ -174,7 +174,7 @@ class Gateway:
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"a batch has at most {MAX_BATCH} calls, not {len(calls)}",
             )
-        slots = asyncio.Semaphore(concurrency)
+        slots = asyncio.Semaphore(max(concurrency, 1))
 
         async def one(call: BatchCall) -> JSONObject:
             async with slots:

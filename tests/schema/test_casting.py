@@ -5,8 +5,9 @@ import datetime as dt
 import decimal
 import enum
 import json
+import sqlite3
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, UserList
 from typing import Any, NamedTuple
 
 import msgspec
@@ -823,3 +824,70 @@ def test_conditions_that_contradict_each_other_settle_on_one_value() -> None:
 
     assert schema.cast(once).value == once
     assert schema.cast({"kind": "0"}).value == once
+
+
+def test_a_declared_default_that_is_not_valid_is_not_passed_over_in_silence() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
+    compiled = Schema({**schema, "required": ["a"]}).compile()
+
+    value, repairs = compiled.normalise({})
+
+    assert repairs is not None, "it is still to be checked"
+    assert not compiled.is_valid(value)
+
+
+def test_an_alternative_that_nothing_fits_is_none() -> None:
+    compiled = Schema(
+        {
+            "type": ["object", "null"],
+            "properties": {"a": {"type": "string"}},
+            "anyOf": [False, {"type": "null"}],
+        }
+    ).compile()
+
+    value, repairs = compiled.normalise({"a": "x"})
+
+    assert repairs is not None or compiled.is_valid(value)
+
+
+@pytest.mark.parametrize("constant", [2**63 - 1, 2**63, 2**64, -(2**63) - 1])
+def test_large_constants_are_kept(constant: int) -> None:
+    schema = Schema({"type": "object", "properties": {"a": {"const": constant}}})
+
+    assert schema.cast({"a": constant}).value == {"a": constant}
+
+
+@pytest.mark.parametrize("odd", [range(3), UserList([1]), sqlite3.Row])
+def test_what_only_resembles_an_object_is_none(odd: Any) -> None:
+    schema = Schema({"type": "object", "properties": {"a": {"type": "object", "properties": {}}}})
+
+    for value in (odd, {"a": odd}):
+        try:
+            result = schema.compile().normalise(value)
+        except JSONValueError:
+            continue
+        assert result[1], f"{value!r} became {result[0]} in silence"
+
+
+@pytest.mark.parametrize("number", [{"type": "number"}, {"type": "number", "minimum": 0}])
+def test_a_decimal_is_a_number_where_one_is_asked_for(number: Any) -> None:
+    value = decimal.Decimal("0.1234567890123456789")
+    for schema in (number, {"anyOf": [number, {"type": "null"}]}):
+        assert Schema(schema).cast(value) == CastResult(float(value), [])
+        inside = Schema({"type": "object", "properties": {"n": schema}})
+        assert inside.cast({"n": value}) == CastResult({"n": float(value)}, [])
+    assert Schema({"type": "string"}).cast(value).value == str(value)
+
+
+def test_a_key_that_is_no_unicode_is_no_json() -> None:
+    with pytest.raises(JSONValueError, match="surrogate"):
+        Schema({"type": "object"}).compile().normalise({"\ud800": 1})
+
+
+@pytest.mark.parametrize("root", ["schemas/", "http://x/schemas/", "root.json", "/abs/root.json"])
+def test_identifiers_relative_to_a_relative_one_are_found(root: str) -> None:
+    item = {"$id": "item.json", "type": "object", "properties": {"n": {"type": "integer"}}}
+    schema = Schema({"$id": root, "type": "object", "properties": {"k": item}})
+
+    assert schema.cast({"k": {"n": "1"}}).value == {"k": {"n": 1}}
+    assert schema.cast({"k": True}).repairs

@@ -1357,3 +1357,13 @@ def test_typed_values_pass_their_schema_as_json_and_come_back_equal(data: st.Dat
     assert schema.check(written), annotation
     assert convert is not None
     assert convert(written) == value
+
+
+def test_generic_and_foreign_names_of_models_can_be_referred_to() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    page = pydantic.create_model("Page[Größe]", items=(list[int], ...))
+
+    schema = schema_for(list.__class_getitem__(page))
+
+    assert schema.check([{"items": [1]}])
+    assert not schema.check([{"items": ["x"]}])

@@ -1,6 +1,7 @@
 """What a document may ask for: refused or answered, but never slowly."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +271,70 @@ def test_a_bad_document_is_refused_by_its_place(document: Any, place: str) -> No
 def test_a_good_document_is_let_through() -> None:
     assert_is_schema(True)
     assert_is_schema({"type": "object", "x-note": {"anything": [1.5, None]}})
+
+
+def _chain(length: int, link: Callable[[str], Any]) -> dict[str, Any]:
+    links = {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links, f"d{length}": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        lambda to: {"$ref": to},
+        lambda to: {"anyOf": [{"$ref": to}]},
+        lambda to: {"$ref": to, "unevaluatedProperties": False},
+    ],
+)
+def test_a_long_chain_of_references_is_refused_before_anything_follows_it(link: Any) -> None:
+    with pytest.raises(SchemaError, match="in a row"):
+        Schema({**_chain(2_500, link), "unevaluatedProperties": False}).compile()
+
+
+def test_a_long_chain_through_the_data_is_no_trouble() -> None:
+    schema = Schema(_chain(1_000, lambda to: {"type": "object", "properties": {"a": {"$ref": to}}}))
+
+    assert schema.check({"a": {"a": {}}})
+    assert schema.cast({"a": {"a": {}, "b": 1}}).value == {"a": {"a": {}}}
+
+
+def test_alternatives_that_multiply_are_refused_before_they_are_compiled() -> None:
+    both = [{"$ref": "#/$defs/d0"}] * 2
+    doubling = _chain(19, lambda to: {"anyOf": [{"$ref": to}, {"$ref": to}]})
+
+    with pytest.raises(SchemaError, match="too many alternatives"):
+        Schema({**doubling, "anyOf": both, "unevaluatedProperties": False}).compile()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "object", "required": [f"n{i}" for i in range(20_000)]},
+        {"allOf": [{"enum": list(range(5_000))}, {"enum": list(range(5_000, 10_000))}]},
+        {
+            "properties": {f"n{i}": {"type": "string"} for i in range(1_000)},
+            "patternProperties": {f"^x{i}y": {"type": "string"} for i in range(200)},
+        },
+        {"allOf": [{"properties": {f"n{i}_{j}": {} for j in range(10)}} for i in range(500)]},
+    ],
+)
+def test_what_is_merely_large_takes_no_more_than_its_size(document: Any) -> None:
+    before = time.process_time()
+    schema = Schema(document)
+    schema.cast({"a": 1})
+    assert time.process_time() - before < QUICKLY
+
+
+def test_patterns_have_one_budget_for_all_of_a_document() -> None:
+    costly = {f"n{i}": {"type": "string", "pattern": rf"(?=a)\w{{15}}{i}"} for i in range(400)}
+
+    with pytest.raises(SchemaError, match="pattern"):
+        Schema({"type": "object", "properties": costly}).compile()
+
+
+def test_two_schemas_of_one_name_are_refused() -> None:
+    clash = {"properties": {"a": {"$id": "b", "type": "string"}, "c": {"$id": "b"}}}
+
+    with pytest.raises(SchemaError, match="'b' already"):
+        Schema(clash).compile()
+    assert Schema(clash, lenient=True).check({"a": 1})

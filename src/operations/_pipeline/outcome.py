@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import JSONValueError, to_json
+from operations._json import TOO_LONG, JSONValueError, to_json
 from operations.envelopes import (
     LocalResponseMeta,
     MCPResponseMeta,
@@ -37,10 +37,12 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
 
     def finish(result: Any) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]
-        if kind in certain:
+        if kind in certain and (kind is not int or -TOO_LONG < result < TOO_LONG):
             data = result
         else:
-            if kind not in _PLAIN:
+            if kind is int:
+                to_json(result)  # refused if it has too many digits
+            elif kind not in _PLAIN:
                 envelope = lift_envelope(result)
                 if envelope is not None:
                     return pass_on(envelope)
@@ -82,6 +84,8 @@ def proper(envelope: Envelope) -> Envelope:
     data: Any = envelope.data
     if type(data) is bytes:
         return envelope
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return ResponseEnvelope(bytes(cast("bytes", data)), envelope.meta)
     try:
         guard(data)
     except JSONValueError:

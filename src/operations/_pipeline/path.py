@@ -5,6 +5,7 @@ its handler. `run` puts those around it.
 """
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from time import time
 from typing import Any, NoReturn, cast
@@ -54,11 +55,18 @@ async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
         enter(plan, context)
         return plan.finish(await plan.handler(admit(plan, value), context))
     except BaseException as error:  # noqa: BLE001 - rule 2
-        fail(plan, context, error)
+        failure = error
+    try:
+        fail(plan, context, failure)
+    finally:
+        del failure  # it refers to this frame
 
 
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
-    """Raise the one error that stands for `error`."""
+    """Raise the one error that stands for `error`.
+
+    Called after its `except` block: what is being handled there is the caller's own exception, if any.
+    """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
         raise error
     cancellation = _cancellation(error)
@@ -83,8 +91,8 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
 
 
 def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
-    """The cancellation that `error` is, or that was being handled when it was raised."""
-    seen: set[int] = set()
+    """The cancellation that `error` is, or that was being handled when it was raised; not one of the caller's."""
+    seen = {id(sys.exception())}
     while error is not None and id(error) not in seen:
         if isinstance(error, asyncio.CancelledError):
             return error
@@ -132,7 +140,11 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
     try:
         return await step(0)(Call(plan.spec, value, context))
     except BaseException as error:  # noqa: BLE001 - rule 2
-        fail(plan, context, error)
+        failure = error
+    try:
+        fail(plan, context, failure)
+    finally:
+        del failure  # it refers to this frame
 
 
 async def _timed(
@@ -186,7 +198,9 @@ async def before(
 
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
     """Cancel `work` and its nested calls; give it a moment, and leave it to the registry if it needs more."""
-    work.cancel()
+    if not work.cancelling():
+        # Once: what it does to clean up is not to be cut short.
+        work.cancel()
     context.abort_nested()
     plan.around.keep(work)
     await asyncio.wait({work}, timeout=GRACE)

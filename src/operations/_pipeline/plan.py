@@ -1,6 +1,7 @@
 """An operation made ready to run, and what stands around it when it does."""
 
 import asyncio
+import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -117,7 +118,9 @@ async def _awaited(result: Any) -> Any:
 
 def is_blocking(handler: Callable[..., Any]) -> bool:
     """Whether `handler` is an ordinary function, which has to run in a thread."""
-    target = getattr(handler, "func", handler)
+    target = handler
+    while isinstance(target, functools.partial):
+        target = target.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return not any(
         is_kind(candidate)
         for candidate in (target, getattr(target, "__call__", None))  # noqa: B004 - its kind is the question

@@ -61,6 +61,7 @@ async def _items(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     iterator: AsyncIterator[Any] | None = None
+    failure: BaseException | None = None
     try:
         enter(plan, context)
         value = admit(plan, value)
@@ -75,10 +76,11 @@ async def _items(
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2
-        fail(plan, context, error)
+        failure = error
     finally:
         if iterator is not None:
             await _close(iterator)
+    _fail(plan, context, failure)
 
 
 async def _stream_through(
@@ -96,6 +98,7 @@ async def _stream_through(
         return call_next
 
     items = step(0)(Call(plan.spec, value, context))
+    failure: BaseException | None = None
     try:
         async for item in items:
             envelope = lift_envelope(item)
@@ -105,9 +108,18 @@ async def _stream_through(
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2
-        fail(plan, context, error)
+        failure = error
     finally:
         await _close(items)
+    _fail(plan, context, failure)
+
+
+def _fail(plan: Plan, context: OperationContext, failure: BaseException | None) -> None:
+    try:
+        if failure is not None:
+            fail(plan, context, failure)
+    finally:
+        del failure
 
 
 async def _timed_items(
@@ -128,6 +140,7 @@ async def _timed_items(
                     answer.set_result(await anext(items, None))
                 except CallError as error:
                     answer.set_exception(error)
+                    answer.exception()  # seen, also if its reader has left
                     return
         finally:
             # Here, and not in the consumer's task: what the handler opened, it closes where it opened it.
@@ -157,6 +170,10 @@ async def _close(iterator: Any) -> None:
         await aclose()
     except Exception as error:  # noqa: BLE001 - a handler's cleanup may fail in any way it likes
         logger.warning("a stream did not close cleanly: %r", error)
+    except BaseExceptionGroup as group:
+        # A task group that was open across a yield wraps what it is closed with.
+        if group.split((Exception, GeneratorExit))[1] is not None:
+            raise
 
 
 class Subscription:
@@ -167,13 +184,14 @@ class Subscription:
     """
 
     __slots__ = (
-        "__weakref__", "_aborted", "_closed", "_closing", "_interrupted", "_items", "_left", "_reader",
+        "__weakref__", "_aborted", "_cancelled", "_closed", "_closing", "_interrupted", "_items", "_left", "_reader",
     )  # fmt: skip
 
     def __init__(self, items: AsyncGenerator[Envelope, None]) -> None:
         self._items = items
         self._reader: asyncio.Task[Any] | None = None
         self._left = asyncio.Event()
+        self._cancelled = 0
         self._interrupted = False
         self._aborted: asyncio.Task[None] | None = None
         self._closing = False
@@ -188,11 +206,12 @@ class Subscription:
         if self._reader is not None:
             raise RuntimeError("a subscription is read by one task at a time")
         reader = self._reader = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._cancelled = reader.cancelling()
         self._left.clear()
         try:
             return await anext(self._items)
         except asyncio.CancelledError:
-            if self._interrupted and reader.cancelling() == 1:
+            if self._interrupted and reader.cancelling() == self._cancelled + 1:
                 raise self._end() from None
             raise
         finally:
@@ -224,8 +243,9 @@ class Subscription:
         self._closing = True
         try:
             if self._reader is not None:
-                self._interrupted = True
-                self._reader.cancel()
+                if self._reader.cancelling() == self._cancelled:
+                    self._interrupted = True
+                    self._reader.cancel()
                 async with asyncio.timeout(_PATIENCE):
                     await self._left.wait()
             await _close(self._items)

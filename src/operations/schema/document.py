@@ -111,7 +111,10 @@ class Schema:
         """
         compiled = self._compiled
         if compiled is None:
-            compiled = self._compiled = CompiledSchema(self._checker())
+            try:
+                compiled = self._compiled = CompiledSchema(self._checker())
+            except RecursionError:
+                raise SchemaError("the schema nests too deeply to be compiled") from None
         return compiled
 
     def _checker(self) -> Checker:
@@ -138,7 +141,7 @@ class Schema:
         compiled = self.compile()
         try:
             return compiled.is_valid(value)
-        except ValueError:
+        except Exception:  # noqa: BLE001 - the value's own methods may raise anything
             return False
 
     def errors(self, value: Any) -> list[ValueFault]:

@@ -11,6 +11,7 @@ Rule 1: never touches its input. Everything it gives back is fresh, and JSON.
 Rule 2: every conversion, replacement and creation is in the list of repairs, with its path.
 """
 
+from decimal import Decimal
 from itertools import chain, repeat
 from typing import Any
 
@@ -129,6 +130,8 @@ class _Run:
             self._trials_left -= 1
             if self._trials_left < 0:
                 raise _RefusedError
+        if type(value) is Decimal and "number" in (plan.types or ()) and value.is_finite():
+            value = float(value)
         while type(value) not in _NAMES:
             value = _placed(lift, value, path)
         if plan.is_unknown:

@@ -10,6 +10,7 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 """
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, convert, msgpack, to_builtins
@@ -28,9 +29,12 @@ Strip: TypeAlias = Callable[[Any, int], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _JSON = _SCALARS | {dict, list}
 
+_CONTAINERS = frozenset({dict, list})
 _WRITE = msgpack.Encoder().encode_into
 _WRITTEN = bytearray()
-_REFUSALS = (ValidationError, TypeError, ValueError, OverflowError)
+"""What can be written there is Unicode, and made of types that mean the same to a reader."""
+
+_REFUSALS = (ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
 class GaveUpError(Exception):
@@ -243,9 +247,10 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
     target, depth, _ = shape
 
     def strip(value: Any, room: int) -> Any:
-        if room < depth:
+        if room < depth or type(value) not in _CONTAINERS:
             return general(value, room)
         try:
+            _WRITE(value, _WRITTEN)
             return to_builtins(convert(value, target))
         except _REFUSALS:
             # Not JSON builtins, or not of this shape: there may still be a way.
@@ -258,13 +263,13 @@ def exact_strip(target: Any) -> Callable[[Any], Any]:
     """The stripping and the check in one, for a type that is exact."""
 
     def strip(value: Any) -> Any:
+        if type(value) not in _CONTAINERS:
+            raise GaveUpError
         try:
-            shaped = convert(value, target)
-            # What can be written is Unicode.
-            _WRITE(shaped, _WRITTEN)
+            _WRITE(value, _WRITTEN)
+            return to_builtins(convert(value, target))
         except _REFUSALS:
             raise GaveUpError from None
-        return to_builtins(shaped)
 
     return strip
 
@@ -278,6 +283,8 @@ def _leaf_strip(allowed: frozenset[type]) -> Strip:
 
 def _lifted(value: Any, allowed: frozenset[type]) -> Any:
     """A scalar that is not of an allowed type itself, as one that is."""
+    if type(value) is Decimal and float in allowed and value.is_finite():
+        return float(value)
     if type(value) not in _JSON:
         value = to_json(value)
         if type(value) in allowed:
@@ -335,6 +342,7 @@ def _object_strip(
                     raise GaveUpError
                 stage = None if others is None else others(name)
                 if stage is not None:
+                    name.encode()  # refused here if it is no Unicode
                     result[name] = stage.strip(item, room)
         return result
 

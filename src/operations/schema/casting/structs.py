@@ -14,19 +14,22 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 import msgspec
 
-from operations._json import MAX_DEPTH, to_json
+from operations._json import to_json
 from operations.schema.planning.leaves import leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Plan
 
 _MAX_STRUCTS = 200
 """How many types are made for one document. Each takes about 30 µs and 2 KB."""
 
+_MAX_LEVELS = 32
+"""How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
+
 _TOLD = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
 """Keywords that a type tells whole."""
 
 _CONSTANTS = frozenset({"const", "enum"})
 _FINITE = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-_WORD = range(-(2**63), 2**64)
+_WORD = range(-(2**63), 2**63)
 """The integers that a type can name."""
 
 
@@ -53,14 +56,16 @@ class Shaper:
         self._default = default
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
+        self._level = 0
 
     def shape(self, plan: Plan) -> Shape | None:
         """The type of `plan`, or None where it is not that plain."""
         if plan not in self._shapes:
             self._shapes[plan] = None  # while underway: what holds itself is not plain
-            found = self._shape(plan)
-            if found is not None and found.depth < MAX_DEPTH:
-                self._shapes[plan] = found
+            self._level += 1
+            if self._level <= _MAX_LEVELS:
+                self._shapes[plan] = self._shape(plan)
+            self._level -= 1
         return self._shapes[plan]
 
     def _shape(self, plan: Plan) -> Shape | None:
@@ -108,24 +113,15 @@ class Shaper:
             if shape is None:
                 return None
             names[f"f{index}"] = name
-            fields.append(self._field(f"f{index}", shape, part, required=name in plan.required))
+            default = self._default(part, name in plan.required)
+            fields.append(_field(f"f{index}", shape, default, required=name in plan.required))
             depth = max(depth, shape.depth)
-            exact = exact and shape.exact
+            exact = exact and shape.exact and (default is MISSING or part.accepts(default))
         self._made += 1
         if self._made > _MAX_STRUCTS:
             return None
         struct = msgspec.defstruct("Shape", fields, rename=names, kw_only=True, gc=False)
         return Shape(struct, depth + 1, exact)
-
-    def _field(self, name: str, shape: Shape, part: Plan, *, required: bool) -> tuple[Any, ...]:
-        default = self._default(part, required)
-        if isinstance(default, (dict, list)):
-            return name, shape.type, msgspec.field(default_factory=lambda: to_json(default))
-        if default is not MISSING:
-            return name, shape.type, default
-        if required:
-            return name, shape.type
-        return name, Union[shape.type, msgspec.UnsetType], msgspec.UNSET  # noqa: UP007 - made at run time
 
     def _map(self, plan: Plan) -> Shape | None:
         shape = self.shape(plan.part(plan.field("").sites))
@@ -157,6 +153,16 @@ class Shaper:
             return self.shape(plan)
         # A union cannot name both a type and some values of it.
         return _union(map(_scalar, leaves), exact=False)
+
+
+def _field(name: str, shape: Shape, default: Any, *, required: bool) -> tuple[Any, ...]:
+    if isinstance(default, (dict, list)):
+        return name, shape.type, msgspec.field(default_factory=lambda: to_json(default))
+    if default is not MISSING:
+        return name, shape.type, default
+    if required:
+        return name, shape.type
+    return name, Union[shape.type, msgspec.UnsetType], msgspec.UNSET  # noqa: UP007 - made at run time
 
 
 def _scalar(kind: type) -> Shape:

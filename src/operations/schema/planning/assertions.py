@@ -166,16 +166,16 @@ def distinct(items: list[Any]) -> list[Any]:
     """`items` without those that are equal, as JSON, to one before."""
     found: dict[Any, Any] = {}
     for item in items:
-        found.setdefault(_identity(item), item)
+        found.setdefault(identity(item), item)
     return list(found.values())
 
 
-def _identity(value: Any) -> Any:
+def identity(value: Any) -> Any:
     """Something hashable that is equal for values that are the same JSON, and for no others."""
     if is_object(value):
-        return frozenset((name, _identity(item)) for name, item in value.items())
+        return frozenset((name, identity(item)) for name, item in value.items())
     if is_array(value):
-        return tuple(map(_identity, value))
+        return tuple(map(identity, value))
     return type(value) is bool, value
 
 

@@ -58,10 +58,10 @@ def _is_plausible(plan: Plan, value: Any) -> bool:
 
 
 def _could_be(value: Any, plan: Plan) -> bool:
-    if plan.constants is None or any(same(value, constant) for constant in plan.constants):
+    if plan.constants is None or plan.is_constant(value):
         return True
     converted = () if isinstance(value, (dict, list)) else conversions(value, plan.types or ())
-    return any(same(other, constant) for other in converted for constant in plan.constants)
+    return any(map(plan.is_constant, converted))
 
 
 class _Scoring:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from operations.schema.kinds import is_array
-from operations.schema.planning.assertions import same, type_of
+from operations.schema.planning.assertions import identity, type_of
 from operations.schema.reading.references import Site
 from operations.types import JSONObject
 
@@ -28,10 +28,9 @@ def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
     for _, keywords in facets:
         for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
             if is_array(listed):
+                before = None if allowed is None else set(map(identity, allowed))
                 allowed = [
-                    member
-                    for member in listed
-                    if allowed is None or any(same(member, other) for other in allowed)
+                    member for member in listed if before is None or identity(member) in before
                 ]
     return allowed
 

@@ -12,7 +12,7 @@ make more than a bounded number.
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from operations.schema.planning.assertions import has_type
+from operations.schema.planning.assertions import has_type, identity
 from operations.schema.planning.merging import Facet, constants_of, names_in, types_of
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation, item_keywords
@@ -33,6 +33,9 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
+"""Keywords that speak of properties nobody named."""
+
 _TYPE = frozenset({"type"})
 _MERE = frozenset({"$comment", "$ref", "deprecated", "description", "title"})
 
@@ -154,9 +157,11 @@ class Planner:
             known = target is not None and self._merge(target, facets, choices) and known
         for index in range(len(keywords.get("allOf", ()))):
             known = self._merge(document.at(site, "allOf", index), facets, choices) and known
-        if not isinstance(site.schema, bool):
-            facets.append(own)
-            choices.extend(_choices(document, own))
+        if isinstance(site.schema, bool):
+            # Nothing is valid where the schema is `false`, and no facet says so.
+            return site.schema
+        facets.append(own)
+        choices.extend(_choices(document, own))
         return known
 
 
@@ -194,13 +199,13 @@ class Plan:
         constants: The only values that are allowed; None: any.
         default: The declared default, or `MISSING`. Of several the last counts.
         required: The properties that have to be there.
-        fields: The properties known by name.
         leaves, leaves_known: Kept here for `leaves.leaf_types`.
     """
 
     __slots__ = (
-        "_accepts", "_patterned", "_planner", "_said", "asked", "choices", "constants", "default", "facets",
-        "fields", "is_map", "leaves", "leaves_known", "opaque", "required", "sites", "types",
+        "_accepts", "_fields", "_identities", "_naming", "_patterned", "_planner", "_said", "_sweeping", "asked",
+        "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known", "opaque",
+        "required", "sites", "types",
     )  # fmt: skip
 
     def __init__(
@@ -216,6 +221,7 @@ class Plan:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
         self._said: frozenset[str] | None = None
+        self._identities: frozenset[Any] | None = None
         self.leaves: frozenset[type] | None = None
         self.leaves_known = False
         self.sites = sites
@@ -228,13 +234,15 @@ class Plan:
         self.default = next(
             (f.keywords["default"] for f in reversed(facets) if "default" in f.keywords), MISSING
         )
-        self.required = tuple(dict.fromkeys(names_in(facets, "required")))
+        self.required = dict.fromkeys(names_in(facets, "required"))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
-        self.fields = {
-            name: self.field(name)
-            for name in dict.fromkeys((*names_in(facets, "properties"), *self.required))
-        }
+        self._fields: dict[str, Field] | None = None
+        self._naming: dict[str, list[Facet]] = {}
+        for facet in facets:
+            for name in facet.keywords.get("properties", ()):
+                self._naming.setdefault(name, []).append(facet)
+        self._sweeping = [facet for facet in facets if not _SWEEPING.isdisjoint(facet.keywords)]
 
     @property
     def accepts(self) -> Callable[[Any], bool]:
@@ -272,6 +280,12 @@ class Plan:
             )
         return self._said
 
+    def is_constant(self, value: Any) -> bool:
+        """Whether a JSON value is one of `constants`."""
+        if self._identities is None:
+            self._identities = frozenset(map(identity, self.constants or ()))
+        return identity(value) in self._identities
+
     def allows(self, kind: str) -> bool:
         """Whether values of the JSON type `kind` are allowed."""
         if self.types is None or kind in self.types:
@@ -294,18 +308,25 @@ class Plan:
         """What each schema that has the keyword says."""
         return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
 
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The properties known by name."""
+        if self._fields is None:
+            self._fields = {
+                name: self.field(name) for name in dict.fromkeys((*self._naming, *self.required))
+            }
+        return self._fields
+
     def field(self, name: str) -> Field:
         """What is said about the property `name`."""
         at = self._planner.document.at
-        sites: list[Site] = []
+        naming = self._naming.get(name, ())
+        sites = [at(site, "properties", name) for site, _ in naming]
         needed = name in self.required or name in self.asked
-        known = self.opaque or self.is_map or needed
-        forbidden = False
-        for site, keywords in self.facets:
+        known = self.opaque or self.is_map or needed or bool(sites)
+        forbidden = any(site.schema is False for site in sites)
+        for site, keywords in self._sweeping:
             mine = name in keywords.get("properties", ())
-            if mine:
-                sites.append(at(site, "properties", name))
-                forbidden = forbidden or sites[-1].schema is False
             for pattern in keywords.get("patternProperties", ()):
                 if matcher(pattern)(name):
                     sites.append(at(site, "patternProperties", pattern))
@@ -317,7 +338,7 @@ class Plan:
                 sites.append(at(site, "additionalProperties"))
             known = known or rest is True or isinstance(rest, dict)
         if not known:
-            for site, keywords in self.facets:
+            for site, keywords in self._sweeping:
                 rest = keywords.get("unevaluatedProperties", False)
                 if rest is not False:
                     sites.append(at(site, "unevaluatedProperties"))

@@ -205,7 +205,7 @@ def read_parameters(
                 fields.extend(_unpacked(annotation))
             else:
                 extra = read(annotation)
-        except (NameError, SchemaError, TypeError) as error:
+        except (AttributeError, NameError, SchemaError, TypeError) as error:
             raise RegistrationError(f"{name}: parameter {parameter.name!r}: {error}") from error
         in_order = (
             in_order and parameter.kind in _BY_POSITION and parameter.default is Parameter.empty

@@ -4,6 +4,7 @@ Rule 1: a converter is only given values that its schema accepts, and never chan
 Rule 2: a conversion that would lose something fails.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -23,6 +24,9 @@ ANY: Kinds = frozenset({dict, list, str, int, float, bool, type(None)})
 NOTHING: Kinds = frozenset()
 MISSING: Any = object()
 """Stands where there is no default; `None` is a default."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+"""What may not stand in a reference as it is."""
 
 
 class ConversionError(ValueError):
@@ -121,6 +125,7 @@ class Definitions:
             name: What the schema is called.
             write: Writes it, given a template for references in which `{model}` stands for a name.
         """
+        name = _UNSAFE.sub("_", name)
         document = dict(write("#/$defs/{model}"))
         theirs: JSONObject = document.pop("$defs", {})
         if any(self._schemas.get(key, value) != value for key, value in theirs.items()):

@@ -154,5 +154,5 @@ def _result_shape(result: Any, envelope_type: type | None, name: str) -> Shape:
             return Unknown()
     try:
         return read(result)
-    except (NameError, SchemaError, TypeError) as error:
+    except (AttributeError, NameError, SchemaError, TypeError) as error:
         raise RegistrationError(f"{name}: the result: {error}") from error

@@ -12,7 +12,7 @@ import jsonschema_rs
 from operations._json import pointer
 from operations.errors import SchemaError
 from operations.schema.guard import guard
-from operations.schema.reading.graph import Verdict, examine
+from operations.schema.reading.graph import Graph, Verdict
 from operations.schema.reading.limits import measured
 from operations.schema.reading.patterns import FANCY, LINEAR
 from operations.schema.reading.references import Document, Site
@@ -55,8 +55,13 @@ class Checker:
         self._options = FANCY if tamer.fancy else LINEAR
         self._registry: jsonschema_rs.Registry | None = None
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
+        root_schema = self.document.root.schema
+        if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
+            # As others see it from here: a relative one would be taken relative to itself.
+            root_schema[self.document.dialect.id_keyword] = self.document.uri
+        graph = Graph(self.document)
         self.accepts = self._build(self.document.root.schema)
-        self.verdict: Verdict = examine(self.document)
+        self.verdict: Verdict = graph.verdict()
         self.is_valid = self.accepts if self.verdict.closed else _guarded(self.accepts)
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
@@ -88,6 +93,11 @@ class Checker:
             raise SchemaError(f"{place}: {_cut(inner.message)}") from None
         except (ValueError, jsonschema_rs.ReferencingError) as error:
             raise SchemaError(f"the schema cannot be compiled: {_cut(str(error))}") from None
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            # The validator gave up in a way that no `except Exception` sees.
+            raise SchemaError("the schema cannot be compiled") from None
 
 
 def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:

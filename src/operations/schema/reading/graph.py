@@ -1,7 +1,8 @@
 """Where the references of a document lead, found out before any data comes.
 
 Rule 1: references that come back to the same value without having consumed any of it are an error.
-Rule 2: alternatives multiply where they nest; a document that multiplies them beyond a bound is refused.
+Rule 2: a long chain of references is refused: whoever follows it needs a stack as deep.
+Rule 3: alternatives multiply where they nest; a document that multiplies them beyond a bound is refused.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,9 @@ from operations.types import JSONObject
 
 MAX_ALTERNATIVES = 10_000
 """How many schemas may meet along one path into the data. Each costs about 25 ns."""
+
+MAX_CHAIN = 64
+"""How many schemas may lead to one another without consuming any data."""
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _HERE = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
@@ -78,30 +82,39 @@ class _Edges:
         return found + [edge.pointer for keyword, edge in self._below if keyword in keywords]
 
 
-_Graph: TypeAlias = dict[str, _Edges]
-"""The edges of every schema that has any. Most are leaves, and have none."""
+_EdgeMap: TypeAlias = dict[str, _Edges]
+"""Edges by the place of the schema. Most schemas are leaves, and have none."""
 
 _LEAF = _Edges([], [], old_tuple=False)
 
 
-def examine(document: Document) -> Verdict:
-    """Follow every reference once and see where they lead.
+class Graph:
+    """Where the references of a document lead: every one is followed once.
+
+    It is made before the document is compiled, which what it refuses could keep busy for ever.
 
     Raises:
-        SchemaError: For a loop that consumes no data, or too many nested alternatives.
+        SchemaError: For a loop that consumes no data, a long chain, or too many nested alternatives.
     """
-    graph = _graph(document)
-    _refuse_idle_loops(graph)
-    order, recursive = _reachable(graph)
-    _refuse_explosions(order, graph)
-    if recursive:
-        return Verdict(recursive=True, closed=False)
-    depth = _seen_depths(document, graph, order)
-    return Verdict(recursive=False, closed=depth is not None and depth <= MAX_DEPTH)
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._edges = _edges(document)
+        _refuse_idle_loops(self._edges)
+        self._order, self._recursive = _reachable(self._edges)
+        _refuse_explosions(self._order, self._edges)
+
+    def verdict(self) -> Verdict:
+        """What is known about the document, which has to be a valid one."""
+        if self._recursive:
+            return Verdict(recursive=True, closed=False)
+        depth = _seen_depths(self._document, self._edges, self._order)
+        return Verdict(recursive=False, closed=depth is not None and depth <= MAX_DEPTH)
 
 
-def _graph(document: Document) -> _Graph:
-    graph: _Graph = {}
+def _edges(document: Document) -> _EdgeMap:
+    """The edges of every schema that has any."""
+    graph: _EdgeMap = {}
     for site in document.sites:
         below, targets = document.below(site), document.references(site)
         if below or targets:
@@ -110,7 +123,7 @@ def _graph(document: Document) -> _Graph:
     return graph
 
 
-def _refuse_idle_loops(graph: _Graph) -> None:
+def _refuse_idle_loops(graph: _EdgeMap) -> None:
     here = {place: edges.here for place, edges in graph.items() if edges.here}
     done: set[str] = set()
     for start in here:
@@ -128,13 +141,18 @@ def _refuse_idle_loops(graph: _Graph) -> None:
                     f"{place or 'the schema'}: refers to itself without consuming any data"
                 )
             elif place not in done and place in here:
+                if len(path) >= MAX_CHAIN:
+                    raise SchemaError(
+                        f"{path[0] or 'the schema'}: leads to more than {MAX_CHAIN} schemas in a row "
+                        "that all meet the same value"
+                    )
                 path.append(place)
                 on_path.add(place)
                 stack.append(None)
                 stack += here[place]
 
 
-def _reachable(graph: _Graph) -> tuple[list[str], bool]:
+def _reachable(graph: _EdgeMap) -> tuple[list[str], bool]:
     """Every schema with edges that the root leads to, those it needs before itself; and whether any needs itself."""
     order: list[str] = []
     finished: dict[str, bool] = {}
@@ -157,7 +175,7 @@ def _reachable(graph: _Graph) -> tuple[list[str], bool]:
     return order, recursive
 
 
-def _refuse_explosions(order: list[str], graph: _Graph) -> None:
+def _refuse_explosions(order: list[str], graph: _EdgeMap) -> None:
     """Count, for every schema, how many meet along one path into the data.
 
     A reference back counts once: the validator remembers its verdict there.
@@ -175,7 +193,7 @@ def _refuse_explosions(order: list[str], graph: _Graph) -> None:
         costs[place] = cost
 
 
-def _seen_depths(document: Document, graph: _Graph, order: list[str]) -> int | None:
+def _seen_depths(document: Document, graph: _EdgeMap, order: list[str]) -> int | None:
     """How many levels of data the validator looks at before it accepts; None if parts may pass unseen."""
     depths: dict[str, int | None] = {}
     leaves = [site for site in document.sites if site.pointer not in graph]

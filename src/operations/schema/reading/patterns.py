@@ -22,6 +22,12 @@ MAX_WORK = MAX_LENGTH**2
 MAX_FANCY_TEXT = 10_000
 """How long a text may be that meets a pattern of the back-tracking engine."""
 
+MAX_WEIGHT = 400_000
+"""What compiling all patterns of one document may cost; each takes about 3 µs."""
+
+_WIDE = tuple("\\" + letter for letter in "wWdDsSbBpP")
+"""Classes that stand for many ranges of Unicode."""
+
 _SIZE = 1_000_000
 """Bytes one compiled pattern may take; Unicode classes are what makes them large."""
 
@@ -44,12 +50,20 @@ def longest_text(pattern: str) -> int | None:
     return min(MAX_FANCY_TEXT, MAX_WORK // length) if _compiles(pattern, FANCY) else None
 
 
+def weight(pattern: str) -> int:
+    """What compiling `pattern` costs, in characters: Unicode classes and the back-tracking engine take longer."""
+    length = min(_written_out(pattern), MAX_LENGTH)
+    if not pattern.isascii() or any(escape in pattern for escape in _WIDE):
+        length *= 20
+    return length if is_linear(pattern) else length * 50
+
+
 def is_linear(pattern: str) -> bool:
     """Whether the linear engine takes `pattern`."""
     return _compiles(pattern, LINEAR)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def matcher(pattern: str) -> Callable[[Any], bool]:
     """The test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
     if longest_text(pattern) is None:

@@ -222,6 +222,11 @@ class Document:
         if site.resource == site.pointer and isinstance(identifier, str):
             outer = self._resources.get(self._outer(site.pointer), _BASE)
             uri = urldefrag(_join(outer, identifier)).url
+            known = self._uris.get(uri)
+            if known is not None and known.schema != schema:
+                raise SchemaError(
+                    f"{site.pointer}: another schema is called {identifier!r} already"
+                )
             self._resources[site.pointer] = uri
             self._uris[uri] = site
         elif isinstance(identifier, str) and identifier.startswith("#"):

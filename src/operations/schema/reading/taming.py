@@ -9,7 +9,7 @@ pattern that every text matches makes it look, for a fifth of what a look of our
 
 from operations.errors import SchemaError
 from operations.schema.kinds import is_array, is_object
-from operations.schema.reading.patterns import ANY_TEXT, is_linear, longest_text
+from operations.schema.reading.patterns import ANY_TEXT, MAX_WEIGHT, is_linear, longest_text, weight
 from operations.schema.reading.references import Document
 from operations.types import JSONObject
 
@@ -27,6 +27,7 @@ class Tamer:
 
     def __init__(self, *, drop: bool) -> None:
         self._drop = drop
+        self._weights: dict[str, int] = {}
         self.fancy = False
         self.dropped: list[str] = []
 
@@ -72,6 +73,11 @@ class Tamer:
     def _cap(self, pattern: str, place: str) -> int | None:
         """How long a text may be that meets `pattern`; None once it is dropped."""
         cap = longest_text(pattern)
+        if cap is not None and pattern not in self._weights:
+            self._weights[pattern] = weight(pattern)
+            if sum(self._weights.values()) > MAX_WEIGHT:
+                del self._weights[pattern]
+                cap = None
         if cap is None:
             shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
             if not self._drop:
