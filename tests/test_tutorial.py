@@ -1,0 +1,175 @@
+"""The tutorial, followed word for word at real terminals in a fresh home folder.
+
+A fenced block of the page is one of two things; any other is a failure, so nothing on it goes untried.
+
+    ```python title="garden.py"            a file to save, in the folder the first terminal is in
+    ```console                             typed into the first terminal, which begins in the checkout
+    ```console title="second terminal"     typed into another one, which begins where the first one is then
+
+In a terminal, `$ ` begins a command, `^C` is Ctrl-C, and every other line is what the screen shows. There, `...` is
+anything on a line, and a line of nothing else is any number of lines. In terminals other than the first, the last command of a
+block is left running. Ports of the page are replaced by free ones.
+"""
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from os import environ
+from pathlib import Path
+
+import pexpect
+import pytest
+from pyte import Screen, Stream
+from tests.conftest import PROJECT
+from tests.servers import free_port
+
+PAGE = PROJECT / "docs" / "tutorial.md"
+PORTS = ("8000", "8001", "4222")
+FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+FIRST = "first terminal"
+PROMPT = "[your turn] "
+PATIENCE = 60.0
+"""Seconds until a command must have shown what the page says."""
+
+
+@dataclass
+class Typed:
+    """A line to type, None for Ctrl-C, and what the screen shows then."""
+
+    line: str | None
+    shown: list[str] = field(default_factory=list[str])
+
+    @property
+    def pattern(self) -> str:
+        """What the screen must match."""
+        lines = [
+            r"(?:.*\n)*?" if line == "..." else ".*".join(map(re.escape, line.split("..."))) + "\n"
+            for line in "\n".join(self.shown).rstrip().splitlines()
+        ]
+        return "".join(lines)
+
+
+def read_session(text: str) -> list[Typed]:
+    """What to type, one after the other."""
+    typed: list[Typed] = []
+    for line in text.splitlines():
+        if line == "^C":
+            typed.append(Typed(None))
+        elif line.startswith("$ "):
+            typed.append(Typed(line.removeprefix("$ ")))
+        else:
+            typed[-1].shown.append(line.rstrip())
+    return typed
+
+
+def heed_interrupts() -> None:
+    """A shell's background job ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Terminal:
+    """A shell at a terminal, and what a person sees there."""
+
+    def __init__(self, folder: str, path: str, home: Path) -> None:
+        kept = {key: value for key, value in environ.items() if not key.startswith(("MAKE", "COV", "PYTHON"))}
+        self._child = pexpect.spawn(
+            "bash", ["--noprofile", "--norc", "--noediting"],
+            cwd=folder, encoding="utf-8", echo=False, dimensions=(50, 100), preexec_fn=heed_interrupts,
+            env={
+                **kept, "PATH": path, "HOME": str(home), "PS1": PROMPT, "TERM": "xterm-256color", "LANG": "C.UTF-8",
+                "XDG_STATE_HOME": str(home / "state"), "VIRTUAL_ENV_DISABLE_PROMPT": "1",
+            },
+        )  # fmt: skip
+        self._read(self._asks)
+
+    def play(self, session: list[Typed], *, stay: bool) -> None:
+        """Type one line after the other, and compare the screen with the page."""
+        for typed, after in zip(session, [*session[1:], None], strict=True):
+            goes_on = typed.line is not None and (stay if after is None else after.line is None)
+            if goes_on:
+                self._type(typed, lambda raw: re.match(typed.pattern, look(raw)) is not None)
+            else:
+                screen = self._type(typed, self._asks)
+                assert re.fullmatch(typed.pattern, screen), self._differ(typed, screen)
+
+    def ask(self, line: str) -> str:
+        """What a command prints."""
+        return self._type(Typed(line), self._asks).strip()
+
+    def close(self) -> None:
+        self._child.close(force=True)
+
+    def _type(self, typed: Typed, seen: Callable[[str], bool]) -> str:
+        if typed.line is None:
+            self._child.sendintr()
+        else:
+            self._child.sendline(typed.line)
+        try:
+            return look(self._read(seen).removesuffix(PROMPT))
+        except (pexpect.TIMEOUT, pexpect.EOF) as error:
+            raise AssertionError(self._differ(typed, look(str(error.value)))) from None
+
+    def _read(self, seen: Callable[[str], bool]) -> str:
+        raw, end = "", time.monotonic() + PATIENCE
+        while not seen(raw):
+            try:
+                raw += self._child.read_nonblocking(65536, timeout=end - time.monotonic())
+            except (pexpect.TIMEOUT, pexpect.EOF) as error:
+                raise type(error)(raw) from None
+        return raw
+
+    @staticmethod
+    def _asks(raw: str) -> bool:
+        return raw.endswith(PROMPT)
+
+    @staticmethod
+    def _differ(typed: Typed, screen: str) -> str:
+        said = "\n".join(typed.shown)
+        return f"$ {typed.line or '^C'}\n--- the page shows\n{said}\n--- the screen shows\n{screen}"
+
+
+def look(raw: str) -> str:
+    """The lines a terminal shows, without colours and without what was wiped away."""
+    lines = raw.split("\n")
+    screen = Screen(max(map(len, lines)) + 1, len(lines))
+    Stream(screen).feed(raw)
+    text = "\n".join(line.rstrip() for line in screen.display).rstrip()
+    return text + "\n" if text else ""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def terminals(home: Path) -> Iterator[dict[str, Terminal]]:
+    bin_ = str(Path(sys.executable).parent)
+    path = ":".join(part for part in environ["PATH"].split(":") if part != bin_)
+    open_ = {FIRST: Terminal(str(PROJECT), path, home)}
+    yield open_
+    for terminal in open_.values():
+        terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_tutorial_followed_word_for_word_works(
+    home: Path, terminals: dict[str, Terminal]
+) -> None:
+    ports = {port: str(free_port()) for port in PORTS}
+    page = re.sub("|".join(PORTS), lambda port: ports[port[0]], PAGE.read_text(encoding="utf-8"))
+    first = terminals[FIRST]
+
+    for language, title, text in FENCE.findall(page):
+        if language == "console":
+            name = title or FIRST
+            if name not in terminals:
+                terminals[name] = Terminal(first.ask("pwd"), first.ask('echo "$PATH"'), home)
+            terminals[name].play(read_session(text), stay=name != FIRST)
+        else:
+            assert title, f"a block that nobody tries:\n{text}"
+            Path(first.ask("pwd"), title).write_text(text, encoding="utf-8")
