@@ -6,6 +6,7 @@
     screenshots.md       what tests/console left in build/screenshots, if it ran
 """
 
+import ast
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,32 +15,56 @@ from mkdocs.structure.files import File, Files
 PROJECT = Path(__file__).resolve().parent.parent
 SCREENSHOTS = PROJECT / "build" / "screenshots"
 
-REFERENCE: dict[str, tuple[str, ...]] = {
-    "operations": ("operations",),
-    "operations.openapi": ("operations.openapi",),
-    "operations.mcp": ("operations.mcp",),
-    "operations.calls": ("operations.calls", "operations.calls.hub"),
-    "operations.pubsub": (
-        "operations.pubsub",
-        "operations.pubsub.memory",
-        "operations.pubsub.redis",
-        "operations.pubsub.nats",
-        "operations.pubsub.websocket",
+CORE = {
+    "Registry": "OperationRegistry operation scan_operations ScanResult subscribe Subscription Remote",
+    "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition",
+    "Calls": "OperationContext OperationEnv build_env Door Call Middleware StreamMiddleware Observer CallEvent",
+    "Access": "AccessControl Identity check_access enforce_access",
+    "Envelopes": (
+        "ResponseEnvelope ResponseMeta LocalResponseMeta HTTPResponseMeta MCPResponseMeta local_envelope http_envelope"
+        " mcp_envelope is_response_envelope unwrap RESPONSE_SOURCES MCPContentBlock TextContent ImageContent AudioContent"
+        " ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
     ),
-    "operations.server": (
-        "operations.server",
-        "operations.server.running",
-        "operations.server.tokens",
-        "operations.server.console",
+    "Schemas": (
+        "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema ValueFault"
+        " CastResult Repair"
     ),
-    "operations.telemetry": (
-        "operations.telemetry.access_log",
-        "operations.telemetry.audit",
-        "operations.telemetry.metrics",
-        "operations.telemetry.otel",
+    "Errors": (
+        "CallError ErrorCode map_error OperationsError MissingExtraError RegistrationError SchemaError TransportError"
+    ),
+    "On the wire": (
+        "RESPONSE_ENVELOPE_SCHEMA RESPONSE_META_SCHEMA OPERATION_SPEC_SCHEMA CALL_EVENT_SCHEMAS"
     ),
 }
-"""Pages of the reference, and the modules on them."""
+"""The names of `operations`, by what they are about."""
+
+MODULES = {
+    "operations.openapi": {"operations.openapi": ""},
+    "operations.mcp": {"operations.mcp": ""},
+    "operations.calls": {"operations.calls": "", "operations.calls.hub": "Hub"},
+    "operations.pubsub": {
+        "operations.pubsub": "",
+        "operations.pubsub.memory": "MemoryTarget",
+        "operations.pubsub.redis": "",
+        "operations.pubsub.nats": "",
+        "operations.pubsub.websocket": (
+            "WebSocketTarget AcceptedTarget Socket connect_websocket serve_websocket accept_websocket"
+        ),
+    },
+    "operations.server": {
+        "operations.server": "",
+        "operations.server.running": "running build_server InsecureBindError",
+        "operations.server.tokens": "JWTs",
+        "operations.server.console": "console_app console_routes",
+    },
+    "operations.telemetry": {
+        "operations.telemetry.access_log": "AccessLog",
+        "operations.telemetry.audit": "Audit AuditRecord",
+        "operations.telemetry.metrics": "CallMetrics",
+        "operations.telemetry.otel": "instrument Spans",
+    },
+}
+"""The other pages of the reference: their modules, and the names of those that export none."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -47,7 +72,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     sections = {title: pages for entry in config.nav or [] for title, pages in entry.items()}
     named = str(config.nav)
     docs = PROJECT / "docs"
-    sections["How-tos"] += [page.name for page in sorted(docs.glob("*.md")) if page.name not in named]
+    sections["How-tos"] += [
+        page.name for page in sorted(docs.glob("*.md")) if f"'{page.name}'" not in named
+    ]
     decisions = [f"decisions/{page.name}" for page in sorted((docs / "decisions").glob("0*.md"))]
     sections["Why"].append({"Decisions": ["decisions/README.md", *decisions]})
     return config
@@ -55,15 +82,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
+    pictures = sorted(SCREENSHOTS.glob("*.png"))
     pages = {
         "index.md": _seen_from_docs("README.md"),
         "changelog.md": _seen_from_docs("CHANGELOG.md"),
-        "screenshots.md": _screenshots(),
-        **{f"reference/{name}.md": _reference(name) for name in REFERENCE},
+        "screenshots.md": _screenshots(pictures),
+        "reference/operations.md": _core(),
+        **{f"reference/{page}.md": _reference(page, modules) for page, modules in MODULES.items()},
     }
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
-    for picture in _pictures():
+    for picture in pictures:
         files.append(
             File.generated(config, f"screenshots/{picture.name}", abs_src_path=str(picture))
         )
@@ -74,27 +103,52 @@ def _seen_from_docs(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8").replace("](docs/", "](")
 
 
-def _reference(page: str) -> str:
-    parts = [f"# `{page}`\n"]
-    for module in REFERENCE[page]:
-        if module != page:
-            parts.append(f"## `{module}`\n")
-        parts.append(f"::: {module}\n    options:\n      heading_level: {2 if module == page else 3}\n")
+def _core() -> str:
+    parts = ["# `operations`\n"]
+    for title, names in CORE.items():
+        parts.append(f"## {title}\n")
+        parts += [_directive(f"operations.{name}", values=title != "On the wire") for name in names.split()]
     return "\n".join(parts)
 
 
-def _pictures() -> list[Path]:
-    return sorted(SCREENSHOTS.glob("*.png"))
+def _reference(page: str, modules: dict[str, str]) -> str:
+    parts = [f"# `{page}`\n"]
+    for module, names in modules.items():
+        if module != page:
+            parts.append(f"## `{module}`\n")
+        text = _source(module)
+        parts.append(ast.get_docstring(text) or "")
+        parts += [_directive(f"{module}.{name}") for name in names.split() or _exported(text)]
+    return "\n".join(parts)
 
 
-def _screenshots() -> str:
+def _source(module: str) -> ast.Module:
+    path = PROJECT.joinpath("src", *module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _exported(module: ast.Module) -> list[str]:
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def _directive(name: str, *, values: bool = True) -> str:
+    shown = "" if values else "    options: { show_attribute_values: false }\n"
+    return f"::: {name}\n{shown}"
+
+
+def _screenshots(pictures: list[Path]) -> str:
     parts = [
         "# What the console looks like\n",
-        "The [console](console.md)'s tests use it in a real browser and keep what they saw: `scripts/test tests/console`.\n",
+        "The tests of the [console](console.md) use it in a real browser and keep what they saw:"
+        " `scripts/test tests/console`.\n",
     ]
-    for picture in _pictures():
-        title = picture.stem.replace("-", " ").replace("_", " ").capitalize()
+    for picture in pictures:
+        title = picture.stem.replace("-", " ").capitalize()
         parts.append(f"## {title}\n\n![{title}](screenshots/{picture.name})\n")
-    if len(parts) == 2:
-        parts.append("They have not run where this site was built, so there is nothing to see here.\n")
+    if not pictures:
+        parts.append("They had not run where this site was built, so there is nothing to see.\n")
     return "\n".join(parts)
