@@ -1,9 +1,9 @@
 """Pages of the documentation site that are no files of docs/: MkDocs calls this while it builds.
 
-    index.md             README.md, with its links as seen from docs/
-    changelog.md         CHANGELOG.md
-    reference/*.md       every public module, from its docstrings
-    screenshots.md       what tests/console left in build/screenshots, if it ran
+index.md             README.md, with its links as seen from docs/
+changelog.md         CHANGELOG.md
+reference/*.md       every public module, from its docstrings
+screenshots.md       what tests/console left in build/screenshots, if it ran
 """
 
 import ast
@@ -22,8 +22,8 @@ CORE = {
     "Access": "AccessControl Identity check_access enforce_access",
     "Envelopes": (
         "ResponseEnvelope ResponseMeta LocalResponseMeta HTTPResponseMeta MCPResponseMeta local_envelope http_envelope"
-        " mcp_envelope is_response_envelope unwrap RESPONSE_SOURCES MCPContentBlock TextContent ImageContent AudioContent"
-        " ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
+        " mcp_envelope is_response_envelope unwrap RESPONSE_SOURCES MCPContentBlock TextContent ImageContent"
+        " AudioContent ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
     ),
     "Schemas": (
         "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema ValueFault"
@@ -107,7 +107,10 @@ def _core() -> str:
     parts = ["# `operations`\n"]
     for title, names in CORE.items():
         parts.append(f"## {title}\n")
-        parts += [_directive(f"operations.{name}", values=title != "On the wire") for name in names.split()]
+        parts += [
+            _directive(f"operations.{name}", values=title != "On the wire")
+            for name in names.split()
+        ]
     return "\n".join(parts)
 
 
@@ -143,8 +146,7 @@ def _directive(name: str, *, values: bool = True) -> str:
 def _screenshots(pictures: list[Path]) -> str:
     parts = [
         "# What the console looks like\n",
-        "The tests of the [console](console.md) use it in a real browser and keep what they saw:"
-        " `scripts/test tests/console`.\n",
+        "The tests of the [console](console.md) use it in a real browser, and keep what they saw.\n",
     ]
     for picture in pictures:
         title = picture.stem.replace("-", " ").capitalize()

@@ -14,8 +14,12 @@ from tests.conftest import PROJECT
 pytest.importorskip("mkdocs", reason="the site's generator is not installed: scripts/install --dev")
 pytest.importorskip("mkdocstrings", reason="the site's generator is not installed")
 
-PUBLIC = ("operations", "operations.openapi", "operations.mcp", "operations.calls", "operations.pubsub", "operations.server")  # fmt: skip
-FETCHED = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+PUBLIC = [
+    "operations", "operations.openapi", "operations.mcp", "operations.calls", "operations.pubsub", "operations.server",
+]  # fmt: skip
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>"""
+)
 STYLED = re.compile(r"""(?:@import|url\()\s*["']?(?:https?:)?//[^)"']+""")
 
 
@@ -36,7 +40,12 @@ def test_every_page_of_the_docs_is_on_the_site(site: Path) -> None:
     navigation = (site / "index.html").read_text(encoding="utf-8")
     pages = [path.relative_to(PROJECT / "docs") for path in (PROJECT / "docs").rglob("*.md")]
 
-    for page in [*pages, Path("screenshots.md"), Path("changelog.md"), Path("reference/operations.md")]:
+    for page in [
+        *pages,
+        Path("screenshots.md"),
+        Path("changelog.md"),
+        Path("reference/operations.md"),
+    ]:
         address = str(page.with_suffix(".html")).replace("README.html", "index.html")
         assert (site / address).exists(), page
         assert f'href="{address}"' in navigation, page

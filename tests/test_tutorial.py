@@ -7,8 +7,8 @@ A fenced block of the page is one of two things; any other is a failure, so noth
     ```console title="second terminal"     typed into another one, which begins where the first one is then
 
 In a terminal, `$ ` begins a command, `^C` is Ctrl-C, and every other line is what the screen shows. There, `...` is
-anything on a line, and a line of nothing else is any number of lines. In terminals other than the first, the last command of a
-block is left running. Ports of the page are replaced by free ones.
+anything on a line, and a line of nothing else is any number of lines. In terminals other than the first, the last
+command of a block is left running. Ports of the page are replaced by free ones.
 """
 
 import re
@@ -51,6 +51,10 @@ class Typed:
         ]
         return "".join(lines)
 
+    def begins(self, raw: str) -> bool:
+        """Whether the screen shows that much already, and perhaps more."""
+        return re.match(self.pattern, look(raw)) is not None
+
 
 def read_session(text: str) -> list[Typed]:
     """What to type, one after the other."""
@@ -74,7 +78,11 @@ class Terminal:
     """A shell at a terminal, and what a person sees there."""
 
     def __init__(self, folder: str, path: str, home: Path) -> None:
-        kept = {key: value for key, value in environ.items() if not key.startswith(("MAKE", "COV", "PYTHON"))}
+        kept = {
+            key: value
+            for key, value in environ.items()
+            if not key.startswith(("MAKE", "COV", "PYTHON"))
+        }
         self._child = pexpect.spawn(
             "bash", ["--noprofile", "--norc", "--noediting"],
             cwd=folder, encoding="utf-8", echo=False, dimensions=(50, 100), preexec_fn=heed_interrupts,
@@ -90,7 +98,7 @@ class Terminal:
         for typed, after in zip(session, [*session[1:], None], strict=True):
             goes_on = typed.line is not None and (stay if after is None else after.line is None)
             if goes_on:
-                self._type(typed, lambda raw: re.match(typed.pattern, look(raw)) is not None)
+                self._type(typed, typed.begins)
             else:
                 screen = self._type(typed, self._asks)
                 assert re.fullmatch(typed.pattern, screen), self._differ(typed, screen)
