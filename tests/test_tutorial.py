@@ -11,6 +11,7 @@ anything on a line, and a line of nothing else is any number of lines. In termin
 command of a block is left running. Ports of the page are replaced by free ones.
 """
 
+import contextlib
 import re
 import signal
 import sys
@@ -115,18 +116,16 @@ class Terminal:
             self._child.sendintr()
         else:
             self._child.sendline(typed.line)
-        try:
-            return look(self._read(seen).removesuffix(PROMPT))
-        except (pexpect.TIMEOUT, pexpect.EOF) as error:
-            raise AssertionError(self._differ(typed, look(str(error.value)))) from None
+        raw = self._read(seen)
+        assert seen(raw), self._differ(typed, look(raw))
+        return look(raw.removesuffix(PROMPT))
 
     def _read(self, seen: Callable[[str], bool]) -> str:
+        """What comes until enough was seen, or nothing more is to be expected."""
         raw, end = "", time.monotonic() + PATIENCE
-        while not seen(raw):
-            try:
-                raw += self._child.read_nonblocking(65536, timeout=end - time.monotonic())
-            except (pexpect.TIMEOUT, pexpect.EOF) as error:
-                raise type(error)(raw) from None
+        with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
+            while not seen(raw):
+                raw += self._child.read_nonblocking(65536, timeout=max(end - time.monotonic(), 0))
         return raw
 
     @staticmethod
