@@ -13,6 +13,7 @@ command of a block is left running. Ports of the page are replaced by free ones.
 
 import contextlib
 import re
+import shutil
 import signal
 import sys
 import time
@@ -30,6 +31,7 @@ from tests.servers import free_port
 PAGE = PROJECT / "docs" / "tutorial.md"
 PORTS = ("8000", "8001", "4222")
 FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+MISSING = [tool for tool in ("bash", "curl", "make") if shutil.which(tool) is None]
 FIRST = "first terminal"
 PROMPT = "[your turn] "
 PATIENCE = 60.0
@@ -164,6 +166,7 @@ def terminals(home: Path) -> Iterator[dict[str, Terminal]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
 def test_the_tutorial_followed_word_for_word_works(
     home: Path, terminals: dict[str, Terminal]
 ) -> None:
