@@ -190,8 +190,8 @@ async def main() -> None:
     for what in ("http", "mcp"):
         if call := globals().get(f"{library}_{what}"):
             await show(what, call)
+    sys.stdout.flush()
+    os._exit(0)  # some leave tasks and threads behind that never end
 
 
 asyncio.run(main())
-sys.stdout.flush()
-os._exit(0)  # some leave threads behind
