@@ -12,6 +12,7 @@ command of a block is left running. Ports of the page are replaced by free ones.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from os import environ
 from pathlib import Path
 
 import pexpect
@@ -83,7 +83,7 @@ class Terminal:
     def __init__(self, folder: str, path: str, home: Path) -> None:
         kept = {
             key: value
-            for key, value in environ.items()
+            for key, value in os.environ.items()
             if not key.startswith(("MAKE", "COV", "PYTHON"))
         }
         self._child = pexpect.spawn(
@@ -111,6 +111,9 @@ class Terminal:
         return self._type(Typed(line), self._asks).strip()
 
     def close(self) -> None:
+        # What runs in it goes first: nats-server takes a terminal that hangs up for a wish to read its config again.
+        with contextlib.suppress(OSError):
+            os.killpg(os.tcgetpgrp(self._child.fileno()), signal.SIGKILL)
         self._child.close(force=True)
 
     def _type(self, typed: Typed, seen: Callable[[str], bool]) -> str:
@@ -157,7 +160,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def terminals(home: Path) -> Iterator[dict[str, Terminal]]:
     bin_ = str(Path(sys.executable).parent)
-    path = ":".join(part for part in environ["PATH"].split(":") if part != bin_)
+    path = ":".join(part for part in os.environ["PATH"].split(":") if part != bin_)
     open_ = {FIRST: Terminal(str(PROJECT), path, home)}
     yield open_
     for terminal in open_.values():
