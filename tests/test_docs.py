@@ -1,16 +1,34 @@
-"""The documentation is true: every Python block runs, and prints what the block after it says."""
+"""The documentation is true: every Python block runs, and prints what the block after it says.
+
+`py` blocks need what a page cannot bring along (a broker, a public API); each has a test here that brings it. Commands
+in `sh` blocks are run where what they talk about exists. The tutorial has a test of its own: test_tutorial.py.
+"""
 
 import ast
 import asyncio
 import contextlib
 import inspect
 import io
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from tests.conftest import PROJECT
+from tests.servers import RedisServer
+from tests.servers import running as running_broker
+
+from operations.config import parse_config
+from operations.server.running import running
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -20,15 +38,27 @@ CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")
 
 
-def run(code: str, namespace: dict[str, Any]) -> str:
-    """What `code` prints; it may use `await` at its top level."""
+def start(code: str, namespace: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
+    """Run `code`; where it uses `await` at its top level, what is left to await."""
     compiled = compile(code, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(compiled, namespace)  # noqa: S307 - the project's own pages
+    return result if inspect.iscoroutine(result) else None
+
+
+def run(code: str, namespace: dict[str, Any]) -> str:
+    """What `code` prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        result = eval(compiled, namespace)  # noqa: S307 - the project's own pages
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
+        rest = start(code, namespace)
+        if rest is not None:
+            asyncio.run(rest)
     return printed.getvalue()
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a page in one language."""
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
@@ -43,3 +73,106 @@ def test_every_snippet_of_a_page_runs_and_prints_what_it_says(page: Path) -> Non
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         assert (page.parent / target).exists(), target
+
+
+async def test_the_worker_and_the_caller_on_a_broker_find_each_other(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    define = blocks("calls.md", "python")[0].partition("target = ")[0]
+    with running_broker(RedisServer()) as broker:
+        worker, caller = (
+            code.replace("redis://127.0.0.1", broker.url) for code in blocks("calls.md", "py")
+        )
+        namespace: dict[str, Any] = {}
+        start(define, namespace)
+        working, calling = start(worker, namespace), start(caller, {})
+        assert working is not None
+        assert calling is not None
+        task = asyncio.create_task(working)
+        try:
+            while not task.done() and "worker" not in namespace:
+                await asyncio.sleep(0.01)
+            await calling
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    assert capsys.readouterr().out == "3\n"
+
+
+async def test_a_public_document_is_imported_and_called(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("openapi.md", "py")
+    (address,) = re.findall(r'"(https://raw[^"]+)"', code)
+    document = {
+        "openapi": "3.0.3",
+        "info": {"title": "GitHub", "version": "1"},
+        "servers": [{"url": "https://api.github.com"}],
+        "paths": {
+            "/repos/{owner}/{repo}": {
+                "get": {
+                    "operationId": "repos/get",
+                    "parameters": [
+                        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                        for name in ("owner", "repo")
+                    ],
+                    "responses": {"200": {"description": "It."}},
+                }
+            }
+        },
+    }
+
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({"description": "{owner}/{repo}".format(**request.path_params)})
+
+    routes = [
+        Route("/openapi.json", lambda _: JSONResponse(document)),
+        Route("/repos/{owner}/{repo}", answer),
+    ]
+    async with running(Starlette(routes=routes)) as url:
+        local = code.replace(address, f"{url}/openapi.json").replace("https://api.github.com", url)
+        rest = start(local, {})
+        assert rest is not None
+        await rest
+
+    assert capsys.readouterr().out == "python/cpython 200\n"
+
+
+def test_the_config_shown_is_one(tmp_path: Path) -> None:
+    (text,) = blocks("config.md", "toml")
+    (tmp_path / "ops").mkdir()
+
+    config = parse_config(text, tmp_path / "operations.toml")
+
+    assert config.serve.port == 8000
+
+
+SHOP = """
+from operations import operation
+
+
+@operation("shop.order")
+async def order(item: int) -> dict[str, int]:
+    \"\"\"Order something.\"\"\"
+    return {"item": item}
+"""
+
+
+def test_every_command_of_the_command_lines_page_works(tmp_path: Path) -> None:
+    lines = [line for block in blocks("cli.md", "sh") for line in block.splitlines()]
+    (tmp_path / "order.json").write_bytes(msgspec.json.encode({"item": 2}))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(tmp_path / "state")}
+
+    for line in lines:
+        if line.startswith("operations serve"):  # stays: the tutorial's test runs it
+            continue
+        subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60,
+        )  # fmt: skip
+        config = tmp_path / "operations.toml"
+        if "shop.py" not in config.read_text(encoding="utf-8"):
+            (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
+            config.write_text('modules = ["hello.py", "shop.py"]\n', encoding="utf-8")
+
+    assert "class Client" in (tmp_path / "shop_client.py").read_text(encoding="utf-8")

@@ -105,6 +105,7 @@ class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="reso
 MCPContentBlock: TypeAlias = (
     TextContent | ImageContent | AudioContent | ResourceContent | ResourceLink
 )
+"""A block of what an MCP tool answered."""
 
 
 class LocalResponseMeta(
@@ -145,6 +146,7 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
 
 
 ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
+"""Where a result came from, told apart by `source`."""
 
 
 class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):

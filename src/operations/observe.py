@@ -73,6 +73,7 @@ class RegistryChanged(
 
 
 CallEvent: TypeAlias = CallStarted | CallYielded | CallFinished | CallAbandoned | RegistryChanged
+"""What an observer is told."""
 
 
 class Observer(Protocol):

@@ -1,0 +1,188 @@
+"""The tutorial, followed word for word at real terminals in a fresh home folder.
+
+A fenced block of the page is one of two things; any other is a failure, so nothing on it goes untried.
+
+    ```python title="garden.py"            a file to save, in the folder the first terminal is in
+    ```console                             typed into the first terminal, which begins in the checkout
+    ```console title="second terminal"     typed into another one, which begins where the first one is then
+
+In a terminal, `$ ` begins a command, `^C` is Ctrl-C, and every other line is what the screen shows. There, `...` is
+anything on a line, and a line of nothing else is any number of lines. In terminals other than the first, the last
+command of a block is left running. Ports of the page are replaced by free ones.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pexpect
+import pytest
+from pyte import Screen, Stream
+from tests.conftest import PROJECT
+from tests.servers import free_port
+
+PAGE = PROJECT / "docs" / "tutorial.md"
+PORTS = ("8000", "8001", "4222")
+FENCE = re.compile(r'^```(\w+)(?: title="([^"\n]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+MISSING = [tool for tool in ("bash", "curl", "make") if shutil.which(tool) is None]
+FIRST = "first terminal"
+PROMPT = "[your turn] "
+PATIENCE = 60.0
+"""Seconds until a command must have shown what the page says."""
+
+
+@dataclass
+class Typed:
+    """A line to type, None for Ctrl-C, and what the screen shows then."""
+
+    line: str | None
+    shown: list[str] = field(default_factory=list[str])
+
+    @property
+    def pattern(self) -> str:
+        """What the screen must match."""
+        lines = [
+            r"(?:.*\n)*?" if line == "..." else ".*".join(map(re.escape, line.split("..."))) + "\n"
+            for line in "\n".join(self.shown).rstrip().splitlines()
+        ]
+        return "".join(lines)
+
+    def begins(self, raw: str) -> bool:
+        """Whether the screen shows that much already, and perhaps more."""
+        return re.match(self.pattern, look(raw)) is not None
+
+
+def read_session(text: str) -> list[Typed]:
+    """What to type, one after the other."""
+    typed: list[Typed] = []
+    for line in text.splitlines():
+        if line == "^C":
+            typed.append(Typed(None))
+        elif line.startswith("$ "):
+            typed.append(Typed(line.removeprefix("$ ")))
+        else:
+            typed[-1].shown.append(line.rstrip())
+    return typed
+
+
+def heed_interrupts() -> None:
+    """A shell's background job ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Terminal:
+    """A shell at a terminal, and what a person sees there."""
+
+    def __init__(self, folder: str, path: str, home: Path) -> None:
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("MAKE", "COV", "PYTHON"))
+        }
+        self._child = pexpect.spawn(
+            "bash", ["--noprofile", "--norc", "--noediting"],
+            cwd=folder, encoding="utf-8", echo=False, dimensions=(50, 100), preexec_fn=heed_interrupts,
+            env={
+                **kept, "PATH": path, "HOME": str(home), "PS1": PROMPT, "TERM": "xterm-256color", "LANG": "C.UTF-8",
+                "XDG_STATE_HOME": str(home / "state"), "VIRTUAL_ENV_DISABLE_PROMPT": "1",
+            },
+        )  # fmt: skip
+        self._read(self._asks)
+
+    def play(self, session: list[Typed], *, stay: bool) -> None:
+        """Type one line after the other, and compare the screen with the page."""
+        for typed, after in zip(session, [*session[1:], None], strict=True):
+            goes_on = typed.line is not None and (stay if after is None else after.line is None)
+            if goes_on:
+                self._type(typed, typed.begins)
+            else:
+                screen = self._type(typed, self._asks)
+                assert re.fullmatch(typed.pattern, screen), self._differ(typed, screen)
+
+    def ask(self, line: str) -> str:
+        """What a command prints."""
+        return self._type(Typed(line), self._asks).strip()
+
+    def close(self) -> None:
+        # What runs in it goes first: nats-server takes a terminal that hangs up for a wish to read its config again.
+        with contextlib.suppress(OSError):
+            os.killpg(os.tcgetpgrp(self._child.fileno()), signal.SIGKILL)
+        self._child.close(force=True)
+
+    def _type(self, typed: Typed, seen: Callable[[str], bool]) -> str:
+        if typed.line is None:
+            self._child.sendintr()
+        else:
+            self._child.sendline(typed.line)
+        raw = self._read(seen)
+        assert seen(raw), self._differ(typed, look(raw))
+        return look(raw.removesuffix(PROMPT))
+
+    def _read(self, seen: Callable[[str], bool]) -> str:
+        """What comes until enough was seen, or nothing more is to be expected."""
+        raw, end = "", time.monotonic() + PATIENCE
+        with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
+            while not seen(raw):
+                raw += self._child.read_nonblocking(65536, timeout=max(end - time.monotonic(), 0))
+        return raw
+
+    @staticmethod
+    def _asks(raw: str) -> bool:
+        return raw.endswith(PROMPT)
+
+    @staticmethod
+    def _differ(typed: Typed, screen: str) -> str:
+        said = "\n".join(typed.shown)
+        return f"$ {typed.line or '^C'}\n--- the page shows\n{said}\n--- the screen shows\n{screen}"
+
+
+def look(raw: str) -> str:
+    """The lines a terminal shows, without colours and without what was wiped away."""
+    lines = raw.split("\n")
+    screen = Screen(max(map(len, lines)) + 1, len(lines))
+    Stream(screen).feed(raw)
+    text = "\n".join(line.rstrip() for line in screen.display).rstrip()
+    return text + "\n" if text else ""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def terminals(home: Path) -> Iterator[dict[str, Terminal]]:
+    bin_ = str(Path(sys.executable).parent)
+    path = ":".join(part for part in os.environ["PATH"].split(":") if part != bin_)
+    open_ = {FIRST: Terminal(str(PROJECT), path, home)}
+    yield open_
+    for terminal in open_.values():
+        terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
+def test_the_tutorial_followed_word_for_word_works(
+    home: Path, terminals: dict[str, Terminal]
+) -> None:
+    ports = {port: str(free_port()) for port in PORTS}
+    page = re.sub("|".join(PORTS), lambda port: ports[port[0]], PAGE.read_text(encoding="utf-8"))
+    first = terminals[FIRST]
+
+    for language, title, text in FENCE.findall(page):
+        if language == "console":
+            name = title or FIRST
+            if name not in terminals:
+                terminals[name] = Terminal(first.ask("pwd"), first.ask('echo "$PATH"'), home)
+            terminals[name].play(read_session(text), stay=name != FIRST)
+        else:
+            assert title, f"a block that nobody tries:\n{text}"
+            Path(first.ask("pwd"), title).write_text(text, encoding="utf-8")
