@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from functools import lru_cache
+from io import BytesIO
 
 from operations.errors import CallError, ErrorCode, MissingExtraError
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
@@ -65,7 +66,6 @@ class AiohttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             )
         return session
 
@@ -83,6 +83,30 @@ class AiohttpTransport:
                 timeout = aiohttp.ClientTimeout(total=request.timeout)
             self._timeouts[key] = timeout
         return timeout
+
+
+_AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""What aiohttp adds unless told not to."""
+
+_WRITTEN_AT_ONCE = 1 << 18
+
+
+def _is_complete(request: HTTPRequest) -> bool:
+    """Whether aiohttp would add nothing anyway; telling it not to costs every call."""
+    headers = request.headers
+    return (
+        "User-Agent" in headers
+        and "Accept" in headers
+        and "Accept-Encoding" in headers
+        and ("Content-Type" in headers or request.method == "GET")
+    )
+
+
+def _payload(body: bytes) -> aiohttp.Payload:
+    """A body as aiohttp writes it: a large one piece by piece, so that it does not hold up the loop."""
+    if len(body) > _WRITTEN_AT_ONCE:
+        return aiohttp.BytesIOPayload(BytesIO(body))
+    return aiohttp.BytesPayload(body)
 
 
 @lru_cache(maxsize=512)
@@ -112,7 +136,8 @@ class _Exchange:
                 request.method,
                 url,
                 headers=request.headers,
-                data=request.body,
+                data=_payload(request.body) if request.body else None,
+                skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
                 timeout=self._transport.timeout(request),
                 allow_redirects=False,
             )
@@ -146,9 +171,12 @@ class _Response:
         return self._response.reason or ""
 
     async def chunks(self) -> AsyncGenerator[bytes]:
+        content = self._response.content
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
+            while not content.at_eof():
+                chunk = await content.readany()
+                if chunk:
+                    yield chunk
         except aiohttp.ClientError as error:
             raise _call_error(error, self._request) from error
         except TimeoutError as error:
@@ -158,13 +186,18 @@ class _Response:
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in raw:
-        key = name.decode("latin-1").lower()
+        key = _lower(name)
         try:
             text = value.decode()
         except UnicodeDecodeError:
             text = value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
+
+
+@lru_cache(maxsize=512)
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 class _PublicResolver(AbstractResolver):

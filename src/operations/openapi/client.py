@@ -24,7 +24,7 @@ from operations.openapi.answers import http_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
 from operations.openapi.hosts import Origin, TrustedHosts, enforce_public, origin_of
-from operations.openapi.security import Security, Signature
+from operations.openapi.security import NOTHING, Security, Signature
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
@@ -127,9 +127,8 @@ class Client:
         Raises:
             CallError: As `exchange` does.
         """
-        signature, request = await self._signed(
-            draft, security, context, self._seconds(context), True
-        )
+        signature = await self._signature(draft, security, context)
+        request = self._request(draft, signature, self._seconds(context), is_stream=True)
         async with self._sender().send(request) as response:
             if not 200 <= response.status < 300:
                 raise await self._error(response, signature)
@@ -186,7 +185,10 @@ class Client:
     async def _exchange_once(
         self, draft: Draft, security: Security, context: OperationContext, seconds: float
     ) -> Answer:
-        signature, request = await self._signed(draft, security, context, seconds, False)
+        signature = NOTHING
+        if not security.is_empty:
+            signature = await self._signature(draft, security, context)
+        request = self._request(draft, signature, seconds, is_stream=False)
         for _ in range(_MAX_REDIRECTS):
             async with self._sender().send(request) as response:
                 status = response.status
@@ -204,21 +206,23 @@ class Client:
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
-    async def _signed(
-        self,
-        draft: Draft,
-        security: Security,
-        context: OperationContext,
-        seconds: float,
-        is_stream: bool,
-    ) -> tuple[Signature, HTTPRequest]:
+    async def _signature(
+        self, draft: Draft, security: Security, context: OperationContext
+    ) -> Signature:
+        """What signs a request in, where its host may know."""
         origin, is_trusted = self._enforce_reachable(draft.base)
+        if is_trusted:
+            return await security.sign(draft.security, context)
+        self._warn(origin)
+        return NOTHING
+
+    def _request(
+        self, draft: Draft, signature: Signature, seconds: float, *, is_stream: bool
+    ) -> HTTPRequest:
+        is_trusted = self._enforce_reachable(draft.base)[1]
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
         query, cookies = draft.query, draft.cookies
-        if is_trusted and security.is_empty:
-            signature = Signature()
-        elif is_trusted:
-            signature = await security.sign(draft.security, context)
+        if signature is not NOTHING:
             for name in signature.headers:
                 # Names are the same in any case, and configuration wins.
                 for other in [other for other in headers if other.lower() == name.lower()]:
@@ -226,9 +230,6 @@ class Client:
             headers.update(signature.headers)
             query = [*query, *signature.query]
             cookies = [*cookies, *signature.cookies]
-        else:
-            signature = Signature()
-            self._warn(origin)
         if cookies:
             headers["Cookie"] = "; ".join(cookies)
         url = draft.base.rstrip("/") + draft.path
@@ -240,7 +241,7 @@ class Client:
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"The request is larger than {self._config.max_request_bytes} bytes.",
             )
-        return signature, HTTPRequest(
+        return HTTPRequest(
             method=draft.method,
             url=url,
             headers=headers,
@@ -305,14 +306,14 @@ class Client:
             chunks = decoded(chunks, coding, max_bytes=limit)
         pieces: list[bytes] = []
         size = 0
-        async with aclosing(chunks):
-            async for piece in chunks:
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise CallError(
-                        ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
-                    )
+        async for piece in chunks:
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                await chunks.aclose()
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:

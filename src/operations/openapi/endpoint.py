@@ -162,7 +162,7 @@ class Endpoint:
 
     def _draft(self, input: Any) -> Draft:
         plan = self._ready()
-        draft = plan.draft(self._entry.method, self._base(), object_of(input), self._accept)
+        draft = plan.draft(self._entry.method, self._server, object_of(input), self._accept)
         draft.security = self._entry.operation.get("security")
         draft.keeps_redirects = plan.declares_redirects
         return draft
@@ -190,9 +190,6 @@ class Endpoint:
             self._server = self._find_server()
             self._plan = plan
         return plan
-
-    def _base(self) -> str:
-        return self._server
 
     def _find_server(self) -> str:
         """The address to call: the operator's, or the document's first, made absolute."""

@@ -1,7 +1,11 @@
-"""Media types: what kind each is, and which of several to prefer."""
+"""Media types: what kind each is, and which of several to prefer.
+
+Every call asks about the same few media types, so the answers are kept.
+"""
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from operations.openapi.model import Media
 
@@ -24,27 +28,32 @@ def parameter_of(media_type: str, name: str) -> str:
     return ""
 
 
+@lru_cache
 def is_json(media_type: str) -> bool:
     """Whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
     kind = essence(media_type)
     return kind in {"application/json", "text/json"} or kind.endswith("+json")
 
 
+@lru_cache
 def is_text(media_type: str) -> bool:
     """Whether its content is text in some charset, other than JSON."""
     return _TEXTUAL.fullmatch(essence(media_type)) is not None
 
 
+@lru_cache
 def is_form(media_type: str) -> bool:
     """Whether it is a URL-encoded form."""
     return essence(media_type) == "application/x-www-form-urlencoded"
 
 
+@lru_cache
 def is_multipart(media_type: str) -> bool:
     """Whether it is made of parts."""
     return essence(media_type).startswith("multipart/")
 
 
+@lru_cache
 def is_range(media_type: str) -> bool:
     """Whether it stands for several types (`image/*`)."""
     return "*" in essence(media_type)

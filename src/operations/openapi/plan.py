@@ -68,6 +68,10 @@ class Plan:
         self.media = media.best(model.body.media) if model.body is not None else None
         if model.body is not None and self.media is None:
             self.media = Media(media_type="application/json")
+        self._takes_bytes = self.media is not None and self._is_bytes(self.media)
+        self.declares_redirects = any(r.status[:1] == "3" for r in model.responses)
+        """Whether a redirect is one of the declared answers."""
+
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         self._flat = self._flattened() if flatten else []
         reserved = self._flat or ([BODY] if self.media is not None else [])
@@ -128,7 +132,7 @@ class Plan:
         kind = chosen.media_type
         if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
             return converted
-        if self._is_bytes(chosen):
+        if self._takes_bytes:
             return _BASE64
         if media.is_text(kind):
             # An object schema for XML describes the tree; what we take is its text.
@@ -199,7 +203,7 @@ class Plan:
             value = arguments[BODY]
         else:
             return
-        payload = write_body(self.media, value, self._schemas, is_bytes=self._is_bytes(self.media))
+        payload = write_body(self.media, value, self._schemas, is_bytes=self._takes_bytes)
         draft.body = payload.content
         draft.headers["Content-Type"] = payload.content_type
 
@@ -277,11 +281,6 @@ class Plan:
         chosen = self.output_media(is_stream=False)
         kind = chosen.media_type if chosen is not None else "application/json"
         return kind if kind.startswith("*/*") else f"{kind}, */*;q=0.1"
-
-    @property
-    def declares_redirects(self) -> bool:
-        """Whether a redirect is one of the declared answers."""
-        return any(response.status[:1] == "3" for response in self._model.responses)
 
 
 def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:

@@ -42,6 +42,10 @@ class Signature:
     """Whose tokens were used: they are told when one is refused."""
 
 
+NOTHING = Signature()
+"""Of a request that nobody signs."""
+
+
 class Security:
     """Signs the requests of one service.
 
