@@ -59,6 +59,11 @@ def is_range(media_type: str) -> bool:
     return "*" in essence(media_type)
 
 
+def concrete(media_type: str, default: str) -> str:
+    """`media_type`, or `default` where it stands for several."""
+    return default if is_range(media_type) else media_type
+
+
 def _rank(media: Media) -> int:
     kind = media.media_type
     if is_json(kind):

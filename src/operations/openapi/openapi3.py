@@ -1,5 +1,6 @@
 """Reads one operation of an OpenAPI 3.0, 3.1 or 3.2 document."""
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 from operations.errors import DocumentError
@@ -27,10 +28,9 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
     merged: dict[tuple[str, str], Parameter] = {}
     for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
         parameter = _parameter(references.follow(node))
-        if parameter is not None:
-            # Header names are the same in any case, and the operation's own parameters come last.
-            name = parameter.name.lower() if parameter.place == "header" else parameter.name
-            merged[parameter.place, name] = parameter
+        # Header names are the same in any case, and the operation's own parameters come last.
+        name = parameter.name.lower() if parameter.place == "header" else parameter.name
+        merged[parameter.place, name] = parameter
     body = operation.get("requestBody")
     return Model(
         parameters=tuple(merged.values()),
@@ -49,7 +49,7 @@ def check_parameter(node: JSONObject) -> str | None:
     return None
 
 
-def _parameter(node: JSONObject) -> Parameter | None:
+def _parameter(node: JSONObject) -> Parameter:
     problem = check_parameter(node)
     if problem:
         raise DocumentError(problem)
@@ -91,15 +91,35 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
     for media_type, entry in object_of(node.get("content")).items():
         # 3.2 lets a media type be a reference, and streams describe one item.
         media = references.follow(entry) if isinstance(entry, dict) else {}
+        encoding = object_of(media.get("encoding"))
         result.append(
             Media(
                 media_type=media_type,
                 schema=media.get("schema", True),
                 item_schema=media.get("itemSchema"),
-                encoding=object_of(media.get("encoding")),
+                encoding=encoding,
+                prefix_encoding=tuple(list_of(media.get("prefixEncoding"))),
+                item_encoding=object_of(media.get("itemEncoding")),
+                part_headers={
+                    name: headers
+                    for name, node in encoding.items()
+                    if (headers := tuple(_part_headers(references, object_of(node))))
+                },
             )
         )
     return tuple(result)
+
+
+def _part_headers(references: References, encoding: JSONObject) -> Iterator[Parameter]:
+    """The headers of one part; one that cannot be read costs only itself."""
+    for name, node in object_of(encoding.get("headers")).items():
+        # The type has a field of its own, and the disposition holds the part's name.
+        if name.lower() in {"content-type", "content-disposition"}:
+            continue
+        try:
+            yield _parameter({**references.follow(node), "name": name, "in": "header"})
+        except DocumentError:
+            continue
 
 
 def read_responses(references: References, operation: JSONObject) -> tuple[Response, ...]:

@@ -10,9 +10,10 @@ from operations.openapi import media
 from operations.openapi.bodies import write_body
 from operations.openapi.client import Draft
 from operations.openapi.headers import enforce_header, is_owned
-from operations.openapi.keywords import as_object, is_file
+from operations.openapi.keywords import FILE_SCHEMA, as_object, is_file
 from operations.openapi.model import EVENT_STREAM, Media, Model, Parameter, Response
-from operations.openapi.names import argument_names
+from operations.openapi.multipart import NO_VALUE, PART_HEADERS, fixed_value
+from operations.openapi.names import argument_names, unused_name
 from operations.openapi.nodes import object_of
 from operations.openapi.paths import (
     enforce_argument,
@@ -21,7 +22,7 @@ from operations.openapi.paths import (
     split_template,
     template_names,
 )
-from operations.openapi.schemas import Direction, SchemaConverter
+from operations.openapi.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 
@@ -75,6 +76,10 @@ class Plan:
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         self._flat = self._flattened() if flatten else []
         reserved = self._flat or ([BODY] if self.media is not None else [])
+        self._part_headers = ""
+        if self.media is not None and self.media.part_headers:
+            self._part_headers = unused_name(PART_HEADERS, reserved)
+            reserved = [*reserved, self._part_headers]
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
         self.arguments = [Argument(n, p) for n, p in zip(names, parameters, strict=True)]
         self._by_path_name = {
@@ -102,7 +107,7 @@ class Plan:
         for argument in self.arguments:
             parameter = argument.parameter
             properties[argument.name] = _described(
-                as_object(draft.convert(parameter.schema)), argument
+                as_object(draft.convert(parameter.schema)), parameter, argument.name
             )
             if parameter.required:
                 required.append(argument.name)
@@ -119,21 +124,44 @@ class Plan:
             properties[BODY] = schema
             if body.required:
                 required.append(BODY)
-        root: JSONObject = {
-            "type": "object",
-            "properties": properties,
-            "additionalProperties": False,
-        }
-        if required:
-            root["required"] = required
-        return draft.close(root)
+        if self._part_headers and self.media is not None:
+            schema, is_required = self._part_headers_schema(draft, self.media)
+            properties[self._part_headers] = schema
+            if is_required and body is not None and body.required:
+                required.append(self._part_headers)
+        return draft.close(_closed(properties, required))
+
+    def _part_headers_schema(self, draft: SchemaDraft, chosen: Media) -> tuple[JSONObject, bool]:
+        """The schema of all parts' headers, and whether there must be some."""
+        flat = self._schemas.flattened(chosen.schema)
+        properties: JSONObject = {}
+        needed: list[str] = []
+        for part, headers in chosen.part_headers.items():
+            own = {
+                h.name: _described(as_object(draft.convert(h.schema)), h, h.name) for h in headers
+            }
+            required = [
+                header.name
+                for header in headers
+                if header.required and fixed_value(header, self._schemas) is NO_VALUE
+            ]
+            schema = _closed(own, required)
+            if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
+                # One set for every item, or one for each.
+                schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+            properties[part] = schema
+            if required and part in flat["required"]:
+                needed.append(part)
+        said = "Headers of the body's parts: by part, then by header."
+        return {"description": said, **_closed(properties, needed)}, bool(needed)
 
     def _body_schema(self, converted: JSONSchema, chosen: Media) -> JSONSchema:
         kind = chosen.media_type
         if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
             return converted
         if self._takes_bytes:
-            return _BASE64
+            # Of several types the caller may say which it is.
+            return FILE_SCHEMA if media.is_range(kind) else _BASE64
         if media.is_text(kind):
             # An object schema for XML describes the tree; what we take is its text.
             is_string = object_of(converted).get("type") == "string"
@@ -203,7 +231,13 @@ class Plan:
             value = arguments[BODY]
         else:
             return
-        payload = write_body(self.media, value, self._schemas, is_bytes=self._takes_bytes)
+        payload = write_body(
+            self.media,
+            value,
+            self._schemas,
+            is_bytes=self._takes_bytes,
+            part_headers=object_of(arguments.get(self._part_headers)),
+        )
         draft.body = payload.content
         draft.headers["Content-Type"] = payload.content_type
 
@@ -302,14 +336,22 @@ def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
     return (parameter.place, parameter.name) in owned
 
 
-def _described(schema: JSONObject, argument: Argument) -> JSONObject:
-    parameter = argument.parameter
+def _closed(properties: JSONObject, required: list[str]) -> JSONObject:
+    schema: JSONObject = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {**schema, "required": required} if required else schema
+
+
+def _described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
     notes: JSONObject = {}
     if parameter.description:
         notes["description"] = parameter.description
     if parameter.deprecated:
         notes["deprecated"] = True
-    if argument.name != parameter.name:
+    if argument != parameter.name:
         said = notes.get("description") or schema.get("description") or ""
         where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
         notes["description"] = f"{said} {where}".strip()

@@ -3,6 +3,7 @@
 Every value is taken apart into items or members first; a style is then only which marks stand between them.
 """
 
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -39,11 +40,13 @@ def percent_reserved(text: str) -> str:
 
 
 def text_of_value(value: Any) -> str:
-    """A primitive as text. Null is empty; what has parts of its own is JSON."""
+    """A primitive as text. Null is empty, bytes are base64; what has parts of its own is JSON."""
     if type(value) is str:
         return value
     if value is None:
         return ""
+    if isinstance(value, (bytes, bytearray)):
+        return b64encode(value).decode()
     return msgspec.json.encode(value).decode()
 
 
@@ -82,17 +85,29 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
 
 def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Encode) -> list[str]:
     """`name=value` pieces, by a query style."""
-    key = percent(name)
+    mark = _DELIMITERS.get(style, ",")
+    fields = _fields(name, value, style, explode, mark, percent, encode)
+    return [f"{key}={text}" for key, text in fields]
+
+
+def plain_fields(name: str, value: Any, *, style: str, explode: bool) -> list[tuple[str, str]]:
+    """Names and values by a query style, not encoded: the parts of a multipart form."""
+    mark = _PLAIN_DELIMITERS.get(style, ",")
+    return _fields(name, value, style, explode, mark, _same, _same)
+
+
+def _fields(
+    name: str, value: Any, style: str, explode: bool, mark: str, rename: Encode, encode: Encode
+) -> list[tuple[str, str]]:
+    key = rename(name)
     if style == "deepObject":
-        return [f"{k}={encode(text_of_value(v))}" for k, v in _deep(key, value)]
+        return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
     if explode:
         if is_list(value) and value:
-            return [f"{key}={encode(text_of_value(item))}" for item in value]
+            return [(key, encode(text_of_value(item))) for item in value]
         if is_object(value) and value:
-            members = value.items()
-            return [f"{percent(k)}={encode(text_of_value(v))}" for k, v in members]
-    mark = _DELIMITERS.get(style, ",")
-    return [f"{key}={_joined(value, False, mark, encode)}"]
+            return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
+    return [(key, _joined(value, False, mark, encode))]
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:
@@ -143,17 +158,16 @@ def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
     return encode(text_of_value(value))
 
 
-def _deep(key: str, value: Any) -> list[tuple[str, Any]]:
+def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
     """Bracket form: `a[b][c]=1`; lists of plain values as `a[]=1`, of others as `a[0][b]=1`."""
     if is_object(value):
         members = value.items()
-        return [pair for k, v in members for pair in _deep(f"{key}%5B{percent(k)}%5D", v)]
+        return [pair for k, v in members for pair in _deep(key + rename(f"[{k}]"), v, rename)]
     if is_list(value):
-        items = value
-        if any(isinstance(item, (dict, list)) for item in items):
-            numbered = enumerate(items)
-            return [pair for i, item in numbered for pair in _deep(f"{key}%5B{i}%5D", item)]
-        return [(f"{key}%5B%5D", item) for item in items]
+        if any(isinstance(item, (dict, list)) for item in value):
+            numbered = enumerate(value)
+            return [pair for i, v in numbered for pair in _deep(key + rename(f"[{i}]"), v, rename)]
+        return [(key + rename("[]"), item) for item in value]
     return [(key, value)]
 
 
