@@ -71,7 +71,8 @@ async def test_headers_of_a_part_are_an_argument(echo: Echo) -> None:
 
 async def test_headers_of_a_part_are_checked_like_other_arguments(echo: Echo) -> None:
     doc = upload({"file": STRING}, {"X-Rate": {"schema": {"type": "integer"}}})
-    for wrong in ({"file": {"X-Rate": "x"}}, {"file": {"X-Nope": 1}}, {"nope": {}}, 7):
+    wrongs: list[Any] = [{"file": {"X-Rate": "x"}}, {"file": {"X-Nope": 1}}, {"nope": {}}, 7]
+    for wrong in wrongs:
         await refused(doc, echo, body={"file": "x"}, part_headers=wrong)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from operations.errors import CallError, ErrorCode
 from operations.openapi import media
+from operations.openapi.nodes import object_of
 from operations.openapi.security import redacted
 from operations.types import JSONObject
 
@@ -17,6 +18,12 @@ _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-auth
 """Headers of an answer that are credentials; they stay here."""
 
 _EMPTY = frozenset({204, 205, 304})
+_OAUTH_ERRORS = frozenset({
+    "invalid_client", "invalid_grant", "invalid_request", "invalid_scope", "unauthorized_client",
+    "unsupported_grant_type",
+})  # fmt: skip
+"""RFC 6749, 5.2."""
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -93,6 +100,15 @@ def _text(content: bytes, content_type: str) -> str:
         return content.decode(charset or "utf-8")
     except (LookupError, UnicodeDecodeError):
         return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
+
+
+def oauth_error(content: bytes) -> str:
+    """The code that a provider of tokens refuses with, if it is one that the standard names."""
+    try:
+        said = object_of(msgspec.json.decode(content)).get("error")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) and said in _OAUTH_ERRORS else ""
 
 
 def http_error(

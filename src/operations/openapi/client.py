@@ -20,7 +20,7 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import http_error, read_data
+from operations.openapi.answers import http_error, oauth_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
 from operations.openapi.hosts import Origin, TrustedHosts, enforce_public, origin_of
@@ -149,13 +149,15 @@ class Client:
             public_only=not self._enforce_reachable(url)[1],
         )
         async with self._sender().send(request) as response:
-            if response.status != 200:
-                # Nothing of the answer is passed on: it is about the operator's credentials.
-                raise CallError(
-                    ErrorCode.ACCESS_DENIED, f"The token endpoint answered HTTP {response.status}."
-                )
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
+        if response.status != 200:
+            # Nothing else of the answer is passed on: it is about the operator's credentials.
+            said = oauth_error(content)
+            raise CallError(
+                ErrorCode.ACCESS_DENIED,
+                f"The provider of tokens answered HTTP {response.status}{said and f' ({said})'}.",
+            )
         return read_data(content, content_type, status=200, expects_json=True)
 
     async def download(self, url: str) -> bytes:

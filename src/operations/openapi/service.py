@@ -168,8 +168,18 @@ class _Importer:
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
+        schemes = description.security_schemes()
+        for name in config.credentials:
+            if name not in schemes:
+                known = ", ".join(schemes) or "none; auth= signs every request in without one"
+                _LOGGER.warning(
+                    "%s: the credential %r is for no security scheme of the document (it has %s)",
+                    config.namespace,
+                    name,
+                    known,
+                )
         security = Security(
-            description.security_schemes(),
+            schemes,
             description.document.get("security"),
             config,
             TokenSources(base, client.is_trusted, client.fetch),
