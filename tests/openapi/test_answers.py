@@ -1,6 +1,7 @@
 """What comes back: data by media type, errors with their bodies, limits, retries, time."""
 
 import asyncio
+import base64
 import gzip
 import json
 import time
@@ -187,6 +188,57 @@ async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
         imported(SCHEMALESS, base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == ["x" * 300_000]
+
+
+async def test_a_gzip_file_may_consist_of_several() -> None:
+    parts = gzip.compress(b'["a",') + gzip.compress(b'"b"]') + bytes(8)
+    async with (
+        serving(responding(parts, "application/json", Content_Encoding="gzip")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == ["a", "b"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_an_answer_that_breaks_off_in_its_coding_is_an_error(coding: str) -> None:
+    whole = (gzip if coding == "gzip" else zlib).compress(b"some text" * 1000)
+    async with (
+        serving(responding(whole[:-20], "text/plain", Content_Encoding=coding)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError, match="breaks off"):
+            await registry.execute("api.call", {})
+
+
+async def test_nothing_in_a_coding_is_nothing() -> None:
+    async with (
+        serving(responding(b"", "application/json", Content_Encoding="gzip")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data is None
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "no-such", "hex", "utf-8"])
+async def test_a_charset_nobody_can_read_costs_characters_not_the_answer(charset: str) -> None:
+    kind = f"text/plain; charset={charset}"
+    async with (
+        serving(responding(b"a\xff.b", kind)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == "a\ufffd.b"
+
+
+async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(len(await request.read()))
+
+    doc = document("/thing", "post", requestBody={"content": {"application/octet-stream": {}}})
+    content = base64.b64encode(bytes(3 << 20)).decode()
+    async with serving(respond) as url, imported(doc, base_url=url) as registry:
+        assert (await registry.execute("api.call", {"body": content})).data == 3 << 20
+    assert [warning for warning in recwarn if "large body" in str(warning.message)] == []
 
 
 @pytest.mark.requirement("R18")

@@ -375,6 +375,52 @@ async def test_a_redirect_within_its_origin_is_followed_when_asked_for(
 
 
 @pytest.mark.requirement("R06")
+@pytest.mark.parametrize(
+    ("method", "status", "expected"),
+    [
+        ("put", 301, "PUT"),
+        ("delete", 302, "DELETE"),
+        ("put", 303, "GET"),
+        ("patch", 302, "PATCH"),
+        ("head", 303, "HEAD"),
+    ],
+)
+async def test_a_redirect_changes_the_method_only_where_it_means_to(
+    method: str, status: int, expected: str
+) -> None:
+    arrived: list[tuple[str, str]] = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        arrived.append((request.method, request.raw_path))
+        if len(arrived) == 1:
+            return web.Response(status=status, headers={"Location": "/a b?c=d e#f"})
+        return web.json_response({})
+
+    async with (
+        serving(redirect) as url,
+        imported(document("/thing", method), base_url=url, follow_redirects=True) as registry,
+    ):
+        await registry.execute("api.call", {})
+
+    assert arrived[1] == (expected, "/a%20b?c=d%20e")
+
+
+@pytest.mark.requirement("R06")
+async def test_redirects_share_the_time_of_their_call() -> None:
+    async def slowly(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.3)
+        return web.Response(status=302, headers={"Location": f"{request.path}x"})
+
+    async with (
+        serving(slowly) as url,
+        imported(document(), base_url=url, follow_redirects=True, timeout=0.5) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
+@pytest.mark.requirement("R06")
 async def test_redirects_that_never_end_are_given_up() -> None:
     async def around(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": "/thing"})

@@ -98,7 +98,8 @@ def _text(content: bytes, content_type: str) -> str:
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
         return content.decode(charset or "utf-8")
-    except (LookupError, UnicodeDecodeError):
+    except (LookupError, ValueError):
+        # No such charset, or not in it.
         return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
 
 

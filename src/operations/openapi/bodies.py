@@ -75,7 +75,7 @@ def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
     kind = media.concrete(kind, "text/plain")
     try:
         return value.encode(charset or "utf-8"), kind if charset else f"{kind}; charset=utf-8"
-    except (LookupError, UnicodeEncodeError):
+    except (LookupError, ValueError):
         return value.encode(), f"{media.essence(kind)}; charset=utf-8"
 
 

@@ -23,7 +23,13 @@ from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.answers import http_error, oauth_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
-from operations.openapi.hosts import Origin, TrustedHosts, enforce_public, origin_of
+from operations.openapi.hosts import (
+    Origin,
+    TrustedHosts,
+    enforce_public,
+    normal_url,
+    origin_of,
+)
 from operations.openapi.security import NOTHING, Security, Signature
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
@@ -127,14 +133,21 @@ class Client:
         Raises:
             CallError: As `exchange` does.
         """
+        end = monotonic() + self._seconds(context)
         signature = await self._signature(draft, security, context)
-        request = self._request(draft, signature, self._seconds(context), is_stream=True)
-        async with self._sender().send(request) as response:
-            if not 200 <= response.status < 300:
-                raise await self._error(response, signature)
-            coding = response.headers.get("content-encoding", "")
-            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
-                yield response, body
+        request = self._request(draft, signature, end - monotonic(), is_stream=True)
+        for _ in range(_MAX_REDIRECTS):
+            async with self._sender().send(request) as response:
+                if 200 <= response.status < 300:
+                    coding = response.headers.get("content-encoding", "")
+                    async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                        yield response, body
+                    return
+                onward = self._onward(request, response, end)
+                if onward is None:
+                    raise await self._error(response, signature, end)
+            request = onward
+        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
     async def fetch(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
@@ -178,6 +191,9 @@ class Client:
         )
         try:
             async with self._sender().send(request) as response:
+                if response.status in _REDIRECTS:
+                    there = urljoin(url, response.headers.get("location", ""))
+                    raise DocumentError(f"{url} has moved: import {there} instead")
                 if response.status != 200:
                     raise DocumentError(f"{url} answered HTTP {response.status}")
                 return await self._read(response, self._config.max_document_bytes)
@@ -190,6 +206,7 @@ class Client:
         signature = NOTHING
         if not security.is_empty:
             signature = await self._signature(draft, security, context)
+        end = monotonic() + seconds
         request = self._request(draft, signature, seconds, is_stream=False)
         for _ in range(_MAX_REDIRECTS):
             async with self._sender().send(request) as response:
@@ -199,12 +216,12 @@ class Client:
                     if request.method != "HEAD":
                         content = await self._read(response, self._config.max_response_bytes)
                     return Answer(request.url, status, response.headers, content)
-                onward = self._onward(request, response)
+                onward = self._onward(request, response, end)
                 if onward is None:
                     if status == 401:
                         for source in signature.tokens:
                             source.refuse(request.headers.get("Authorization", ""))
-                    raise await self._error(response, signature)
+                    raise await self._error(response, signature, end)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
@@ -272,18 +289,22 @@ class Client:
             enforce_public(known[0].host)
         return known
 
-    def _onward(self, request: HTTPRequest, response: HTTPResponse) -> HTTPRequest | None:
+    def _onward(
+        self, request: HTTPRequest, response: HTTPResponse, end: float
+    ) -> HTTPRequest | None:
         """The request that a redirect asks for, where it may be followed."""
         location = response.headers.get("location")
         if not self._config.follow_redirects or response.status not in _REDIRECTS or not location:
             return None
-        url = urljoin(request.url, location)
         try:
+            url = normal_url(urljoin(request.url, location))
             if origin_of(url) != origin_of(request.url):
                 return None
         except ValueError:
             return None
-        keeps = response.status in {307, 308} or request.method in {"GET", "HEAD"}
+        # As browsers do: "see other" is a GET, and so is what a POST was moved to.
+        changes = {303} if request.method != "POST" else {301, 302, 303}
+        keeps = response.status not in changes or request.method in {"GET", "HEAD"}
         headers = request.headers
         if not keeps:
             headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
@@ -292,7 +313,8 @@ class Client:
             url=url,
             headers=headers,
             body=request.body if keeps else None,
-            timeout=request.timeout,
+            timeout=max(end - monotonic(), 0.001),
+            is_stream=request.is_stream,
             public_only=request.public_only,
         )
 
@@ -318,19 +340,22 @@ class Client:
                 )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:
-        """The error that a bad answer is, with as much of its body as is kept."""
+    async def _error(self, response: HTTPResponse, signature: Signature, end: float) -> CallError:
+        """The error that a bad answer is, with as much of its body as is kept and arrives in time."""
         limit = self._config.max_error_bytes
         coding = response.headers.get("content-encoding", "")
         content, is_cut = b"", False
         try:
-            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+            async with (
+                asyncio.timeout(end - monotonic()),
+                aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body,
+            ):
                 async for piece in body:
                     content += piece
                     if len(content) > limit:
                         content, is_cut = content[:limit], True
                         break
-        except CallError:
+        except (CallError, TimeoutError):
             # The status is the answer; a body that breaks off does not change it.
             is_cut = True
         return http_error(

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from operations.access import AccessControl
 from operations.context import OperationContext
+from operations.openapi.headers import is_header
+from operations.openapi.hosts import origin_of
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport
 
@@ -215,6 +217,26 @@ class HTTPServiceConfig:
 
     connections: int = 100
     """How many connections may be open at once."""
+
+
+def enforce_config(config: HTTPServiceConfig) -> None:
+    """Let a configuration through that can be meant.
+
+    Raises:
+        ValueError: If it cannot be right.
+    """
+    if config.base_url is not None:
+        try:
+            origin_of(config.base_url)
+        except ValueError as error:
+            raise ValueError(
+                f"base_url is {error}: {config.base_url!r}. It looks like https://api.example.com/v1"
+            ) from None
+    if isinstance(config.allowed_hosts, str):
+        raise ValueError("allowed_hosts is a list of hosts, not one text")  # noqa: TRY004 - as the others
+    for name, value in config.headers.items():
+        if not is_header(name, value):
+            raise ValueError(f"headers: {name!r} is no header's name, or its value has line breaks")
 
 
 def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:

@@ -4,7 +4,7 @@ Rule 1: only what an operation's spec needs is read at once; schemas and request
 Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,7 +180,7 @@ class Description:
                 continue
         return found
 
-    def servers(self, entry: Entry, variables: dict[str, str]) -> list[str]:
+    def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
         """The addresses the operation may be called at; relative ones as they are."""
         if self.is_swagger:
             return swagger2.server_urls(self.document, entry.operation)

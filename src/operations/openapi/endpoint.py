@@ -1,7 +1,7 @@
 """The handler of one imported operation: arguments to a request, an exchange, an answer to an envelope."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -13,8 +13,10 @@ from operations.openapi.answers import read_data, shown_headers
 from operations.openapi.client import Answer, Client, Draft
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.document import Description, Entry
+from operations.openapi.hosts import normal_url, origin_of
 from operations.openapi.nodes import object_of
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
+from operations.openapi.paths import template_names
 from operations.openapi.plan import Plan
 from operations.openapi.security import Security
 from operations.openapi.streaming import EventStream
@@ -97,6 +99,7 @@ class Endpoint:
             is_ours=config.restore and "x-operations" in self._entry.operation,
             retries=config.retries,
             limits=(config.max_event_bytes, config.max_response_bytes),
+            seconds=config.timeout,
         )
         async with aclosing(events.envelopes()) as envelopes:
             async for envelope in envelopes:
@@ -113,33 +116,47 @@ class Endpoint:
         shared = self._shared
         arguments: JSONObject = dict(input)
         draft = self._draft(arguments)
+        asked: set[tuple[str, str, bytes | None]] = set()
+        last: Any = object()
         for _ in range(MAX_PAGES):
+            here = _question(draft)
+            asked.add(here)
             answer = await shared.client.exchange(draft, shared.security, context)
             envelope = self._envelope(answer)
+            if paging.counts and envelope.data == last:
+                # Asked for what is behind the end, many servers give the last page again.
+                return
+            last = envelope.data
             yield envelope
             following = paging.following(Page(arguments, answer.url, answer.headers, envelope.data))
             if isinstance(following, NextArguments):
                 arguments = following.arguments
                 draft = self._draft(arguments)
             elif isinstance(following, NextURL):
-                onward = self._at(following.url, draft)
-                if (onward.path, onward.query) == (draft.path, draft.query):
-                    return
-                draft = onward
+                draft = self._at(following.url, draft)
             else:
                 return
+            if _question(draft) == here:
+                return
+            if _question(draft) in asked:
+                raise CallError(ErrorCode.EXECUTION_ERROR, "The pages go round in circles.")
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:
         """The same request at the address an answer named, which must be of the same origin."""
-        here, there = urlsplit(draft.base), urlsplit(url)
-        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+        origin = origin_of(draft.base)
+        try:
+            is_same = origin_of(url) == origin
+        except ValueError:
+            is_same = False
+        if not is_same:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR, "The next page is said to be at another origin."
             )
+        there = urlsplit(normal_url(url))
         return Draft(
             method=draft.method,
-            base=f"{here.scheme}://{here.netloc}",
+            base=str(origin),
             path=there.path or "/",
             query=[there.query] if there.query else [],
             headers=draft.headers,
@@ -187,15 +204,33 @@ class Endpoint:
             expected = plan.output_media(is_stream=False)
             self._expects_json = expected is not None and media.is_json(expected.media_type)
             self._accept = plan.accept(is_stream=self.is_stream)
-            self._server = self._find_server()
+            self._server, query = self._find_server()
+            if query:
+                plan.literal_query.insert(0, query)
             self._plan = plan
         return plan
 
-    def _find_server(self) -> str:
-        """The address to call: the operator's, or the document's first, made absolute."""
+    def _find_server(self) -> tuple[str, str]:
+        """The address to call and its query: the operator's, or the document's first, made absolute."""
         shared = self._shared
-        if shared.config.base_url is not None:
-            return shared.config.base_url
-        variables = dict(shared.config.server_variables)
-        url = shared.description.servers(self._entry, variables)[0]
-        return urljoin(shared.base, url) if shared.base is not None else url
+        url = shared.config.base_url
+        if url is None:
+            variables = shared.config.server_variables
+            url = shared.description.servers(self._entry, variables)[0]
+            if missing := template_names(url):
+                raise CallError(
+                    ErrorCode.EXECUTION_ERROR,
+                    f"The server's address {url} needs a value for {', '.join(missing)}:"
+                    " set server_variables, or base_url.",
+                )
+            if shared.base is not None:
+                url = urljoin(shared.base, url)
+        with suppress(ValueError):
+            url = normal_url(url)
+        server, _, query = url.partition("?")
+        return server, query
+
+
+def _question(draft: Draft) -> tuple[str, str, bytes | None]:
+    """What makes one request for a page unlike another."""
+    return draft.base + draft.path, "&".join(draft.query), draft.body

@@ -1,11 +1,12 @@
 """Reads one operation of an OpenAPI 3.0, 3.1 or 3.2 document."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from operations.errors import DocumentError
+from operations.openapi.headers import is_header_value
 from operations.openapi.model import Body, Media, Model, Parameter, Place, Response
-from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.references import References
 from operations.types import JSONObject
 
@@ -27,7 +28,11 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
     """
     merged: dict[tuple[str, str], Parameter] = {}
     for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
-        parameter = _parameter(references.follow(node))
+        found = references.follow(node)
+        if "$ref" in node and type(node.get("description")) is str:
+            # From 3.1 on, what a reference is described as wins.
+            found = {**found, "description": node["description"]}
+        parameter = _parameter(found)
         # Header names are the same in any case, and the operation's own parameters come last.
         name = parameter.name.lower() if parameter.place == "header" else parameter.name
         merged[parameter.place, name] = parameter
@@ -89,6 +94,8 @@ def _body(references: References, node: JSONObject) -> Body:
 def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
     result: list[Media] = []
     for media_type, entry in object_of(node.get("content")).items():
+        if not is_header_value(media_type):
+            continue
         # 3.2 lets a media type be a reference, and streams describe one item.
         media = references.follow(entry) if isinstance(entry, dict) else {}
         encoding = object_of(media.get("encoding"))
@@ -145,14 +152,18 @@ def _response(references: References, status: str, node: JSONObject) -> Response
     )
 
 
-def server_urls(nodes: Any, variables: dict[str, str]) -> list[str]:
-    """The addresses of a list of servers, their variables filled in."""
+def server_urls(nodes: Any, variables: Mapping[str, str]) -> list[str]:
+    """The addresses of a list of servers; variables without a value stay as they are."""
     urls: list[str] = []
     for node in list_of(nodes):
         server = object_of(node)
+        defaults = {
+            name: str(variable["default"])
+            for name, variable in object_of(server.get("variables")).items()
+            if is_object(variable) and "default" in variable
+        }
         url = text_of(server.get("url"))
-        for name, variable in object_of(server.get("variables")).items():
-            chosen = variables.get(name, object_of(variable).get("default", ""))
+        for name, chosen in {**defaults, **variables}.items():
             url = url.replace("{" + name + "}", str(chosen))
         if url:
             urls.append(url)

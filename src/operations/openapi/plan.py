@@ -18,6 +18,7 @@ from operations.openapi.nodes import object_of
 from operations.openapi.paths import (
     enforce_argument,
     enforce_segments,
+    literal,
     refusal,
     split_template,
     template_names,
@@ -65,7 +66,8 @@ class Plan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = split_template(self._template)
-        self._literal_query = [literal_query] if literal_query and "{" not in literal_query else []
+        # What a template in the query stands for is a query parameter anyway.
+        self.literal_query = [literal(p) for p in literal_query.split("&") if p and "{" not in p]
         self.media = media.best(model.body.media) if model.body is not None else None
         if model.body is not None and self.media is None:
             self.media = Media(media_type="application/json")
@@ -204,7 +206,7 @@ class Plan:
         draft = Draft(
             method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
         )
-        draft.query.extend(self._literal_query)
+        draft.query.extend(self.literal_query)
         for argument in self._rest:
             if argument.name not in arguments:
                 continue

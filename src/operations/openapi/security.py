@@ -43,6 +43,9 @@ class Signature:
     """Whose tokens were used: they are told when one is refused."""
 
 
+_COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
+"""What may stand in a cookie's name as it is."""
+
 NOTHING = Signature()
 """Of a request that nobody signs."""
 
@@ -69,8 +72,6 @@ class Security:
         self._headers = dict(config.headers)
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
-        for name, value in self._headers.items():
-            enforce_header(name, value)
 
     def owned(self) -> frozenset[tuple[str, str]]:
         """The `(place, name)` of everything configuration sets; no argument may."""
@@ -175,7 +176,7 @@ def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
         case "query":
             signature.query.append(f"{quote(name, safe='')}={quote(key, safe='')}")
         case "cookie":
-            signature.cookies.append(f"{name}={quote(key, safe='')}")
+            signature.cookies.append(f"{quote(name, safe=_COOKIE_NAME)}={quote(key, safe='')}")
         case _:
             signature.headers[name] = key
 

@@ -16,7 +16,7 @@ import msgspec
 from operations.access import OPEN, AccessControl
 from operations.openapi.client import Client
 from operations.openapi.collector import collector_at_rest
-from operations.openapi.config import HTTPServiceConfig, Outline
+from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
 from operations.openapi.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
@@ -165,6 +165,7 @@ class _Importer:
     ) -> None:
         self._config = config
         self._description = description = Description(document)
+        enforce_config(config)
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
