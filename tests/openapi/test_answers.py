@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext
-from operations.openapi.client import retry_after
+from operations.openapi.retrying import retry_after
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
@@ -226,6 +226,21 @@ async def test_a_charset_nobody_can_read_costs_characters_not_the_answer(charset
         imported(SCHEMALESS, base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == "a\ufffd.b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [("application/jsonl", b'{"n":1}\n\n{"n":"2"}'), ("application/json-seq", b'\x1e{"n":1}\n\x1e{"n":2}\n')],
+)  # fmt: skip
+async def test_a_sequence_whose_items_are_described_is_a_list(kind: str, content: bytes) -> None:
+    item = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    responses = {"200": {"description": "", "content": {kind: {"itemSchema": item}}}}
+    doc = {**document(responses=responses), "openapi": "3.2.0"}
+    async with serving(responding(content, kind)) as url:
+        async with imported(doc, base_url=url) as registry:
+            assert (await registry.execute("api.call", {})).data == [{"n": 1}, {"n": 2}]
+        async with imported(SCHEMALESS, base_url=url) as registry:
+            assert (await registry.execute("api.call", {})).data == content.decode()
 
 
 async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(

@@ -46,7 +46,14 @@ def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in _WITHHELD}
 
 
-def read_data(content: bytes, content_type: str, *, status: int, expects_json: bool) -> Any:
+def read_data(
+    content: bytes,
+    content_type: str,
+    *,
+    status: int,
+    expects_json: bool,
+    expects_sequence: bool = False,
+) -> Any:
     """The data of a good answer: JSON, text, bytes, or None where there is nothing.
 
     Args:
@@ -54,6 +61,7 @@ def read_data(content: bytes, content_type: str, *, status: int, expects_json: b
         content_type: Its Content-Type; may be empty.
         status: The status code.
         expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
+        expects_sequence: Whether the document describes the items of a sequence, so that one becomes a list.
 
     Raises:
         CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not.
@@ -68,6 +76,9 @@ def read_data(content: bytes, content_type: str, *, status: int, expects_json: b
         except CallError:
             if content_type:
                 raise
+    if expects_sequence and media.is_sequence(content_type):
+        lines = content.replace(b"\x1e", b"\n").split(b"\n")
+        return [_json(line, content_type) for line in lines if line.strip()]
     if media.is_text(content_type):
         return _text(content, content_type)
     return content

@@ -15,10 +15,11 @@ from operations.openapi.model import Media
 from operations.openapi.multipart import fields_of, is_json_part, style_of, write_multipart
 from operations.openapi.nodes import is_list, object_of
 from operations.openapi.schemas import SchemaConverter
-from operations.openapi.styles import form_pairs, percent_reserved, text_of_value
+from operations.openapi.styles import content_text, form_pairs, percent_reserved, text_of_value
 from operations.openapi.uploads import OCTETS, upload_of
 from operations.types import JSONObject
 
+JSON = "application/json"
 _NO_HEADERS: JSONObject = {}
 
 
@@ -53,7 +54,9 @@ def write_body(
     if isinstance(value, (bytes, bytearray)):
         return Payload(bytes(value), media.concrete(kind, OCTETS))
     if media.is_json(kind):
-        return Payload(msgspec.json.encode(value), media.concrete(kind, "application/json"))
+        return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
+    if is_list(value) and media.is_sequence(kind):
+        return Payload(write_sequence(value, kind), kind)
     if media.is_multipart(kind):
         return Payload(*write_multipart(chosen, value, converter, part_headers))
     if media.is_form(kind):
@@ -67,7 +70,13 @@ def write_body(
         return Payload(upload.content, own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
         return Payload(*_encoded_text(value, kind))
-    return Payload(msgspec.json.encode(value), media.concrete(kind, "application/json"))
+    return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
+
+
+def write_sequence(items: list[Any], kind: str) -> bytes:
+    """JSON values one behind the other, each on a line; in a `json-seq` each also begins with a mark."""
+    mark = b"\x1e" if "json-seq" in kind else b""
+    return b"".join([mark + msgspec.json.encode(item) + b"\n" for item in items])
 
 
 def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
@@ -93,5 +102,6 @@ def _form(chosen: Media, value: Any) -> Payload:
             encode = percent_reserved if encoding.get("allowReserved") is True else quote_plus
             pairs += form_pairs(name, item, style=style, explode=explode, encode=encode)
         else:
-            pairs.append(f"{quote_plus(name)}={quote_plus(text_of_value(item))}")
+            text = content_text(item, JSON) if is_json_part(encoding) else text_of_value(item)
+            pairs.append(f"{quote_plus(name)}={quote_plus(text)}")
     return Payload("&".join(pairs).encode(), chosen.media_type)

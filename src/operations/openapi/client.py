@@ -8,10 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from importlib import import_module
-from secrets import SystemRandom
 from time import monotonic, time
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -30,18 +27,13 @@ from operations.openapi.hosts import (
     normal_url,
     origin_of,
 )
+from operations.openapi.retrying import REPEATABLE, pause_before
 from operations.openapi.security import NOTHING, Security, Signature
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
-REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
-"""Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
-
-_RETRIED = frozenset({429, 502, 503, 504})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-_FIRST_PAUSE = 0.2
 _USER_AGENT = "alkdev-operations"
-_RANDOM = SystemRandom()
 _LOGGER = logging.getLogger("operations")
 
 
@@ -117,7 +109,7 @@ class Client:
             try:
                 return await self._exchange_once(draft, security, context, seconds)
             except CallError as error:
-                pause = _pause(error, attempt) if attempt < repeats else None
+                pause = pause_before(error, attempt) if attempt < repeats else None
                 if pause is None or monotonic() + pause >= end:
                     raise
             await asyncio.sleep(pause)
@@ -393,28 +385,3 @@ class Client:
                 config.namespace,
                 origin,
             )
-
-
-def _pause(error: CallError, attempt: int) -> float | None:
-    """Seconds to wait before trying again; None if trying again is pointless."""
-    jitter = _RANDOM.uniform(0, _FIRST_PAUSE * 2**attempt)
-    if error.code == ErrorCode.UNAVAILABLE:
-        return jitter
-    details = error.details
-    if not isinstance(details, dict) or details.get("statusCode") not in _RETRIED:  # pyright: ignore[reportUnknownMemberType]
-        return None
-    after = details["headers"].get("retry-after", "")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return jitter + retry_after(str(after))  # pyright: ignore[reportUnknownArgumentType]
-
-
-def retry_after(text: str) -> float:
-    """Seconds that a Retry-After header asks for, as a number or a date; 0 where it asks for none."""
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -8,11 +8,11 @@ from urllib.parse import urljoin, urlsplit
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi import media
 from operations.openapi.answers import read_data, shown_headers
 from operations.openapi.client import Answer, Client, Draft
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.document import Description, Entry
+from operations.openapi.expected import Expected
 from operations.openapi.hosts import normal_url, origin_of
 from operations.openapi.nodes import object_of
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
@@ -53,12 +53,13 @@ class Shared:
 class Endpoint:
     """One operation of a service. Costs next to nothing until it is used."""
 
-    __slots__ = ("_accept", "_entry", "_expects_json", "_plan", "_server", "_shared", "is_stream")
+    __slots__ = ("_entry", "_expected", "_plan", "_server", "_shared", "is_stream")
 
     def __init__(self, shared: Shared, entry: Entry, *, is_stream: bool) -> None:
         self._shared = shared
         self._entry = entry
         self._plan: Plan | None = None
+        self._server: str | None = None
         self.is_stream = is_stream
 
     def input_schema(self) -> JSONSchema:
@@ -67,7 +68,8 @@ class Endpoint:
 
     def output_schema(self) -> JSONSchema:
         """The schema of the data, built when first asked for."""
-        return self._ready().output_schema(is_stream=self.is_stream)
+        self._ready()
+        return self._expected.schema()
 
     async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         """One exchange.
@@ -88,7 +90,7 @@ class Endpoint:
             CallError: If it fails, or its answer is an error.
         """
         shared = self._shared
-        schema = object_of(self._ready().output_schema(is_stream=True))
+        schema = object_of(self.output_schema())
         config = shared.config
         events = EventStream(
             shared.client,
@@ -168,7 +170,11 @@ class Endpoint:
     def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
         kind = answer.headers.get("content-type", "")
         data = read_data(
-            answer.content, kind, status=answer.status, expects_json=self._expects_json
+            answer.content,
+            kind,
+            status=answer.status,
+            expects_json=self._expected.is_json,
+            expects_sequence=self._expected.is_sequence,
         )
         return http_envelope(
             data,
@@ -179,9 +185,14 @@ class Endpoint:
 
     def _draft(self, input: Any) -> Draft:
         plan = self._ready()
-        draft = plan.draft(self._entry.method, self._server, object_of(input), self._accept)
+        if self._server is None:
+            self._server, query = self._find_server()
+            if query:
+                plan.literal_query.insert(0, query)
+        expected = self._expected
+        draft = plan.draft(self._entry.method, self._server, object_of(input), expected.accept)
         draft.security = self._entry.operation.get("security")
-        draft.keeps_redirects = plan.declares_redirects
+        draft.keeps_redirects = expected.has_redirects
         return draft
 
     def _ready(self) -> Plan:
@@ -201,12 +212,7 @@ class Endpoint:
                 owned=shared.owned,
                 flatten=shared.config.flatten_body,
             )
-            expected = plan.output_media(is_stream=False)
-            self._expects_json = expected is not None and media.is_json(expected.media_type)
-            self._accept = plan.accept(is_stream=self.is_stream)
-            self._server, query = self._find_server()
-            if query:
-                plan.literal_query.insert(0, query)
+            self._expected = Expected(model, shared.description.schemas, is_stream=self.is_stream)
             self._plan = plan
         return plan
 

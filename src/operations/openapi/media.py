@@ -13,6 +13,8 @@ _TEXTUAL = re.compile(
     r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv)"
 )
 
+_SEQUENCE = re.compile(r"application/(jsonl|x-jsonl|x-jsonlines|x-ndjson|ndjson|(.*\+)?json-seq)")
+
 
 def essence(media_type: str) -> str:
     """`type/subtype` in lower case, without parameters."""
@@ -33,6 +35,12 @@ def is_json(media_type: str) -> bool:
     """Whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
     kind = essence(media_type)
     return kind in {"application/json", "text/json"} or kind.endswith("+json")
+
+
+@lru_cache
+def is_sequence(media_type: str) -> bool:
+    """Whether it is several JSON values, one behind the other."""
+    return _SEQUENCE.fullmatch(essence(media_type)) is not None
 
 
 @lru_cache

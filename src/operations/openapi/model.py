@@ -45,7 +45,7 @@ class Media:
     schema: Any = True
 
     item_schema: Any = None
-    """3.2: what one item of a stream looks like."""
+    """3.2: what one item of a stream, a list of parts or a sequence looks like."""
 
     encoding: JSONObject = field(default_factory=dict[str, Any])
     """By property: how it is written into a form."""

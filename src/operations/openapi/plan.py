@@ -9,9 +9,10 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi import media
 from operations.openapi.bodies import write_body
 from operations.openapi.client import Draft
+from operations.openapi.expected import is_sequence, whole_schema
 from operations.openapi.headers import enforce_header, is_owned
 from operations.openapi.keywords import FILE_SCHEMA, as_object, is_file
-from operations.openapi.model import EVENT_STREAM, Media, Model, Parameter, Response
+from operations.openapi.model import Media, Model, Parameter
 from operations.openapi.multipart import NO_VALUE, PART_HEADERS, fixed_value
 from operations.openapi.names import argument_names, unused_name
 from operations.openapi.nodes import object_of
@@ -72,9 +73,6 @@ class Plan:
         if model.body is not None and self.media is None:
             self.media = Media(media_type="application/json")
         self._takes_bytes = self.media is not None and self._is_bytes(self.media)
-        self.declares_redirects = any(r.status[:1] == "3" for r in model.responses)
-        """Whether a redirect is one of the declared answers."""
-
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         self._flat = self._flattened() if flatten else []
         reserved = self._flat or ([BODY] if self.media is not None else [])
@@ -88,8 +86,6 @@ class Plan:
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
         self._rest = [a for a in self.arguments if a.parameter.place != "path"]
-
-    # ---- what goes in
 
     @property
     def direction(self) -> Direction:
@@ -120,7 +116,8 @@ class Plan:
             if body is not None and body.required:
                 required += [name for name in whole.get("required", []) if name in self._flat]
         elif self.media is not None and body is not None:
-            schema = as_object(self._body_schema(draft.convert(self.media.schema), self.media))
+            described = draft.convert(whole_schema(self.media))
+            schema = as_object(self._body_schema(described, self.media))
             if body.description and "description" not in schema:
                 schema = {**schema, "description": body.description}
             properties[BODY] = schema
@@ -160,6 +157,8 @@ class Plan:
     def _body_schema(self, converted: JSONSchema, chosen: Media) -> JSONSchema:
         kind = chosen.media_type
         if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
+            return converted
+        if is_sequence(chosen):
             return converted
         if self._takes_bytes:
             # Of several types the caller may say which it is.
@@ -261,62 +260,6 @@ class Plan:
         path = "".join(out)
         enforce_segments(path, self._template)
         return path
-
-    # ---- what comes out
-
-    def response(self) -> Response | None:
-        """The answer to expect: the best of the good ones."""
-        good = {r.status.upper(): r for r in self._model.responses}
-        ranked = ["200", "201", *sorted(s for s in good if s[:1] == "2" and s.isdigit()), "2XX"]
-        with_content = [good[s] for s in ranked if s in good and good[s].media]
-        if with_content:
-            return with_content[0]
-        for status in (*ranked, "DEFAULT"):
-            if status in good:
-                return good[status]
-        return None
-
-    def output_media(self, *, is_stream: bool) -> Media | None:
-        """The representation to expect of a good answer."""
-        response = self.response()
-        if response is None:
-            return None
-        if is_stream:
-            for candidate in response.media:
-                if media.essence(candidate.media_type) == EVENT_STREAM:
-                    return candidate
-        return media.best(response.media)
-
-    def output_schema(self, *, is_stream: bool) -> JSONSchema:
-        """The schema of a good answer's data; of one item's for a stream."""
-        chosen = self.output_media(is_stream=is_stream)
-        if chosen is None:
-            return {}
-        if is_stream:
-            return self._schemas.build(self._item_schema(chosen), Direction.RESPONSE)
-        if media.is_json(chosen.media_type):
-            return self._schemas.build(chosen.schema, Direction.RESPONSE)
-        if media.is_range(chosen.media_type):
-            return {}
-        # Text is a string whatever an object schema for XML says about its tree; bytes are checked by nobody.
-        return {"type": "string"} if media.is_text(chosen.media_type) else {}
-
-    def _item_schema(self, chosen: Media) -> Any:
-        """3.2 describes a whole event; what we yield is its data."""
-        if chosen.item_schema is None:
-            return chosen.schema
-        data = self._schemas.properties(chosen.item_schema).get("data")
-        if data is None:
-            return chosen.item_schema
-        return self._schemas.resolve(data).get("contentSchema", data)
-
-    def accept(self, *, is_stream: bool) -> str:
-        """The Accept header: what is expected, and anything rather than nothing."""
-        if is_stream:
-            return f"{EVENT_STREAM}, application/json;q=0.5"
-        chosen = self.output_media(is_stream=False)
-        kind = chosen.media_type if chosen is not None else "application/json"
-        return kind if kind.startswith("*/*") else f"{kind}, */*;q=0.1"
 
 
 def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:

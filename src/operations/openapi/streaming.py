@@ -18,9 +18,10 @@ from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, ErrorCode
 from operations.openapi import media
 from operations.openapi.answers import read_data, shown_headers
-from operations.openapi.client import REPEATABLE, Client, Draft
+from operations.openapi.client import Client, Draft
 from operations.openapi.model import EVENT_STREAM
 from operations.openapi.nodes import object_of
+from operations.openapi.retrying import REPEATABLE
 from operations.openapi.security import Security
 from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
 

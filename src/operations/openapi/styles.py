@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from operations.openapi.media import is_json
 from operations.openapi.model import Parameter
 from operations.openapi.nodes import is_list, is_object
 
@@ -53,7 +54,7 @@ def text_of_value(value: Any) -> str:
 def path_value(parameter: Parameter, value: Any) -> str:
     """`value` as it stands in a path segment, percent-encoded."""
     if parameter.media_type is not None:
-        return percent(content_text(value))
+        return percent(content_text(value, parameter.media_type))
     if parameter.style == "matrix":
         return _matrix(parameter, value)
     if parameter.style == "label":
@@ -66,7 +67,7 @@ def path_value(parameter: Parameter, value: Any) -> str:
 def header_value(parameter: Parameter, value: Any) -> str:
     """`value` as it stands in a header; not encoded, only what has no control characters can be sent."""
     if parameter.media_type is not None:
-        return content_text(value)
+        return content_text(value, parameter.media_type)
     mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
     return _joined(value, parameter.explode, mark, _same)
 
@@ -77,7 +78,7 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
     if parameter.style == "querystring":
         return [_whole_query(parameter, value)]
     if parameter.media_type is not None:
-        return [f"{percent(parameter.name)}={encode(content_text(value))}"]
+        return [f"{percent(parameter.name)}={encode(content_text(value, parameter.media_type))}"]
     return form_pairs(
         parameter.name, value, style=parameter.style, explode=parameter.explode, encode=encode
     )
@@ -113,16 +114,18 @@ def _fields(
 def cookie_text(parameter: Parameter, value: Any) -> str:
     """`name=value` as it stands in a Cookie header."""
     if parameter.media_type is not None:
-        return f"{percent(parameter.name)}={percent(content_text(value))}"
+        return f"{percent(parameter.name)}={percent(content_text(value, parameter.media_type))}"
     mark = "; " if parameter.style == "cookie" else "&"
     return mark.join(
         form_pairs(parameter.name, value, style="form", explode=parameter.explode, encode=percent)
     )
 
 
-def content_text(value: Any) -> str:
-    """A parameter with `content`: text stays text, anything else is JSON."""
-    return value if type(value) is str else msgspec.json.encode(value).decode()
+def content_text(value: Any, media_type: str) -> str:
+    """A parameter with `content`: text stays text where it is not declared to be JSON, anything else is JSON."""
+    if type(value) is str and not is_json(media_type):
+        return value
+    return msgspec.json.encode(value).decode()
 
 
 def _whole_query(parameter: Parameter, value: Any) -> str:
@@ -133,7 +136,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
             for name, item in value.items()
             for pair in form_pairs(name, item, style="form", explode=True, encode=percent)
         )
-    return percent(content_text(value))
+    return percent(content_text(value, parameter.media_type or ""))
 
 
 def _matrix(parameter: Parameter, value: Any) -> str:
@@ -160,15 +163,15 @@ def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
 
 def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
     """Bracket form: `a[b][c]=1`; lists of plain values as `a[]=1`, of others as `a[0][b]=1`."""
-    if is_object(value):
+    if is_object(value) and value:
         members = value.items()
         return [pair for k, v in members for pair in _deep(key + rename(f"[{k}]"), v, rename)]
-    if is_list(value):
+    if is_list(value) and value:
         if any(isinstance(item, (dict, list)) for item in value):
             numbered = enumerate(value)
             return [pair for i, v in numbered for pair in _deep(key + rename(f"[{i}]"), v, rename)]
         return [(key + rename("[]"), item) for item in value]
-    return [(key, value)]
+    return [(key, value or None if isinstance(value, (dict, list)) else value)]
 
 
 def _same(text: str) -> str:
