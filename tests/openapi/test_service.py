@@ -29,6 +29,7 @@ from operations.errors import DocumentError
 from operations.openapi import (
     HTTPRequest,
     HTTPServiceConfig,
+    LinkPaging,
     Outline,
     Select,
     from_openapi,
@@ -572,6 +573,27 @@ async def test_a_document_that_has_moved_says_where_it_is() -> None:
     async with serving(respond) as url:
         with pytest.raises(DocumentError, match=f"import {url}/new.json instead"):
             await from_openapi_url(f"{url}/old.json", HTTPServiceConfig(namespace="api"))
+
+
+def test_rules_for_operations_that_are_not_there_are_pointed_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rules: dict[str, Any] = {"rename": {"cal": "x"}, "pagination": {"cll": LinkPaging()}}
+    from_openapi(document(), HTTPServiceConfig(namespace="api", **rules))
+    assert "rename names 'cal'" in caplog.text
+    assert "pagination names 'cll'" in caplog.text
+
+
+def test_one_text_is_no_list_of_tags() -> None:
+    with pytest.raises(TypeError, match="tags"):
+        Select(tags="pets")  # type: ignore[arg-type]
+
+
+async def test_a_name_that_nobody_has_is_said_to_be_missing() -> None:
+    async with imported(document(), base_url="http://nobody.invalid", retries=0) as registry:
+        with pytest.raises(CallError, match="no such host") as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
 def test_what_a_reference_to_a_parameter_is_described_as_wins() -> None:

@@ -256,6 +256,12 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
         return CallError(ErrorCode.TIMEOUT, f"{where} did not answer in time.")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return CallError(
+            ErrorCode.UNAVAILABLE, f"{where}: TLS failed, or its certificate is not valid."
+        )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         return CallError(ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost.")
     if isinstance(error, aiohttp.ClientError):

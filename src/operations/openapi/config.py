@@ -126,6 +126,11 @@ class Select:
     paths: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("tags", "paths", "methods"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is a list of texts, not one text")
+
     def __call__(self, outline: Outline) -> bool:
         """Whether this operation is one of those."""
         return (

@@ -6,6 +6,7 @@ Rule 2: an invalid part costs its operation, never the document. It is skipped, 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import msgspec
@@ -51,6 +52,10 @@ class Description:
     """
 
     def __init__(self, document: Any) -> None:
+        if isinstance(document, (str, bytes, PathLike)):
+            raise DocumentError(
+                "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
+            )
         if type(document) is not dict:
             raise DocumentError("an API description is an object")
         self.document: JSONObject = object_of(document)
@@ -77,9 +82,10 @@ class Description:
             {"definitions", "basePath", "host", "securityDefinitions"}
         )
         version = "2.0" if is_swagger else "3.0"
-        self.problems.append(
-            Problem("document", f"it names no version; read as {version}", is_skipped=False)
-        )
+        said = f"it names no version; read as {version}"
+        if "paths" not in self.document:
+            said = "it names no version and has no paths: is it an OpenAPI document?"
+        self.problems.append(Problem("document", said, is_skipped=False))
         return version
 
     def entries(self) -> Iterator[Entry]:

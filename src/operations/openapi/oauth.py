@@ -206,8 +206,8 @@ class Endpoint:
             if not self._is_trusted(url):
                 raise CallError(
                     ErrorCode.ACCESS_DENIED,
-                    "The document's token endpoint is on a host that credentials may not go to:"
-                    " set token_url, or name the host in allowed_hosts.",
+                    f"The document's token endpoint {url.partition('?')[0]!r} is on a host that"
+                    " credentials may not go to: set token_url, or name the host in allowed_hosts.",
                 )
             self._found = url
         return self._found

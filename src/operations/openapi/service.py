@@ -6,7 +6,7 @@ registry.register_all(service)
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from operations.access import OPEN, AccessControl
+from operations.errors import DocumentError
 from operations.openapi.client import Client
 from operations.openapi.collector import collector_at_rest
 from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
@@ -130,7 +131,10 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
         DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
         ValueError: If the configuration cannot be right.
     """
-    client = Client(config, TrustedHosts([url]))
+    try:
+        client = Client(config, TrustedHosts([url]))
+    except ValueError as error:
+        raise DocumentError(f"{url!r} is {error}: from_openapi_file reads files") from None
     try:
         document = await bundle_urls(url, client.download, max_bytes=config.max_document_bytes)
     finally:
@@ -206,6 +210,7 @@ class _Importer:
         else:
             for draft, name in zip(drafts, names, strict=True):
                 operations.append(self._operation(draft, name, OPEN))
+        self._warn_of_names(set(names))
         problems = description.problems
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
@@ -231,6 +236,23 @@ class _Importer:
             self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
             self._restored.append(operation)
+
+    def _warn_of_names(self, names: set[str]) -> None:
+        """Point out rules for operations that are not there; they are often misspelled."""
+        rules: dict[str, Any] = {
+            "rename": self._config.rename,
+            "pagination": self._config.pagination,
+        }
+        for key, rule in rules.items():
+            if isinstance(rule, Mapping):
+                named: list[str] = list(rule)  # pyright: ignore[reportUnknownArgumentType]
+                for name in set(named) - names:
+                    _LOGGER.warning(
+                        "%s: %s names %r, which is no operation of the document",
+                        self._config.namespace,
+                        key,
+                        name,
+                    )
 
     def _has_rules(self) -> bool:
         config = self._config
