@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import gzip
 import json
 import time
@@ -13,7 +14,8 @@ import pytest
 from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
-from operations import CallError, ErrorCode, OperationContext
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.retrying import retry_after
 
 
@@ -241,6 +243,64 @@ async def test_a_sequence_whose_items_are_described_is_a_list(kind: str, content
             assert (await registry.execute("api.call", {})).data == [{"n": 1}, {"n": 2}]
         async with imported(SCHEMALESS, base_url=url) as registry:
             assert (await registry.execute("api.call", {})).data == content.decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        ("application/octet-stream", b'{"a":1}', {"a": 1}),
+        ("binary/octet-stream", b"no json", b"no json"),
+        ("application/json, text/plain", b'{"a":1}', {"a": 1}),
+        (";;=", b'{"a":1}', {"a": 1}),
+        ("image/png", b"1", b"1"),
+    ],
+)
+async def test_promised_json_is_read_where_the_content_type_says_nothing(
+    kind: str, content: bytes, expected: Any
+) -> None:
+    async with serving(responding(content, kind)) as url, imported(document(), base_url=url) as registry:
+        assert (await registry.execute("api.call", {})).data == expected
+
+
+@pytest.mark.requirement("R16")
+async def test_an_answer_that_is_not_what_it_should_be_is_in_the_details() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        text = f"<h1>Sign in</h1> {request.headers['X-API-Key']}"
+        return web.Response(text=text, content_type="text/html")
+
+    auth = {"type": "apiKey", "token": "CANARY"}
+    async with serving(respond) as url, imported(document(), base_url=url, auth=auth) as registry:
+        with pytest.raises(CallError, match="not the JSON") as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.details["statusCode"] == 200
+    assert caught.value.details["body"] == "<h1>Sign in</h1> [redacted]"
+
+
+async def test_closing_a_service_ends_what_is_under_way_and_opens_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arrived, over = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def respond(request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        arrived.set()
+        await over.wait()
+        return web.json_response({})
+
+    async with serving(respond) as url:
+        service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=url))
+        call = asyncio.create_task(OperationRegistry(list(service)).execute("api.call", {}))
+        await arrived.wait()
+        await service.aclose()
+        with anyio.fail_after(2), pytest.raises(CallError) as caught:
+            await call
+        over.set()
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert count == 1
+    gc.collect()
+    assert "Unclosed" not in caplog.text
 
 
 async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(

@@ -39,6 +39,18 @@ _WIDTHS = {
 }
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """A good answer, read to its end."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    secrets: list[str]
+    """What was sent to authenticate; to be kept out of errors."""
+
+
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers a caller may see."""
     if _WITHHELD.isdisjoint(headers):
@@ -70,11 +82,11 @@ def read_data(
         return None
     if media.is_json(content_type):
         return _json(content, content_type)
-    if expects_json and (not content_type or media.is_text(content_type)):
+    if expects_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
             return _json(content, content_type)
         except CallError:
-            if content_type:
+            if not media.says_nothing(content_type):
                 raise
     if expects_sequence and media.is_sequence(content_type):
         lines = content.replace(b"\x1e", b"\n").split(b"\n")
@@ -155,6 +167,15 @@ def http_error(
         details,
         retryable=status in {429, 502, 503, 504},
     )
+
+
+def with_answer(error: CallError, answer: Answer, limit: int) -> CallError:
+    """`error`, with the answer it is about in its details, as `http_error` has it."""
+    content, is_cut = answer.content[:limit], len(answer.content) > limit
+    about = http_error(
+        answer.status, "", answer.headers, content, is_cut=is_cut, secrets=answer.secrets
+    )
+    return CallError(error.code, error.message, about.details)
 
 
 def _add_error_body(

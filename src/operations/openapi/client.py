@@ -6,7 +6,7 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from importlib import import_module
 from time import monotonic, time
@@ -17,7 +17,7 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import http_error, oauth_error, read_data
+from operations.openapi.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
 from operations.openapi.hosts import (
@@ -58,15 +58,6 @@ class Draft(msgspec.Struct, kw_only=True):
     """Whether the document declares redirects as answers."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A good answer, read to its end."""
-
-    url: str
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-
-
 class Client:
     """Sends the requests of one service.
 
@@ -83,8 +74,12 @@ class Client:
         self._warned: set[Origin] = set()
         self._origins: dict[str, tuple[Origin, bool]] = {}
 
+        self.closings = 0
+        """How often this was closed: what began before a closing is not sent again after it."""
+
     async def aclose(self) -> None:
-        """Close the transport, if it was made here."""
+        """Close the transport, if it was made here. What is under way fails; what comes later opens it anew."""
+        self.closings += 1
         if self._is_owner and self._transport is not None:
             transport, self._transport = self._transport, None
             await transport.aclose()
@@ -105,12 +100,13 @@ class Client:
         seconds = self._seconds(context)
         end = monotonic() + seconds
         repeats = self._config.retries if draft.method in REPEATABLE else 0
+        closings = self.closings
         for attempt in range(repeats + 1):
             try:
                 return await self._exchange_once(draft, security, context, seconds)
             except CallError as error:
                 pause = pause_before(error, attempt) if attempt < repeats else None
-                if pause is None or monotonic() + pause >= end:
+                if pause is None or monotonic() + pause >= end or closings != self.closings:
                     raise
             await asyncio.sleep(pause)
             seconds = end - monotonic()
@@ -207,7 +203,7 @@ class Client:
                     content = b""
                     if request.method != "HEAD":
                         content = await self._read(response, self._config.max_response_bytes)
-                    return Answer(request.url, status, response.headers, content)
+                    return Answer(request.url, status, response.headers, content, signature.secrets)
                 onward = self._onward(request, response, end)
                 if onward is None:
                     if status == 401:

@@ -8,8 +8,8 @@ from urllib.parse import urljoin, urlsplit
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import read_data, shown_headers
-from operations.openapi.client import Answer, Client, Draft
+from operations.openapi.answers import Answer, read_data, shown_headers, with_answer
+from operations.openapi.client import Client, Draft
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.document import Description, Entry
 from operations.openapi.expected import Expected
@@ -169,13 +169,16 @@ class Endpoint:
 
     def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
         kind = answer.headers.get("content-type", "")
-        data = read_data(
-            answer.content,
-            kind,
-            status=answer.status,
-            expects_json=self._expected.is_json,
-            expects_sequence=self._expected.is_sequence,
-        )
+        try:
+            data = read_data(
+                answer.content,
+                kind,
+                status=answer.status,
+                expects_json=self._expected.is_json,
+                expects_sequence=self._expected.is_sequence,
+            )
+        except CallError as error:
+            raise with_answer(error, answer, self._shared.config.max_error_bytes) from None
         return http_envelope(
             data,
             status_code=answer.status,

@@ -17,8 +17,8 @@ _SEQUENCE = re.compile(r"application/(jsonl|x-jsonl|x-jsonlines|x-ndjson|ndjson|
 
 
 def essence(media_type: str) -> str:
-    """`type/subtype` in lower case, without parameters."""
-    return media_type.partition(";")[0].strip().lower()
+    """`type/subtype` in lower case, without parameters; of a header that came twice, the first."""
+    return media_type.partition(";")[0].partition(",")[0].strip().lower()
 
 
 def parameter_of(media_type: str, name: str) -> str:
@@ -35,6 +35,13 @@ def is_json(media_type: str) -> bool:
     """Whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
     kind = essence(media_type)
     return kind in {"application/json", "text/json"} or kind.endswith("+json")
+
+
+@lru_cache
+def says_nothing(media_type: str) -> bool:
+    """Whether it tells nothing about the content: it is absent, broken, or only says that there are bytes."""
+    kind = essence(media_type)
+    return "/" not in kind or kind in {"application/octet-stream", "binary/octet-stream"}
 
 
 @lru_cache

@@ -80,7 +80,7 @@ class EventStream:
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The events, until the stream is over."""
-        failures = 0
+        failures, closings = 0, self._client.closings
         lost: CallError | None = None
         while True:
             count, was_lost, lost = 0, lost is not None, None
@@ -97,8 +97,8 @@ class EventStream:
                         return
                     raise
                 lost = error
-                if count and not self._last_id:
-                    # To ask again would be to begin again.
+                if (count and not self._last_id) or closings != self._client.closings:
+                    # To ask again would be to begin again, or to open what was closed.
                     raise
             failures = 0 if count else failures + 1
             if self._is_over:
