@@ -258,7 +258,10 @@ async def test_a_sequence_whose_items_are_described_is_a_list(kind: str, content
 async def test_promised_json_is_read_where_the_content_type_says_nothing(
     kind: str, content: bytes, expected: Any
 ) -> None:
-    async with serving(responding(content, kind)) as url, imported(document(), base_url=url) as registry:
+    async with (
+        serving(responding(content, kind)) as url,
+        imported(document(), base_url=url) as registry,
+    ):
         assert (await registry.execute("api.call", {})).data == expected
 
 

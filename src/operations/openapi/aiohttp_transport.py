@@ -163,8 +163,9 @@ class _Exchange:
                     response = await answer
             else:
                 response = await answer
-        except Exception as error:
-            raise _call_error(error, request) from error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
+            # Without its cause, whose text often has the whole address in it, keys and all.
+            raise _call_error(error, request) from None
         self._response = response
         return _Response(response, request)
 
@@ -199,10 +200,8 @@ class _Response:
                 chunk = await content.readany()
                 if chunk:
                     yield chunk
-        except aiohttp.ClientError as error:
-            raise _call_error(error, self._request) from error
-        except TimeoutError as error:
-            raise _call_error(error, self._request) from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _call_error(error, self._request) from None
 
 
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
@@ -263,7 +262,10 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             ErrorCode.UNAVAILABLE, f"{where}: TLS failed, or its certificate is not valid."
         )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
-        return CallError(ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost.")
+        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        return CallError(
+            ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost ({reason})."
+        )
     if isinstance(error, aiohttp.ClientError):
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")

@@ -171,7 +171,7 @@ def _authorize(signature: Signature, word: str, token: str) -> None:
 
 def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
     name = text_of(scheme.get("name"))
-    signature.secrets.append(key)
+    signature.secrets += {key, quote(key, safe="")}
     match scheme.get("in"):
         case "query":
             signature.query.append(f"{quote(name, safe='')}={quote(key, safe='')}")
