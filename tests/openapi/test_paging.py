@@ -112,12 +112,15 @@ async def test_a_rule_decides_by_operation() -> None:
             {"responses": {"200": {"description": "", "headers": {"Link": {}}}}},
             LinkPaging(),
         ),
+        ({"responses": {"200": {"$ref": "#/components/responses/Listed"}}}, LinkPaging()),
         ({}, None),
     ],
 )
 def test_a_document_can_tell_how(more: dict[str, Any], expected: Paging | None) -> None:
     config = HTTPServiceConfig(namespace="api", pagination="document")
-    operations = list(from_openapi(listing(**more), config))
+    listed = {"description": "", "headers": {"link": {}}}
+    doc = listing(components={"responses": {"Listed": listed}}, **more)
+    operations = list(from_openapi(doc, config))
     if expected is None:
         assert len(operations) == 1
     else:

@@ -618,6 +618,32 @@ def test_references_that_go_round_cost_their_operation() -> None:
     assert service.problems[0].where == "GET /a"
 
 
+def test_a_body_that_cannot_be_found_costs_its_operation() -> None:
+    loop = {"$ref": "#/components/requestBodies/A"}
+    doc = many(
+        ("post", "/a", {"requestBody": loop}),
+        ("post", "/b", {"requestBody": {"$ref": "#/nowhere"}}),
+        ("post", "/c", {"requestBody": 7}),
+        ("post", "/d", {"requestBody": {"content": {"text/csv": {"$ref": "#/nowhere"}}}}),
+        ("post", "/e", {"requestBody": None}),
+    )
+    doc["components"] = {"requestBodies": {"A": loop}}
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.meta["path"] for operation in service] == ["/d", "/e"]
+    assert [problem.where for problem in service.problems] == ["POST /a", "POST /b", "POST /c"]
+    for operation in service:
+        operation.spec.input_schema.compile()
+
+
+def test_methods_are_found_however_they_are_written() -> None:
+    doc = many(("GET", "/a", {}), ("get", "/b", {"operationId": "b"}), ("GET", "/b", {}))
+    doc["paths"]["/c"] = {"additionalOperations": {"M-SEARCH": {}, "no method": {}}}
+    service = from_openapi(doc, CONFIG)
+    methods = [(operation.spec.meta["method"], operation.spec.name) for operation in service]
+    assert methods == [("GET", "get_a"), ("GET", "b"), ("M-SEARCH", "m-search_c")]
+    assert [problem.where for problem in service.problems] == ["NO METHOD /c"]
+
+
 def test_a_document_can_call_itself_by_its_own_name() -> None:
     reference = {"$ref": "https://x.example/api#/components/schemas/Pet"}
     media = {"application/json": {"schema": reference}}

@@ -13,6 +13,7 @@ import msgspec
 
 from operations.errors import DocumentError
 from operations.openapi import openapi3, swagger2
+from operations.openapi.headers import is_header
 from operations.openapi.model import METHODS, Model
 from operations.openapi.nodes import is_list, is_object, object_of, text_of
 from operations.openapi.references import References
@@ -20,6 +21,7 @@ from operations.openapi.schemas import SchemaConverter
 from operations.types import JSONObject
 
 _METHODS = frozenset(METHODS)
+_CAPITALS = frozenset(method.upper() for method in METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +106,19 @@ class Description:
                 continue
             shared = self._parameters_problem(item)
             for method, operation in item.items():
-                if method in _METHODS:
+                # Some documents write GET for get.
+                if method in _METHODS or (method in _CAPITALS and method.lower() not in item):
                     entry = self._entry(path, method.upper(), item, operation, shared)
                     if entry is not None:
                         yield entry
             # 3.2: methods that have no field of their own.
             for method, operation in object_of(item.get("additionalOperations")).items():
-                if method.isascii() and method.isalpha():
-                    entry = self._entry(path, method.upper(), item, operation, shared)
-                    if entry is not None:
-                        yield entry
+                problem = shared
+                if not is_header(method, ""):
+                    problem = "its method is no HTTP method"
+                entry = self._entry(path, method.upper(), item, operation, problem)
+                if entry is not None:
+                    yield entry
 
     def _entry(
         self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
@@ -122,9 +127,20 @@ class Description:
             problem = "the operation is not an object"
         elif problem is None:
             problem = self._parameters_problem(operation)
+            if problem is None and "requestBody" in operation:
+                problem = self._body_problem(operation["requestBody"])
         if problem is None:
             return Entry(path, method, item, operation)
         self.problems.append(Problem(f"{method} {path}", problem))
+        return None
+
+    def _body_problem(self, node: Any) -> str | None:
+        if node is None or (is_object(node) and "$ref" not in node) or self.is_swagger:
+            return None
+        try:
+            self.references.follow(node)
+        except DocumentError as error:
+            return f"its body cannot be read: {error}"
         return None
 
     def _item(self, node: Any) -> JSONObject:

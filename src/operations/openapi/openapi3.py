@@ -97,7 +97,10 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
         if not is_header_value(media_type):
             continue
         # 3.2 lets a media type be a reference, and streams describe one item.
-        media = references.follow(entry) if isinstance(entry, dict) else {}
+        try:
+            media = references.follow(entry) if isinstance(entry, dict) else {}
+        except DocumentError:
+            continue
         encoding = object_of(media.get("encoding"))
         result.append(
             Media(

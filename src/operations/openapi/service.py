@@ -366,7 +366,9 @@ class _Importer:
         if rule is None:
             return None
         if rule == "document":
-            return declared_paging(entry.operation, object_of(entry.operation.get("responses")))
+            responses = object_of(entry.operation.get("responses"))
+            found = {str(s): self._description.schemas.resolve(r) for s, r in responses.items()}
+            return declared_paging(entry.operation, found)
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
