@@ -141,7 +141,12 @@ def part_body(*expected: dict[str, Any]) -> Callable[[Seen, bool], None]:
         assert len(parts) == len(expected), parts
         for part, wanted in zip(parts, expected, strict=True):
             for key, value in wanted.items():
-                got = json.loads(part["content"]) if key == "json" else part[key]
+                if key == "json":
+                    got = json.loads(part["content"])
+                elif key.startswith("header "):
+                    got = part["headers"].get(key.removeprefix("header "))
+                else:
+                    got = part[key]
                 assert got == value, (key, part)
 
     return check
@@ -377,6 +382,17 @@ CASES: list[Case] = [
           {"avatar": base64.b64encode(PNG).decode(), "data": "a,b"},
           part_body({"name": "avatar", "content": PNG, "type": "image/png"},
                     {"name": "data", "content": b"a,b", "type": "text/csv"})),
+    _body("multipart-style",
+          {"multipart/form-data": {
+              "schema": {"type": "object", "properties": {"tags": {"type": "array", "items": STRING}, "meta": OBJECT}},
+              "encoding": {"tags": {"explode": False}, "meta": {"style": "deepObject", "explode": True}}}},
+          {"tags": ["a", "b"], "meta": {"k": {"n": 1}}},
+          part_body({"name": "tags", "content": b"a,b"}, {"name": "meta[k][n]", "content": b"1"})),
+    _body("multipart-fixed-header",
+          {"multipart/form-data": {
+              "schema": {"type": "object", "properties": {"note": STRING}},
+              "encoding": {"note": {"headers": {"X-Kind": {"required": True, "schema": {"const": "memo"}}}}}}},
+          {"note": "hi"}, part_body({"name": "note", "content": b"hi", "header x-kind": "memo"})),
     _body("text", {"text/plain": {"schema": STRING}}, "héllo", raw_body("héllo".encode(), "text/plain")),
     _body("xml", {"application/xml": {"schema": OBJECT}}, "<a>1</a>", raw_body(b"<a>1</a>", "application/xml")),
     _body("bytes", {"application/octet-stream": {"schema": FILE}}, base64.b64encode(PNG).decode(),
@@ -451,6 +467,23 @@ CASES: list[Case] = [
         },
         body={"file": base64.b64encode(PNG).decode(), "note": "n"},
         check=part_body({"name": "file", "content": PNG}, {"name": "note", "content": b"n"}),
+    ),
+    Case(
+        id="swagger-file-with-lists",
+        group="swagger 2.0",
+        method="post",
+        document={"swagger": "2.0"},
+        operation={
+            "consumes": ["multipart/form-data"],
+            "parameters": [
+                {"name": "file", "in": "formData", "type": "file"},
+                {"name": "ids", "in": "formData", "type": "array", "items": {"type": "integer"}},
+                {"name": "tags", "in": "formData", "type": "array", "items": STRING, "collectionFormat": "multi"},
+            ],
+        },
+        body={"file": base64.b64encode(PNG).decode(), "ids": [1, 2], "tags": ["a", "b"]},
+        check=part_body({"name": "file", "content": PNG}, {"name": "ids", "content": b"1,2"},
+                        {"name": "tags", "content": b"a"}, {"name": "tags", "content": b"b"}),
     ),
 ]  # fmt: skip
 

@@ -59,6 +59,7 @@ class Seen:
                     "name": part.get_param("name", header="content-disposition"),
                     "filename": part.get_filename(),
                     "type": part["content-type"] and part.get_content_type(),
+                    "headers": {name.lower(): str(value) for name, value in part.items()},
                     "content": part.get_payload(decode=True),
                 }
             )

@@ -1,6 +1,8 @@
 """What comes back: data by media type, errors with their bodies, limits, retries, time."""
 
 import asyncio
+import base64
+import gc
 import gzip
 import json
 import time
@@ -12,8 +14,9 @@ import pytest
 from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
-from operations import CallError, ErrorCode, OperationContext
-from operations.openapi.client import retry_after
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi.retrying import retry_after
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
@@ -187,6 +190,133 @@ async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
         imported(SCHEMALESS, base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == ["x" * 300_000]
+
+
+async def test_a_gzip_file_may_consist_of_several() -> None:
+    parts = gzip.compress(b'["a",') + gzip.compress(b'"b"]') + bytes(8)
+    async with (
+        serving(responding(parts, "application/json", Content_Encoding="gzip")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == ["a", "b"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_an_answer_that_breaks_off_in_its_coding_is_an_error(coding: str) -> None:
+    whole = (gzip if coding == "gzip" else zlib).compress(b"some text" * 1000)
+    async with (
+        serving(responding(whole[:-20], "text/plain", Content_Encoding=coding)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError, match="breaks off"):
+            await registry.execute("api.call", {})
+
+
+async def test_nothing_in_a_coding_is_nothing() -> None:
+    async with (
+        serving(responding(b"", "application/json", Content_Encoding="gzip")) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data is None
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "no-such", "hex", "utf-8"])
+async def test_a_charset_nobody_can_read_costs_characters_not_the_answer(charset: str) -> None:
+    kind = f"text/plain; charset={charset}"
+    async with (
+        serving(responding(b"a\xff.b", kind)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == "a\ufffd.b"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [("application/jsonl", b'{"n":1}\n\n{"n":"2"}'), ("application/json-seq", b'\x1e{"n":1}\n\x1e{"n":2}\n')],
+)  # fmt: skip
+async def test_a_sequence_whose_items_are_described_is_a_list(kind: str, content: bytes) -> None:
+    item = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    responses = {"200": {"description": "", "content": {kind: {"itemSchema": item}}}}
+    doc = {**document(responses=responses), "openapi": "3.2.0"}
+    async with serving(responding(content, kind)) as url:
+        async with imported(doc, base_url=url) as registry:
+            assert (await registry.execute("api.call", {})).data == [{"n": 1}, {"n": 2}]
+        async with imported(SCHEMALESS, base_url=url) as registry:
+            assert (await registry.execute("api.call", {})).data == content.decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        ("application/octet-stream", b'{"a":1}', {"a": 1}),
+        ("binary/octet-stream", b"no json", b"no json"),
+        ("application/json, text/plain", b'{"a":1}', {"a": 1}),
+        (";;=", b'{"a":1}', {"a": 1}),
+        ("image/png", b"1", b"1"),
+    ],
+)
+async def test_promised_json_is_read_where_the_content_type_says_nothing(
+    kind: str, content: bytes, expected: Any
+) -> None:
+    async with (
+        serving(responding(content, kind)) as url,
+        imported(document(), base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == expected
+
+
+@pytest.mark.requirement("R16")
+async def test_an_answer_that_is_not_what_it_should_be_is_in_the_details() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        text = f"<h1>Sign in</h1> {request.headers['X-API-Key']}"
+        return web.Response(text=text, content_type="text/html")
+
+    auth = {"type": "apiKey", "token": "CANARY"}
+    async with serving(respond) as url, imported(document(), base_url=url, auth=auth) as registry:
+        with pytest.raises(CallError, match="not the JSON") as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.details["statusCode"] == 200
+    assert caught.value.details["body"] == "<h1>Sign in</h1> [redacted]"
+
+
+async def test_closing_a_service_ends_what_is_under_way_and_opens_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arrived, over = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def respond(request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        arrived.set()
+        await over.wait()
+        return web.json_response({})
+
+    async with serving(respond) as url:
+        service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=url))
+        call = asyncio.create_task(OperationRegistry(list(service)).execute("api.call", {}))
+        await arrived.wait()
+        await service.aclose()
+        with anyio.fail_after(2), pytest.raises(CallError) as caught:
+            await call
+        over.set()
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert count == 1
+    gc.collect()
+    assert "Unclosed" not in caplog.text
+
+
+async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(len(await request.read()))
+
+    doc = document("/thing", "post", requestBody={"content": {"application/octet-stream": {}}})
+    content = base64.b64encode(bytes(3 << 20)).decode()
+    async with serving(respond) as url, imported(doc, base_url=url) as registry:
+        assert (await registry.execute("api.call", {"body": content})).data == 3 << 20
+    assert [warning for warning in recwarn if "large body" in str(warning.message)] == []
 
 
 @pytest.mark.requirement("R18")

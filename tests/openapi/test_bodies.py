@@ -36,6 +36,13 @@ def written(kind: str, value: Any, *, is_bytes: bool = False, **media: Any) -> P
         ),
         ("application/zip", bytearray(b"zip"), True, Payload(b"zip", "application/zip")),
         ("application/pdf", {"text": "x"}, True, Payload(b"x", "application/pdf")),
+        ("application/jsonl", [1, {"a": 2}], False, Payload(b'1\n{"a":2}\n', "application/jsonl")),
+        (
+            "application/json-seq",
+            [1, 2],
+            False,
+            Payload(b"\x1e1\n\x1e2\n", "application/json-seq"),
+        ),
         (
             "text/plain; charset=latin-1",
             "é",
@@ -102,6 +109,16 @@ def test_no_name_or_type_of_a_file_ends_its_header() -> None:
     assert b"X-Evil: 1\r\n" not in content
 
 
+def test_a_field_that_is_declared_json_is_json_whatever_it_holds() -> None:
+    encoding = {"a": {"contentType": "application/json"}}
+    for kind, expected in (
+        ("application/x-www-form-urlencoded", b"a=%22x%22&b=x&c="),
+        ("multipart/form-data", b'\r\n\r\n"x"\r\n'),
+    ):
+        value = {"a": "x", "b": "x", "c": []}
+        assert expected in written(kind, value, encoding=encoding).content
+
+
 def test_a_part_can_be_bytes_or_declared_json() -> None:
     payload = written(
         "multipart/form-data",
@@ -125,6 +142,10 @@ def test_a_part_can_be_bytes_or_declared_json() -> None:
         ({"style": "form", "explode": True}, [{"a": 1}], ["p=%7B%22a%22%3A1%7D"]),
         ({"style": "deepObject"}, [{"a": 1}, 2], ["p%5B0%5D%5Ba%5D=1", "p%5B1%5D=2"]),
         ({"style": "deepObject"}, "x", ["p=x"]),
+        ({"style": "deepObject"}, {}, ["p="]),
+        ({"style": "deepObject"}, {"a": [], "b": {}}, ["p%5Ba%5D=", "p%5Bb%5D="]),
+        ({"style": "form", "media_type": "application/json"}, "x", ["p=%22x%22"]),
+        ({"style": "form", "media_type": "text/plain"}, "x y", ["p=x%20y"]),
         ({"style": "pipeDelimited", "explode": True}, ["a", "b"], ["p=a", "p=b"]),
         (
             {"style": "querystring", "media_type": "application/json"},

@@ -112,12 +112,15 @@ async def test_a_rule_decides_by_operation() -> None:
             {"responses": {"200": {"description": "", "headers": {"Link": {}}}}},
             LinkPaging(),
         ),
+        ({"responses": {"200": {"$ref": "#/components/responses/Listed"}}}, LinkPaging()),
         ({}, None),
     ],
 )
 def test_a_document_can_tell_how(more: dict[str, Any], expected: Paging | None) -> None:
     config = HTTPServiceConfig(namespace="api", pagination="document")
-    operations = list(from_openapi(listing(**more), config))
+    listed = {"description": "", "headers": {"link": {}}}
+    doc = listing(components={"responses": {"Listed": listed}}, **more)
+    operations = list(from_openapi(doc, config))
     if expected is None:
         assert len(operations) == 1
     else:
@@ -155,6 +158,61 @@ async def test_a_list_that_names_itself_as_its_next_page_ends() -> None:
         ):
             found = [envelope async for envelope in registry.subscribe("api.call.pages", {})]
         assert len(found) <= 2
+
+
+@pytest.mark.parametrize("paging", [LinkPaging(), CursorPaging(argument="cursor", next="/next")])
+async def test_pages_that_go_round_in_circles_are_an_error(paging: Paging) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        onward = 2 if request.query.get("cursor") == "1" else 1
+        return web.json_response(
+            {"next": onward}, headers={"Link": f'</items?cursor={onward}>; rel="next"'}
+        )
+
+    items: list[Any] = []
+    async with (
+        serving(respond) as url,
+        imported(listing("cursor"), base_url=url, pagination={"call": paging}) as registry,
+    ):
+        with pytest.raises(CallError, match="circles"):
+            async for envelope in registry.subscribe("api.call.pages", {}):
+                items.append(envelope.data["next"])  # noqa: PERF401 - what came before counts
+    assert items == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("paging", "first"),
+    [(PagePaging(items="/items"), 1), (OffsetPaging(argument="page", items="/items"), 0)],
+)
+async def test_a_server_that_gives_its_last_page_for_ever_has_an_end(
+    paging: Paging, first: int
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"items": [min(int(request.query.get("page", first)), first + 1)]})
+
+    async with (
+        serving(respond) as url,
+        imported(listing("page"), base_url=url, pagination={"call": paging}) as registry,
+    ):
+        found = [e.data["items"] async for e in registry.subscribe("api.call.pages", {})]
+    assert found == [[first], [first + 1]]
+
+
+async def test_a_next_page_is_at_the_same_origin_however_it_is_spelled() -> None:
+    arrived: list[str] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        arrived.append(request.raw_path)
+        port = request.host.rpartition(":")[2]
+        onward = f"HTTP://LOCALHOST:{port}/items/a b?c=d e#f" if len(arrived) == 1 else None
+        return web.json_response({"next": onward})
+
+    async with serving(respond) as url:
+        named = url.replace("127.0.0.1", "localhost")
+        async with imported(
+            listing(), base_url=named, pagination={"call": URLPaging(next="/next")}
+        ) as registry:
+            assert len([e async for e in registry.subscribe("api.call.pages", {})]) == 2
+    assert arrived == ["/items", "/items/a%20b?c=d%20e"]
 
 
 def test_pointers_lead_to_values_or_nowhere() -> None:

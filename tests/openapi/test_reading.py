@@ -153,6 +153,22 @@ def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger
                 assert isinstance(schema.document, (dict, bool))
 
 
+@pytest.mark.parametrize("text", ["petstore.yaml", Path("petstore.yaml"), b"{}"])
+def test_a_document_that_is_not_decoded_says_who_reads_it(text: Any) -> None:
+    with pytest.raises(DocumentError, match="from_openapi_file"):
+        from_openapi(text, CONFIG)
+
+
+async def test_a_path_that_is_no_address_says_who_reads_it() -> None:
+    with pytest.raises(DocumentError, match="from_openapi_file"):
+        await from_openapi_url("petstore.yaml", CONFIG)
+
+
+def test_what_is_no_description_at_all_is_pointed_out() -> None:
+    service = from_openapi({"asyncapi": "2.0"}, CONFIG)
+    assert "is it an OpenAPI document?" in service.problems[0].reason
+
+
 @pytest.mark.parametrize("whole", [None, [], "text", 7])
 def test_what_is_no_object_is_no_description(whole: Any) -> None:
     with pytest.raises(DocumentError):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import traceback
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -375,6 +376,52 @@ async def test_a_redirect_within_its_origin_is_followed_when_asked_for(
 
 
 @pytest.mark.requirement("R06")
+@pytest.mark.parametrize(
+    ("method", "status", "expected"),
+    [
+        ("put", 301, "PUT"),
+        ("delete", 302, "DELETE"),
+        ("put", 303, "GET"),
+        ("patch", 302, "PATCH"),
+        ("head", 303, "HEAD"),
+    ],
+)
+async def test_a_redirect_changes_the_method_only_where_it_means_to(
+    method: str, status: int, expected: str
+) -> None:
+    arrived: list[tuple[str, str]] = []
+
+    async def redirect(request: web.Request) -> web.Response:
+        arrived.append((request.method, request.raw_path))
+        if len(arrived) == 1:
+            return web.Response(status=status, headers={"Location": "/a b?c=d e#f"})
+        return web.json_response({})
+
+    async with (
+        serving(redirect) as url,
+        imported(document("/thing", method), base_url=url, follow_redirects=True) as registry,
+    ):
+        await registry.execute("api.call", {})
+
+    assert arrived[1] == (expected, "/a%20b?c=d%20e")
+
+
+@pytest.mark.requirement("R06")
+async def test_redirects_share_the_time_of_their_call() -> None:
+    async def slowly(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.3)
+        return web.Response(status=302, headers={"Location": f"{request.path}x"})
+
+    async with (
+        serving(slowly) as url,
+        imported(document(), base_url=url, follow_redirects=True, timeout=0.5) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
+@pytest.mark.requirement("R06")
 async def test_redirects_that_never_end_are_given_up() -> None:
     async def around(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": "/thing"})
@@ -437,6 +484,52 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
     assert "CANARY" not in caplog.text
     for text in shown:
         assert "CANARY" not in text
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("fault", ["nobody", "time", "lost"])
+async def test_no_traceback_of_a_lost_request_holds_its_address(
+    fault: str, unused_port: int
+) -> None:
+    over = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.Response:
+        if fault == "lost":
+            assert request.transport is not None
+            request.transport.abort()
+        await over.wait()
+        return web.Response()
+
+    doc = document(
+        security=[{"key": []}],
+        components={"securitySchemes": {"key": {"type": "apiKey", "in": "query", "name": "k"}}},
+    )
+    async with serving(respond) as server:
+        url = f"http://127.0.0.1:{unused_port}" if fault == "nobody" else server
+        config: dict[str, Any] = {"retries": 0, "timeout": 0.2, "credentials": {"key": "CANARY"}}
+        async with imported(doc, base_url=url, **config) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+        over.set()
+    assert "CANARY" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.requirement("R16")
+async def test_a_key_is_not_in_an_error_in_either_spelling() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"raw": request.raw_path, "k": request.query["k"]}, status=400)
+
+    doc = document(
+        security=[{"key": []}],
+        components={"securitySchemes": {"key": {"type": "apiKey", "in": "query", "name": "k"}}},
+    )
+    async with (
+        serving(refuse) as url,
+        imported(doc, base_url=url, credentials={"key": "CAN/ARY"}) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.details["body"] == {"raw": "/thing?k=[redacted]", "k": "[redacted]"}
 
 
 @pytest.mark.requirement("R23")

@@ -132,6 +132,28 @@ def test_a_part_that_requires_what_another_part_hides_does_not_require_it() -> N
     assert build(schema, Direction.RESPONSE, A=base)["allOf"][1] == {"required": ["id", "name"]}
 
 
+def test_a_discriminator_is_told_in_words_and_forgives_members_that_overlap() -> None:
+    document = {
+        "components": {
+            "schemas": {
+                "Pet": {
+                    "oneOf": [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
+                    "discriminator": {"propertyName": "kind", "mapping": {"cat": "Cat", "dog": "Dog"}},
+                },
+                "Cat": {"type": "object", "properties": {"kind": {"type": "string"}}},
+                "Dog": {"type": "object", "properties": {"kind": {"type": "string"}}},
+            }
+        }
+    }  # fmt: skip
+    converter = SchemaConverter(References(document), ref_siblings=True)
+    built: Any = converter.build({"$ref": "#/components/schemas/Pet"}, Direction.REQUEST)
+    assert built["$defs"]["Pet"] == {
+        "anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "description": "The property 'kind' tells which: cat, dog.",
+    }
+    assert Schema(built).check({"kind": "cat"})
+
+
 def test_files_are_files_only_where_the_request_is_no_json() -> None:
     binary = {"type": "string", "format": "binary"}
     assert build(binary) == binary

@@ -16,8 +16,11 @@ from operations.openapi import (
     ClientCredentials,
     HTTPAuth,
     HTTPServiceConfig,
+    PasswordCredentials,
+    RefreshToken,
     from_openapi,
 )
+from operations.openapi.config import credential_of
 
 
 def secured(scheme: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -163,16 +166,27 @@ class Provider:
         self.used: list[str | None] = []
         self.lifetime = lifetime
         self.refused: set[str] = set()
+        self.refreshes = False
+        self.expired: set[str] = set()
+
+    @property
+    def grants(self) -> list[dict[str, str]]:
+        return [{key: value for key, (value,) in fields.items()} for _, fields in self.asked]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/.well-known/openid-configuration":
+        if request.path.startswith("/.well-known/"):
             return web.json_response({"token_endpoint": f"http://{request.host}/token"})
         if request.path == "/token":
             await asyncio.sleep(0.02)
             self.asked.append(
                 (request.headers.get("Authorization"), parse_qs(await request.text()))
             )
+            fields = self.asked[-1][1]
+            if fields.get("refresh_token", [""])[0] in self.expired:
+                return web.json_response({"error": "invalid_grant", "detail": "CANARY"}, status=400)
             answer: dict[str, Any] = {"access_token": f"token{len(self.asked)}"}
+            if self.refreshes:
+                answer["refresh_token"] = f"refresh{len(self.asked)}"
             if self.lifetime is not None:
                 answer["expires_in"] = self.lifetime
             return web.json_response(answer)
@@ -186,9 +200,8 @@ class Provider:
 CLIENT = ClientCredentials(client_id="id", client_secret="s3:cret")
 
 
-def oauth(url: str) -> dict[str, Any]:
-    flows = {"clientCredentials": {"tokenUrl": url, "scopes": {"read": ""}}}
-    return secured({"type": "oauth2", "flows": flows})
+def oauth(url: str, flow: str = "clientCredentials", key: str = "tokenUrl") -> dict[str, Any]:
+    return secured({"type": "oauth2", "flows": {flow: {key: url, "scopes": {"read": ""}}}})
 
 
 async def test_client_credentials_are_exchanged_once_for_many_callers() -> None:
@@ -270,6 +283,175 @@ async def test_the_provider_can_be_discovered() -> None:
     assert fields["scope"] == ["x"]
 
 
+FLOWS = ["clientCredentials", "password", "authorizationCode", "implicit", "deviceAuthorization"]
+
+
+@pytest.mark.parametrize("flow", [*FLOWS, "openIdConnect"])
+@pytest.mark.parametrize("is_callable", [False, True])
+async def test_a_ready_token_works_for_every_flow(flow: str, is_callable: bool, echo: Echo) -> None:
+    echo.seen.clear()
+    doc = oauth("https://elsewhere.example/token", flow)
+    if flow == "openIdConnect":
+        doc = secured({"type": flow, "openIdConnectUrl": "https://elsewhere.example/"})
+    credential: Any = (lambda context: "T0KEN") if is_callable else "T0KEN"
+    async with imported(doc, base_url=echo.url, credentials={"key": credential}) as registry:
+        await registry.execute("api.call", {})
+
+    assert echo.seen[0].header("authorization") == "Bearer T0KEN"
+
+
+USER = PasswordCredentials(username="ann", password="pa ss", client_id="app")
+
+
+@pytest.mark.parametrize("credential", [USER, ("ann", "pa ss")])
+async def test_a_login_is_exchanged_for_a_token(credential: Any) -> None:
+    provider = Provider()
+    async with (
+        serving(provider.answer) as url,
+        imported(
+            oauth("/token", "password"), base_url=url, credentials={"key": credential}
+        ) as registry,
+    ):
+        await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(5)))
+
+    (grant,) = provider.grants
+    expected = {"grant_type": "password", "username": "ann", "password": "pa ss", "scope": "read"}
+    assert grant == (expected | {"client_id": "app"} if credential is USER else expected)
+    assert provider.used == ["Bearer token1"] * 5
+
+
+async def test_a_login_uses_its_refresh_token_as_long_as_that_is_good() -> None:
+    provider = Provider(lifetime=0)
+    provider.refreshes = True
+    provider.expired = {"refresh2"}
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token", "password"), base_url=url, credentials={"key": USER}) as registry,
+    ):
+        for _ in range(3):
+            await registry.execute("api.call", {})
+
+    asked = [(g["grant_type"], g.get("refresh_token")) for g in provider.grants]
+    assert asked == [
+        ("password", None),
+        ("refresh_token", "refresh1"),
+        ("refresh_token", "refresh2"),
+        ("password", None),
+    ]
+    assert provider.used == ["Bearer token1", "Bearer token2", "Bearer token4"]
+
+
+@pytest.mark.parametrize("key", ["tokenUrl", "refreshUrl"])
+async def test_a_refresh_token_gives_tokens_and_its_successor(key: str) -> None:
+    provider = Provider(lifetime=0)
+    provider.refreshes = True
+    given = RefreshToken(refresh_token="first", client_id="app", client_secret="s")
+    doc = oauth("/token", "authorizationCode", key)
+    async with (
+        serving(provider.answer) as url,
+        imported(doc, base_url=url, credentials={"key": given}) as registry,
+    ):
+        for _ in range(2):
+            await registry.execute("api.call", {})
+        provider.expired = {"refresh2"}
+        with pytest.raises(CallError, match="invalid_grant") as caught:
+            await registry.execute("api.call", {})
+
+    assert [grant["refresh_token"] for grant in provider.grants] == [
+        "first",
+        "refresh1",
+        "refresh2",
+    ]
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert "CANARY" not in str(caught.value.to_wire())
+
+
+@pytest.mark.parametrize(
+    ("flow", "key", "reason"),
+    [
+        ("implicit", "authorizationUrl", "names no token endpoint"),
+        ("authorizationCode", "tokenUrl", "answered HTTP 400"),
+    ],
+)
+async def test_a_flow_that_needs_a_person_says_what_to_do_instead(
+    flow: str, key: str, reason: str
+) -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=400)
+
+    async with (
+        serving(refuse) as url,
+        imported(oauth("/token", flow, key), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        with pytest.raises(CallError, match=reason) as caught:
+            await registry.execute("api.call", {})
+
+    assert f"It declares {flow}, where a person signs in." in caught.value.message
+    assert "Give a token in credentials, or a callable" in caught.value.message
+
+
+async def test_oauth2_metadata_names_the_token_endpoint_too() -> None:
+    provider = Provider()
+    scheme = {"type": "oauth2", "flows": {}}
+    scheme["oauth2MetadataUrl"] = "/.well-known/oauth-authorization-server"
+    async with (
+        serving(provider.answer) as url,
+        imported(secured(scheme), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        await registry.execute("api.call", {})
+
+    assert provider.used == ["Bearer token1"]
+
+
+async def test_callers_with_clients_of_their_own_have_tokens_of_their_own() -> None:
+    provider = Provider()
+
+    def find(context: OperationContext) -> ClientCredentials:
+        assert context.identity is not None
+        return ClientCredentials(client_id="same", client_secret=context.identity.id)
+
+    async with (
+        serving(provider.answer) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": find}) as registry,
+    ):
+        for who in ("ann", "ben", "ann"):
+            await registry.execute("api.call", {}, OperationContext(identity=Identity(who, [])))
+
+    assert provider.used == ["Bearer token1", "Bearer token2", "Bearer token1"]
+
+
+async def test_a_password_is_not_sent_plainly_where_a_scheme_would_hide_it(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = secured({"type": "http", "scheme": "digest"})
+    async with imported(doc, base_url=echo.url, credentials={"key": ("u", "p")}) as registry:
+        with pytest.raises(CallError, match="digest"):
+            await registry.execute("api.call", {})
+
+    assert echo.seen == []
+
+
+def test_a_credential_for_no_scheme_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    from_openapi(secured(BEARER), HTTPServiceConfig(namespace="api", credentials={"kye": "CANARY"}))
+    assert "'kye' is for no security scheme of the document (it has key)" in caplog.text
+    assert "CANARY" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"refresh_token": "r", "client_id": "i"}, RefreshToken(refresh_token="r", client_id="i")),
+        (
+            {"username": "u", "password": "p", "scopes": ["a"]},
+            PasswordCredentials(username="u", password="p", scopes=("a",)),
+        ),
+        ({"username": "u", "password": "p"}, BasicCredential(username="u", password="p")),
+        (("u", "p"), BasicCredential(username="u", password="p")),
+    ],
+)
+def test_credentials_come_as_configuration_files_have_them(given: Any, expected: Any) -> None:
+    assert credential_of(given) == expected
+
+
 @pytest.mark.requirement("R05")
 async def test_a_clients_secret_does_not_go_where_only_the_document_points(echo: Echo) -> None:
     echo.seen.clear()
@@ -304,9 +486,10 @@ async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
     assert "CANARY" not in str(caught.value.to_wire())
 
 
-def test_a_credential_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="credential"):
-        from_openapi(document(), HTTPServiceConfig(namespace="api", credentials={"key": {}}))
+@pytest.mark.parametrize("given", [{}, ("u", "p", "q")])
+def test_a_credential_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"credential|login"):
+        from_openapi(document(), HTTPServiceConfig(namespace="api", credentials={"key": given}))
 
 
 def test_reprs_hold_no_secret() -> None:
@@ -314,5 +497,7 @@ def test_reprs_hold_no_secret() -> None:
         HTTPAuth(type="bearer", token="CANARY"),
         BasicCredential(username="u", password="CANARY"),
         ClientCredentials(client_id="i", client_secret="CANARY", parameters={"a": "CANARY"}),
+        PasswordCredentials(username="u", password="CANARY", client_secret="CANARY"),
+        RefreshToken(refresh_token="CANARY"),
     ]
     assert "CANARY" not in repr(values)

@@ -2,13 +2,18 @@
 
 import asyncio
 import datetime
+import gc
+import threading
+import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
+from aiohttp import web
 from tests.openapi.echo import Echo
-from tests.openapi.serving import document, imported
+from tests.openapi.serving import document, imported, serving
 
 from operations import (
     AccessControl,
@@ -20,7 +25,16 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.openapi import HTTPRequest, HTTPServiceConfig, Outline, Select, from_openapi
+from operations.errors import DocumentError
+from operations.openapi import (
+    HTTPRequest,
+    HTTPServiceConfig,
+    LinkPaging,
+    Outline,
+    Select,
+    from_openapi,
+    from_openapi_url,
+)
 
 CONFIG = HTTPServiceConfig(namespace="api")
 OK = {"200": {"description": "ok"}}
@@ -389,8 +403,45 @@ async def test_a_test_double_is_never_given_a_header_that_is_two() -> None:
         with pytest.raises(CallError):
             await registry.execute("api.call", {"X-Note": "a\r\nb: c"})
     assert transport.sent == []
-    with pytest.raises(CallError):
-        from_openapi(doc, HTTPServiceConfig(namespace="api", headers={"X": "a\nb"}))
+
+
+@pytest.mark.requirement("R03")
+async def test_a_documents_media_types_cannot_add_a_header() -> None:
+    transport = Recording()
+    evil = {"application/json\r\nX-Evil: 1": {"schema": {"type": "object"}}}
+    doc = document(
+        "/x",
+        "post",
+        requestBody={"content": evil},
+        responses={"200": {"description": "", "content": evil}},
+        security=[{"key": []}],
+        components={"securitySchemes": {"key": {"type": "apiKey", "in": "cookie", "name": "a;b\r\nc"}}},
+    )  # fmt: skip
+    credentials = {"key": "k"}
+    async with imported(
+        doc, base_url="https://x.example", transport=transport, credentials=credentials
+    ) as registry:
+        await registry.execute("api.call", {"body": {}})
+    for name, value in transport.sent[0].headers.items():
+        assert "\r" not in name + value
+    assert transport.sent[0].headers["Cookie"] == "a%3Bb%0D%0Ac=k"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"base_url": "api.example.com"}, "base_url"),
+        ({"base_url": "https://user:pass@api.example.com"}, "base_url"),
+        ({"allowed_hosts": "api.example.com"}, "allowed_hosts"),
+        ({"headers": {"X": "a\nb"}}, "headers"),
+        ({"headers": {"X Y": "a"}}, "headers"),
+    ],
+)
+def test_a_configuration_that_cannot_be_right_says_which_part(
+    config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        from_openapi(document(), HTTPServiceConfig(namespace="api", **config))
 
 
 def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
@@ -405,6 +456,61 @@ def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
     assert [asyncio.run(call()), asyncio.run(call())] == ["GET", "GET"]
 
 
+def collect_left_open() -> None:
+    """Collect the sockets that a loop left open, which is worth a warning to whoever asks for such."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def test_a_service_left_open_in_a_loop_that_is_over_is_quiet(
+    echo: Echo, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
+    registry = OperationRegistry(list(service))
+
+    async def call() -> Any:
+        return (await registry.execute("api.call", {})).data["method"]
+
+    assert [asyncio.run(call()) for _ in range(3)] == ["GET"] * 3
+    asyncio.run(service.aclose())
+    collect_left_open()
+    assert caplog.text == ""
+
+
+async def test_a_service_can_be_used_in_two_event_loops_at_once(echo: Echo) -> None:
+    service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
+    registry = OperationRegistry(list(service))
+
+    async def call() -> None:
+        for _ in range(10):
+            await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(3)))
+
+    async with service:
+        await asyncio.gather(call(), asyncio.to_thread(asyncio.run, call()))
+    collect_left_open()
+
+
+async def test_closing_closes_what_another_loop_has_open(echo: Echo) -> None:
+    service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
+    registry = OperationRegistry(list(service))
+    called, closed = asyncio.Event(), threading.Event()
+    here = asyncio.get_running_loop()
+
+    async def elsewhere() -> None:
+        await registry.execute("api.call", {})
+        here.call_soon_threadsafe(called.set)
+        while not closed.is_set():
+            await asyncio.sleep(0.005)
+
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
+    await called.wait()
+    with anyio.fail_after(5):
+        await service.aclose()
+        closed.set()
+        await other
+
+
 async def test_paths_with_a_query_or_a_fragment_are_sent_as_they_mean(echo: Echo) -> None:
     echo.seen.clear()
     doc = many(("get", "/a?fixed=1", {"operationId": "q"}), ("get", "/a#two", {"operationId": "f"}))
@@ -412,6 +518,145 @@ async def test_paths_with_a_query_or_a_fragment_are_sent_as_they_mean(echo: Echo
         await registry.execute("api.q", {})
         await registry.execute("api.f", {})
     assert [seen.target for seen in echo.seen] == ["/a?fixed=1", "/a"]
+
+
+async def test_a_template_in_the_query_leaves_the_rest_of_it(echo: Echo) -> None:
+    echo.seen.clear()
+    parameters = [{"name": "id", "in": "query", "schema": {"type": "integer"}}]
+    doc = many(("get", "/a?kind=x y&id={id}", {"operationId": "q", "parameters": parameters}))
+    async with imported(doc, base_url=f"{echo.url}/v1?version=2#top") as registry:
+        await registry.execute("api.q", {"id": 1})
+    assert echo.seen[0].target == "/v1/a?version=2&kind=x%20y&id=1"
+
+
+@pytest.mark.parametrize(
+    ("url", "variables", "expected"),
+    [
+        ("https://{name}.example/v1", {}, None),
+        ("https://{name}.example/v1", {"name": "eu"}, "https://eu.example/v1/x"),
+        ("https://b\u00fccher.example/a b", {}, "https://xn--bcher-kva.example/a%20b/x"),
+        ("HTTPS://A.example:443/v1", {}, "https://a.example/v1/x"),
+    ],
+)
+async def test_a_server_needs_values_and_has_one_spelling(
+    url: str, variables: dict[str, str], expected: str | None
+) -> None:
+    transport = Recording()
+    doc = document("/x", servers=[{"url": url, "variables": {"name": {}}}])
+    async with imported(doc, transport=transport, server_variables=variables) as registry:
+        if expected is None:
+            with pytest.raises(CallError, match="server_variables"):
+                await registry.execute("api.call", {})
+            assert transport.sent == []
+        else:
+            await registry.execute("api.call", {})
+            assert transport.sent[0].url == expected
+
+
+async def test_a_relative_server_is_relative_to_where_the_document_was() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(document("/x", servers=[{"url": "../v1"}]) | {"at": request.path})
+
+    async with serving(respond) as url:
+        service = await from_openapi_url(
+            f"{url}/docs/openapi.json", HTTPServiceConfig(namespace="api")
+        )
+        async with service:
+            envelope = await OperationRegistry(list(service)).execute("api.call", {})
+    assert envelope.data["at"] == "/v1/x"
+
+
+async def test_a_document_that_has_moved_says_where_it_is() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=301, headers={"Location": "/new.json"})
+
+    async with serving(respond) as url:
+        with pytest.raises(DocumentError, match=f"import {url}/new.json instead"):
+            await from_openapi_url(f"{url}/old.json", HTTPServiceConfig(namespace="api"))
+
+
+def test_rules_for_operations_that_are_not_there_are_pointed_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rules: dict[str, Any] = {"rename": {"cal": "x"}, "pagination": {"cll": LinkPaging()}}
+    from_openapi(document(), HTTPServiceConfig(namespace="api", **rules))
+    assert "rename names 'cal'" in caplog.text
+    assert "pagination names 'cll'" in caplog.text
+
+
+def test_one_text_is_no_list_of_tags() -> None:
+    with pytest.raises(TypeError, match="tags"):
+        Select(tags="pets")  # type: ignore[arg-type]
+
+
+async def test_a_name_that_nobody_has_is_said_to_be_missing() -> None:
+    async with imported(document(), base_url="http://nobody.invalid", retries=0) as registry:
+        with pytest.raises(CallError, match="no such host") as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+def test_what_a_reference_to_a_parameter_is_described_as_wins() -> None:
+    doc = document(
+        parameters=[{"$ref": "#/components/parameters/Q", "description": "here"}],
+        components={"parameters": {"Q": {"name": "q", "in": "query", "description": "there"}}},
+    )
+    schema: Any = spec_of(doc).input_schema.document
+    assert schema["properties"]["q"]["description"] == "here"
+
+
+def test_references_that_go_round_cost_their_operation() -> None:
+    loop = {"$ref": "#/components/parameters/A"}
+    doc = many(
+        ("get", "/a", {"operationId": "a", "parameters": [loop]}),
+        ("get", "/b", {"operationId": "b", "responses": {"200": {"$ref": "#/components/responses/R"}}}),
+    )  # fmt: skip
+    doc["components"] = {"parameters": {"A": loop}}
+    doc["components"]["responses"] = {"R": {"$ref": "#/components/responses/R"}}
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.name for operation in service] == ["b"]
+    assert service.problems[0].where == "GET /a"
+
+
+def test_a_body_that_cannot_be_found_costs_its_operation() -> None:
+    loop = {"$ref": "#/components/requestBodies/A"}
+    doc = many(
+        ("post", "/a", {"requestBody": loop}),
+        ("post", "/b", {"requestBody": {"$ref": "#/nowhere"}}),
+        ("post", "/c", {"requestBody": 7}),
+        ("post", "/d", {"requestBody": {"content": {"text/csv": {"$ref": "#/nowhere"}}}}),
+        ("post", "/e", {"requestBody": None}),
+    )
+    doc["components"] = {"requestBodies": {"A": loop}}
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.meta["path"] for operation in service] == ["/d", "/e"]
+    assert [problem.where for problem in service.problems] == ["POST /a", "POST /b", "POST /c"]
+    for operation in service:
+        operation.spec.input_schema.compile()
+
+
+def test_methods_are_found_however_they_are_written() -> None:
+    doc = many(("GET", "/a", {}), ("get", "/b", {"operationId": "b"}), ("GET", "/b", {}))
+    doc["paths"]["/c"] = {"additionalOperations": {"M-SEARCH": {}, "no method": {}}}
+    service = from_openapi(doc, CONFIG)
+    methods = [(operation.spec.meta["method"], operation.spec.name) for operation in service]
+    assert methods == [("GET", "get_a"), ("GET", "b"), ("M-SEARCH", "m-search_c")]
+    assert [problem.where for problem in service.problems] == ["NO METHOD /c"]
+
+
+def test_a_document_can_call_itself_by_its_own_name() -> None:
+    reference = {"$ref": "https://x.example/api#/components/schemas/Pet"}
+    media = {"application/json": {"schema": reference}}
+    doc = {
+        **document(responses={"200": {"description": "", "content": media}}),
+        "openapi": "3.2.0",
+        "$self": "https://x.example/api",
+        "components": {"schemas": {"Pet": {"type": "object"}}},
+    }
+    assert spec_of(doc).output_schema.document == {
+        "$ref": "#/$defs/Pet",
+        "$defs": {"Pet": {"type": "object"}},
+    }
 
 
 def test_a_document_that_another_reader_made_imports_too() -> None:

@@ -181,6 +181,108 @@ async def test_a_server_that_stays_away_is_unavailable() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
+async def test_an_error_on_the_way_back_to_a_lost_stream_is_raised() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        if count > 1:
+            return web.Response(status=401)
+        response = await begin(request)
+        await response.write(b"retry: 1\nid: 1\ndata: 1\n\ndata: lo")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    items: list[Any] = []
+    async with serving(respond) as url, imported(streaming(), base_url=url) as registry:
+        with pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                items.append(envelope.data)  # noqa: PERF401 - what came before the error counts
+    assert items == [1]
+    assert caught.value.details["statusCode"] == 401
+
+
+async def test_a_stream_that_is_gone_after_its_end_has_ended() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        if count > 1:
+            return web.Response(status=404)
+        response = await begin(request)
+        await response.write(b"retry: 1\nid: 1\ndata: 1\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == [1]
+    assert count == 2
+
+
+async def test_a_lost_stream_without_ids_is_not_begun_again() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        await response.write(b"data: 1\n\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError) as caught:
+            await collected(streaming(), url)
+    assert count == 1
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("R12")
+@pytest.mark.parametrize("where", ["before the head", "in an error", "in one answer"])
+async def test_a_server_that_stops_talking_is_a_timeout(where: str) -> None:
+    over = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if where == "before the head":
+            await over.wait()
+        response = web.StreamResponse(
+            status=500 if where == "in an error" else 200, headers={"Content-Type": "text/plain"}
+        )
+        await response.prepare(request)
+        await response.write(b"so")
+        await over.wait()
+        return response
+
+    async with serving(respond) as url:
+        try:
+            with anyio.fail_after(5), pytest.raises(CallError) as caught:
+                await collected(streaming(), url, timeout=0.2)
+        finally:
+            over.set()
+    if where == "in an error":
+        assert caught.value.details["body"] == "so"
+        assert caught.value.details["truncated"] is True
+    else:
+        assert caught.value.code == ErrorCode.TIMEOUT
+
+
+async def test_a_stream_follows_redirects_when_asked_for() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if request.path == "/events":
+            return web.Response(status=307, headers={"Location": "/moved"})
+        response = await begin(request)
+        await response.write(b"data: 1\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url, follow_redirects=True)] == [1]
+        with pytest.raises(CallError):
+            await collected(streaming(), url)
+
+
 async def test_an_error_answer_is_raised() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"why": "no"}, status=403)

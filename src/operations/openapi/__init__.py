@@ -12,6 +12,8 @@ from operations.openapi.config import (
     HTTPAuth,
     HTTPServiceConfig,
     Outline,
+    PasswordCredentials,
+    RefreshToken,
     Select,
 )
 from operations.openapi.document import Problem
@@ -47,7 +49,9 @@ __all__ = [
     "OpenAPIService",
     "Outline",
     "PagePaging",
+    "PasswordCredentials",
     "Problem",
+    "RefreshToken",
     "Select",
     "ServerSentEvent",
     "URLPaging",

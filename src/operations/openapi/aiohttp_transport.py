@@ -4,6 +4,8 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from functools import lru_cache
+from io import BytesIO
+from typing import TypeAlias
 
 from operations.errors import CallError, ErrorCode, MissingExtraError
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
@@ -18,11 +20,13 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("Calling an HTTP API", extra="openapi") from error
 
 
+_Sessions: TypeAlias = dict[bool, aiohttp.ClientSession]
+
+
 class AiohttpTransport:
     """Sends requests with aiohttp.
 
-    Its pools open with the first request, in the event loop of that request; in another loop they are
-    opened anew.
+    Its pools open with the first request. Every event loop has its own.
 
     Args:
         connections: How many may be open at once, per pool.
@@ -32,8 +36,7 @@ class AiohttpTransport:
     def __init__(self, *, connections: int = 100, resolver: AbstractResolver | None = None) -> None:
         self._connections = connections
         self._resolver = resolver
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pools: dict[asyncio.AbstractEventLoop, _Sessions] = {}
         self._timeouts: dict[tuple[float | None, bool], aiohttp.ClientTimeout] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
@@ -41,21 +44,23 @@ class AiohttpTransport:
         return _Exchange(self, request)
 
     async def aclose(self) -> None:
-        """Close the pools."""
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            await session.close()
+        """Close the pools, those of other loops too."""
+        pools, self._pools = self._pools, {}
+        for loop, sessions in pools.items():
+            await _close(loop, sessions)
 
-    def session(self, public_only: bool) -> aiohttp.ClientSession:
+    async def session(self, public_only: bool) -> aiohttp.ClientSession:
         """The pool for these requests, in the loop that is running."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            # The old loop's connections cannot be closed from here; they died with it.
-            self._sessions, self._loop = {}, loop
-        session = self._sessions.get(public_only)
+        sessions = self._pools.get(loop)
+        if sessions is None:
+            for other in [other for other in self._pools if other.is_closed()]:
+                await _close(other, self._pools.pop(other, {}))
+            sessions = self._pools[loop] = {}
+        session = sessions.get(public_only)
         if session is None or session.closed:
             resolver = self._resolver or ThreadedResolver()
-            session = self._sessions[public_only] = aiohttp.ClientSession(
+            session = sessions[public_only] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
@@ -65,7 +70,6 @@ class AiohttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             )
         return session
 
@@ -78,11 +82,46 @@ class AiohttpTransport:
                 # Deadlines make each request's time its own; only configured ones are worth keeping.
                 self._timeouts.clear()
             if request.is_stream:
-                timeout = aiohttp.ClientTimeout(total=None, connect=request.timeout)
+                timeout = aiohttp.ClientTimeout(total=None)
             else:
                 timeout = aiohttp.ClientTimeout(total=request.timeout)
             self._timeouts[key] = timeout
         return timeout
+
+
+async def _close(loop: asyncio.AbstractEventLoop, sessions: _Sessions) -> None:
+    """Close the pools of a loop, which may be another one than this, or over."""
+    here = asyncio.get_running_loop()
+    for session in sessions.values():
+        if loop is not here and loop.is_running():
+            closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+            await asyncio.wrap_future(closing)
+        else:
+            await session.close()
+
+
+_AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""What aiohttp adds unless told not to."""
+
+_WRITTEN_AT_ONCE = 1 << 18
+
+
+def _is_complete(request: HTTPRequest) -> bool:
+    """Whether aiohttp would add nothing anyway; telling it not to costs every call."""
+    headers = request.headers
+    return (
+        "User-Agent" in headers
+        and "Accept" in headers
+        and "Accept-Encoding" in headers
+        and ("Content-Type" in headers or request.method == "GET")
+    )
+
+
+def _payload(body: bytes) -> aiohttp.Payload:
+    """A body as aiohttp writes it: a large one piece by piece, so that it does not hold up the loop."""
+    if len(body) > _WRITTEN_AT_ONCE:
+        return aiohttp.BytesIOPayload(BytesIO(body))
+    return aiohttp.BytesPayload(body)
 
 
 @lru_cache(maxsize=512)
@@ -107,17 +146,26 @@ class _Exchange:
         if request.public_only:
             # A numeric host is never resolved, so the resolver's check would not see it.
             enforce_public(url.raw_host or "")
+        session = await self._transport.session(request.public_only)
+        answer = session.request(
+            request.method,
+            url,
+            headers=request.headers,
+            data=_payload(request.body) if request.body else None,
+            skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
+            timeout=self._transport.timeout(request),
+            allow_redirects=False,
+        )
         try:
-            response = await self._transport.session(request.public_only).request(
-                request.method,
-                url,
-                headers=request.headers,
-                data=request.body,
-                timeout=self._transport.timeout(request),
-                allow_redirects=False,
-            )
-        except Exception as error:
-            raise _call_error(error, request) from error
+            if request.is_stream:
+                # What aiohttp calls a stream's time ends with the connection, not with the head.
+                async with asyncio.timeout(request.timeout):
+                    response = await answer
+            else:
+                response = await answer
+        except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
+            # Without its cause, whose text often has the whole address in it, keys and all.
+            raise _call_error(error, request) from None
         self._response = response
         return _Response(response, request)
 
@@ -146,25 +194,31 @@ class _Response:
         return self._response.reason or ""
 
     async def chunks(self) -> AsyncGenerator[bytes]:
+        content = self._response.content
         try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
-        except aiohttp.ClientError as error:
-            raise _call_error(error, self._request) from error
-        except TimeoutError as error:
-            raise _call_error(error, self._request) from error
+            while not content.at_eof():
+                chunk = await content.readany()
+                if chunk:
+                    yield chunk
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _call_error(error, self._request) from None
 
 
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in raw:
-        key = name.decode("latin-1").lower()
+        key = _lower(name)
         try:
             text = value.decode()
         except UnicodeDecodeError:
             text = value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
+
+
+@lru_cache(maxsize=512)
+def _lower(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 class _PublicResolver(AbstractResolver):
@@ -201,8 +255,17 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
         return CallError(ErrorCode.TIMEOUT, f"{where} did not answer in time.")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return CallError(
+            ErrorCode.UNAVAILABLE, f"{where}: TLS failed, or its certificate is not valid."
+        )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
-        return CallError(ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost.")
+        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        return CallError(
+            ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost ({reason})."
+        )
     if isinstance(error, aiohttp.ClientError):
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")

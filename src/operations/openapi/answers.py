@@ -10,6 +10,7 @@ import msgspec
 
 from operations.errors import CallError, ErrorCode
 from operations.openapi import media
+from operations.openapi.nodes import object_of
 from operations.openapi.security import redacted
 from operations.types import JSONObject
 
@@ -17,6 +18,12 @@ _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-auth
 """Headers of an answer that are credentials; they stay here."""
 
 _EMPTY = frozenset({204, 205, 304})
+_OAUTH_ERRORS = frozenset({
+    "invalid_client", "invalid_grant", "invalid_request", "invalid_scope", "unauthorized_client",
+    "unsupported_grant_type",
+})  # fmt: skip
+"""RFC 6749, 5.2."""
+
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -32,12 +39,33 @@ _WIDTHS = {
 }
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """A good answer, read to its end."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    secrets: list[str]
+    """What was sent to authenticate; to be kept out of errors."""
+
+
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers a caller may see."""
+    if _WITHHELD.isdisjoint(headers):
+        return dict(headers)
     return {name: value for name, value in headers.items() if name not in _WITHHELD}
 
 
-def read_data(content: bytes, content_type: str, *, status: int, expects_json: bool) -> Any:
+def read_data(
+    content: bytes,
+    content_type: str,
+    *,
+    status: int,
+    expects_json: bool,
+    expects_sequence: bool = False,
+) -> Any:
     """The data of a good answer: JSON, text, bytes, or None where there is nothing.
 
     Args:
@@ -45,6 +73,7 @@ def read_data(content: bytes, content_type: str, *, status: int, expects_json: b
         content_type: Its Content-Type; may be empty.
         status: The status code.
         expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
+        expects_sequence: Whether the document describes the items of a sequence, so that one becomes a list.
 
     Raises:
         CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not.
@@ -53,12 +82,15 @@ def read_data(content: bytes, content_type: str, *, status: int, expects_json: b
         return None
     if media.is_json(content_type):
         return _json(content, content_type)
-    if expects_json and (not content_type or media.is_text(content_type)):
+    if expects_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
             return _json(content, content_type)
         except CallError:
-            if content_type:
+            if not media.says_nothing(content_type):
                 raise
+    if expects_sequence and media.is_sequence(content_type):
+        lines = content.replace(b"\x1e", b"\n").split(b"\n")
+        return [_json(line, content_type) for line in lines if line.strip()]
     if media.is_text(content_type):
         return _text(content, content_type)
     return content
@@ -89,8 +121,18 @@ def _text(content: bytes, content_type: str) -> str:
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
         return content.decode(charset or "utf-8")
-    except (LookupError, UnicodeDecodeError):
+    except (LookupError, ValueError):
+        # No such charset, or not in it.
         return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
+
+
+def oauth_error(content: bytes) -> str:
+    """The code that a provider of tokens refuses with, if it is one that the standard names."""
+    try:
+        said = object_of(msgspec.json.decode(content)).get("error")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) and said in _OAUTH_ERRORS else ""
 
 
 def http_error(
@@ -125,6 +167,15 @@ def http_error(
         details,
         retryable=status in {429, 502, 503, 504},
     )
+
+
+def with_answer(error: CallError, answer: Answer, limit: int) -> CallError:
+    """`error`, with the answer it is about in its details, as `http_error` has it."""
+    content, is_cut = answer.content[:limit], len(answer.content) > limit
+    about = http_error(
+        answer.status, "", answer.headers, content, is_cut=is_cut, secrets=answer.secrets
+    )
+    return CallError(error.code, error.message, about.details)
 
 
 def _add_error_body(

@@ -6,12 +6,9 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from importlib import import_module
-from secrets import SystemRandom
 from time import monotonic, time
 from typing import Any, cast
 from urllib.parse import urljoin
@@ -20,22 +17,23 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import http_error, read_data
+from operations.openapi.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.content_coding import ACCEPTED, decoded
-from operations.openapi.hosts import Origin, TrustedHosts, enforce_public, origin_of
-from operations.openapi.security import Security, Signature
+from operations.openapi.hosts import (
+    Origin,
+    TrustedHosts,
+    enforce_public,
+    normal_url,
+    origin_of,
+)
+from operations.openapi.retrying import REPEATABLE, pause_before
+from operations.openapi.security import NOTHING, Security, Signature
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
-REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
-"""Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
-
-_RETRIED = frozenset({429, 502, 503, 504})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-_FIRST_PAUSE = 0.2
 _USER_AGENT = "alkdev-operations"
-_RANDOM = SystemRandom()
 _LOGGER = logging.getLogger("operations")
 
 
@@ -60,15 +58,6 @@ class Draft(msgspec.Struct, kw_only=True):
     """Whether the document declares redirects as answers."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A good answer, read to its end."""
-
-    url: str
-    status: int
-    headers: Mapping[str, str]
-    content: bytes
-
-
 class Client:
     """Sends the requests of one service.
 
@@ -85,8 +74,12 @@ class Client:
         self._warned: set[Origin] = set()
         self._origins: dict[str, tuple[Origin, bool]] = {}
 
+        self.closings = 0
+        """How often this was closed: what began before a closing is not sent again after it."""
+
     async def aclose(self) -> None:
-        """Close the transport, if it was made here."""
+        """Close the transport, if it was made here. What is under way fails; what comes later opens it anew."""
+        self.closings += 1
         if self._is_owner and self._transport is not None:
             transport, self._transport = self._transport, None
             await transport.aclose()
@@ -107,12 +100,13 @@ class Client:
         seconds = self._seconds(context)
         end = monotonic() + seconds
         repeats = self._config.retries if draft.method in REPEATABLE else 0
+        closings = self.closings
         for attempt in range(repeats + 1):
             try:
                 return await self._exchange_once(draft, security, context, seconds)
             except CallError as error:
-                pause = _pause(error, attempt) if attempt < repeats else None
-                if pause is None or monotonic() + pause >= end:
+                pause = pause_before(error, attempt) if attempt < repeats else None
+                if pause is None or monotonic() + pause >= end or closings != self.closings:
                     raise
             await asyncio.sleep(pause)
             seconds = end - monotonic()
@@ -127,15 +121,21 @@ class Client:
         Raises:
             CallError: As `exchange` does.
         """
-        signature, request = await self._signed(
-            draft, security, context, self._seconds(context), True
-        )
-        async with self._sender().send(request) as response:
-            if not 200 <= response.status < 300:
-                raise await self._error(response, signature)
-            coding = response.headers.get("content-encoding", "")
-            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
-                yield response, body
+        end = monotonic() + self._seconds(context)
+        signature = await self._signature(draft, security, context)
+        request = self._request(draft, signature, end - monotonic(), is_stream=True)
+        for _ in range(_MAX_REDIRECTS):
+            async with self._sender().send(request) as response:
+                if 200 <= response.status < 300:
+                    coding = response.headers.get("content-encoding", "")
+                    async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+                        yield response, body
+                    return
+                onward = self._onward(request, response, end)
+                if onward is None:
+                    raise await self._error(response, signature, end)
+            request = onward
+        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
     async def fetch(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
@@ -150,13 +150,15 @@ class Client:
             public_only=not self._enforce_reachable(url)[1],
         )
         async with self._sender().send(request) as response:
-            if response.status != 200:
-                # Nothing of the answer is passed on: it is about the operator's credentials.
-                raise CallError(
-                    ErrorCode.ACCESS_DENIED, f"The token endpoint answered HTTP {response.status}."
-                )
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
+        if response.status != 200:
+            # Nothing else of the answer is passed on: it is about the operator's credentials.
+            said = oauth_error(content)
+            raise CallError(
+                ErrorCode.ACCESS_DENIED,
+                f"The provider of tokens answered HTTP {response.status}{said and f' ({said})'}.",
+            )
         return read_data(content, content_type, status=200, expects_json=True)
 
     async def download(self, url: str) -> bytes:
@@ -177,6 +179,9 @@ class Client:
         )
         try:
             async with self._sender().send(request) as response:
+                if response.status in _REDIRECTS:
+                    there = urljoin(url, response.headers.get("location", ""))
+                    raise DocumentError(f"{url} has moved: import {there} instead")
                 if response.status != 200:
                     raise DocumentError(f"{url} answered HTTP {response.status}")
                 return await self._read(response, self._config.max_document_bytes)
@@ -186,7 +191,11 @@ class Client:
     async def _exchange_once(
         self, draft: Draft, security: Security, context: OperationContext, seconds: float
     ) -> Answer:
-        signature, request = await self._signed(draft, security, context, seconds, False)
+        signature = NOTHING
+        if not security.is_empty:
+            signature = await self._signature(draft, security, context)
+        end = monotonic() + seconds
+        request = self._request(draft, signature, seconds, is_stream=False)
         for _ in range(_MAX_REDIRECTS):
             async with self._sender().send(request) as response:
                 status = response.status
@@ -194,31 +203,33 @@ class Client:
                     content = b""
                     if request.method != "HEAD":
                         content = await self._read(response, self._config.max_response_bytes)
-                    return Answer(request.url, status, response.headers, content)
-                onward = self._onward(request, response)
+                    return Answer(request.url, status, response.headers, content, signature.secrets)
+                onward = self._onward(request, response, end)
                 if onward is None:
                     if status == 401:
                         for source in signature.tokens:
                             source.refuse(request.headers.get("Authorization", ""))
-                    raise await self._error(response, signature)
+                    raise await self._error(response, signature, end)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
-    async def _signed(
-        self,
-        draft: Draft,
-        security: Security,
-        context: OperationContext,
-        seconds: float,
-        is_stream: bool,
-    ) -> tuple[Signature, HTTPRequest]:
+    async def _signature(
+        self, draft: Draft, security: Security, context: OperationContext
+    ) -> Signature:
+        """What signs a request in, where its host may know."""
         origin, is_trusted = self._enforce_reachable(draft.base)
+        if is_trusted:
+            return await security.sign(draft.security, context)
+        self._warn(origin)
+        return NOTHING
+
+    def _request(
+        self, draft: Draft, signature: Signature, seconds: float, *, is_stream: bool
+    ) -> HTTPRequest:
+        is_trusted = self._enforce_reachable(draft.base)[1]
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
         query, cookies = draft.query, draft.cookies
-        if is_trusted and security.is_empty:
-            signature = Signature()
-        elif is_trusted:
-            signature = await security.sign(draft.security, context)
+        if signature is not NOTHING:
             for name in signature.headers:
                 # Names are the same in any case, and configuration wins.
                 for other in [other for other in headers if other.lower() == name.lower()]:
@@ -226,9 +237,6 @@ class Client:
             headers.update(signature.headers)
             query = [*query, *signature.query]
             cookies = [*cookies, *signature.cookies]
-        else:
-            signature = Signature()
-            self._warn(origin)
         if cookies:
             headers["Cookie"] = "; ".join(cookies)
         url = draft.base.rstrip("/") + draft.path
@@ -240,7 +248,7 @@ class Client:
                 ErrorCode.RESOURCE_EXHAUSTED,
                 f"The request is larger than {self._config.max_request_bytes} bytes.",
             )
-        return signature, HTTPRequest(
+        return HTTPRequest(
             method=draft.method,
             url=url,
             headers=headers,
@@ -269,18 +277,22 @@ class Client:
             enforce_public(known[0].host)
         return known
 
-    def _onward(self, request: HTTPRequest, response: HTTPResponse) -> HTTPRequest | None:
+    def _onward(
+        self, request: HTTPRequest, response: HTTPResponse, end: float
+    ) -> HTTPRequest | None:
         """The request that a redirect asks for, where it may be followed."""
         location = response.headers.get("location")
         if not self._config.follow_redirects or response.status not in _REDIRECTS or not location:
             return None
-        url = urljoin(request.url, location)
         try:
+            url = normal_url(urljoin(request.url, location))
             if origin_of(url) != origin_of(request.url):
                 return None
         except ValueError:
             return None
-        keeps = response.status in {307, 308} or request.method in {"GET", "HEAD"}
+        # As browsers do: "see other" is a GET, and so is what a POST was moved to.
+        changes = {303} if request.method != "POST" else {301, 302, 303}
+        keeps = response.status not in changes or request.method in {"GET", "HEAD"}
         headers = request.headers
         if not keeps:
             headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
@@ -289,7 +301,8 @@ class Client:
             url=url,
             headers=headers,
             body=request.body if keeps else None,
-            timeout=request.timeout,
+            timeout=max(end - monotonic(), 0.001),
+            is_stream=request.is_stream,
             public_only=request.public_only,
         )
 
@@ -305,29 +318,32 @@ class Client:
             chunks = decoded(chunks, coding, max_bytes=limit)
         pieces: list[bytes] = []
         size = 0
-        async with aclosing(chunks):
-            async for piece in chunks:
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise CallError(
-                        ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
-                    )
+        async for piece in chunks:
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                await chunks.aclose()
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _error(self, response: HTTPResponse, signature: Signature) -> CallError:
-        """The error that a bad answer is, with as much of its body as is kept."""
+    async def _error(self, response: HTTPResponse, signature: Signature, end: float) -> CallError:
+        """The error that a bad answer is, with as much of its body as is kept and arrives in time."""
         limit = self._config.max_error_bytes
         coding = response.headers.get("content-encoding", "")
         content, is_cut = b"", False
         try:
-            async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
+            async with (
+                asyncio.timeout(end - monotonic()),
+                aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body,
+            ):
                 async for piece in body:
                     content += piece
                     if len(content) > limit:
                         content, is_cut = content[:limit], True
                         break
-        except CallError:
+        except (CallError, TimeoutError):
             # The status is the answer; a body that breaks off does not change it.
             is_cut = True
         return http_error(
@@ -365,28 +381,3 @@ class Client:
                 config.namespace,
                 origin,
             )
-
-
-def _pause(error: CallError, attempt: int) -> float | None:
-    """Seconds to wait before trying again; None if trying again is pointless."""
-    jitter = _RANDOM.uniform(0, _FIRST_PAUSE * 2**attempt)
-    if error.code == ErrorCode.UNAVAILABLE:
-        return jitter
-    details = error.details
-    if not isinstance(details, dict) or details.get("statusCode") not in _RETRIED:  # pyright: ignore[reportUnknownMemberType]
-        return None
-    after = details["headers"].get("retry-after", "")  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return jitter + retry_after(str(after))  # pyright: ignore[reportUnknownArgumentType]
-
-
-def retry_after(text: str) -> float:
-    """Seconds that a Retry-After header asks for, as a number or a date; 0 where it asks for none."""
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

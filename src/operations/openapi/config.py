@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from operations.access import AccessControl
 from operations.context import OperationContext
+from operations.openapi.headers import is_header
+from operations.openapi.hosts import origin_of
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport
 
@@ -43,11 +45,14 @@ class BasicCredential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientCredentials:
-    """A client of an OAuth2 or OpenID provider; tokens are fetched when needed, and renewed before they expire."""
+class OAuthClient:
+    """What every way to a token of an OAuth2 or OpenID provider has in common: who asks, where and how.
 
-    client_id: str
-    client_secret: str = field(repr=False)
+    Tokens are fetched when needed, once for all callers, and renewed before they expire.
+    """
+
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
 
     token_url: str | None = None
     """Instead of the document's. A document's token URL is used only on a host that may have credentials."""
@@ -62,15 +67,41 @@ class ClientCredentials:
     """Where id and secret stand in a token request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCredentials(OAuthClient):
+    """A client that asks for itself: the grant `client_credentials`."""
+
+    client_id: str = field()
+    client_secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PasswordCredentials(OAuthClient):
+    """A user's name and password: the grant `password`, and the refresh tokens that come with it."""
+
+    username: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshToken(OAuthClient):
+    """What a person's sign-in left behind: the grant `refresh_token`.
+
+    Where the provider gives a new refresh token with every token, the last one is used; it is kept in memory only.
+    """
+
+    refresh_token: str = field(repr=False)
+
+
 Credential: TypeAlias = (
     str
     | tuple[str, str]
     | BasicCredential
-    | ClientCredentials
+    | OAuthClient
     | Mapping[str, Any]
     | Callable[[OperationContext], Any]
 )
-"""What a security scheme needs: a key or token, a user name and password, a client, or what finds the caller's.
+"""What a security scheme needs: a key or token, a user name and password, an OAuth2 client, or what finds the caller's.
 
 A mapping, as configuration files have it, names the fields of one of these, or has the key or token as `token`.
 """
@@ -94,6 +125,11 @@ class Select:
     tags: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("tags", "paths", "methods"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is a list of texts, not one text")
 
     def __call__(self, outline: Outline) -> bool:
         """Whether this operation is one of those."""
@@ -188,6 +224,26 @@ class HTTPServiceConfig:
     """How many connections may be open at once."""
 
 
+def enforce_config(config: HTTPServiceConfig) -> None:
+    """Let a configuration through that can be meant.
+
+    Raises:
+        ValueError: If it cannot be right.
+    """
+    if config.base_url is not None:
+        try:
+            origin_of(config.base_url)
+        except ValueError as error:
+            raise ValueError(
+                f"base_url is {error}: {config.base_url!r}. It looks like https://api.example.com/v1"
+            ) from None
+    if isinstance(config.allowed_hosts, str):
+        raise ValueError("allowed_hosts is a list of hosts, not one text")  # noqa: TRY004 - as the others
+    for name, value in config.headers.items():
+        if not is_header(name, value):
+            raise ValueError(f"headers: {name!r} is no header's name, or its value has line breaks")
+
+
 def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
     """The configured `auth`, also where it was given as a mapping, as configuration files do."""
     auth = config.auth
@@ -198,19 +254,32 @@ def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
 
 
 def credential_of(given: Any) -> Any:
-    """A credential, also where it was given as a mapping.
+    """A credential, also where it was given as a pair or a mapping.
 
     Raises:
-        ValueError: If a mapping describes none.
+        ValueError: If it is none.
     """
+    if isinstance(given, tuple):
+        if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]
+            raise ValueError("a login is a pair: user name and password")
+        return BasicCredential(username=str(given[0]), password=str(given[1]))  # pyright: ignore[reportUnknownArgumentType]
     if not isinstance(given, Mapping):
         return given
     fields: dict[str, Any] = {str(key): value for key, value in given.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if "client_id" in fields:
-        fields["scopes"] = tuple(fields.get("scopes", ()))
-        return ClientCredentials(**fields)
-    if "username" in fields:
-        return BasicCredential(**fields)
     if "token" in fields:
         return fields["token"]
-    raise ValueError("a credential has a token, a username or a client_id")
+    if fields.keys() == {"username", "password"}:
+        return BasicCredential(**fields)
+    fields["scopes"] = tuple(fields.get("scopes", ()))
+    for key, kind in _GRANTS.items():
+        if key in fields:
+            return kind(**fields)
+    raise ValueError("a credential has a token, a username, a client_id or a refresh_token")
+
+
+_GRANTS: dict[str, type[OAuthClient]] = {
+    "refresh_token": RefreshToken,
+    "username": PasswordCredentials,
+    "client_id": ClientCredentials,
+}
+"""By the field that only it has, or has before the others."""

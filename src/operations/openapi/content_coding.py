@@ -36,6 +36,8 @@ async def decoded(
     total = 0
     async with aclosing(chunks):
         async for chunk in chunks:
+            if not chunk:
+                continue
             for piece in _through(chunk, layers) if layers else (chunk,):
                 total += len(piece)
                 if max_bytes is not None and total > max_bytes:
@@ -44,6 +46,8 @@ async def decoded(
                         f"The answer is larger than {max_bytes} bytes.",
                     )
                 yield piece
+    if max_bytes is not None and not all(layer.is_whole for layer in layers):
+        raise CallError(ErrorCode.EXECUTION_ERROR, "The answer's content coding breaks off.")
 
 
 def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:
@@ -59,20 +63,31 @@ class _Layer:
     """One content coding, taken off step by step."""
 
     def __init__(self, name: str) -> None:
-        if name in {"gzip", "x-gzip"}:
-            self._decoder = zlib.decompressobj(31)
-        elif name == "deflate":
-            self._decoder = zlib.decompressobj(15)
-        else:
+        self._is_gzip = name in {"gzip", "x-gzip"}
+        if not self._is_gzip and name != "deflate":
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
                 f"The answer has the content coding {name!r}, not asked for.",
             )
-        self._raw_fallback = name == "deflate"
+        self._decoder = zlib.decompressobj(31 if self._is_gzip else 15)
+        self._raw_fallback = not self._is_gzip
+        self._is_fresh = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what arrived has come to its end, or nothing arrived."""
+        return self._is_fresh or self._decoder.eof
 
     def steps(self, chunk: bytes) -> Generator[bytes]:
         waiting = chunk
         while True:
+            if self._decoder.eof:
+                if not self._is_gzip or not waiting.strip(b"\0"):
+                    # What stands behind the end is padding.
+                    return
+                # A gzip file may consist of several, one behind the other.
+                self._decoder = zlib.decompressobj(31)
+            self._is_fresh = False
             try:
                 piece = self._decoder.decompress(waiting, _STEP)
             except zlib.error:
@@ -87,7 +102,7 @@ class _Layer:
             self._raw_fallback = False
             if piece:
                 yield piece
-            waiting = self._decoder.unconsumed_tail
+            waiting = self._decoder.unconsumed_tail or self._decoder.unused_data
             # A full step may have left output behind even where all input was taken.
-            if self._decoder.eof or (not waiting and len(piece) < _STEP):
+            if not waiting and (self._decoder.eof or len(piece) < _STEP):
                 return

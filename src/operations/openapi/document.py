@@ -4,14 +4,16 @@ Rule 1: only what an operation's spec needs is read at once; schemas and request
 Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import msgspec
 
 from operations.errors import DocumentError
 from operations.openapi import openapi3, swagger2
+from operations.openapi.headers import is_header
 from operations.openapi.model import METHODS, Model
 from operations.openapi.nodes import is_list, is_object, object_of, text_of
 from operations.openapi.references import References
@@ -19,6 +21,7 @@ from operations.openapi.schemas import SchemaConverter
 from operations.types import JSONObject
 
 _METHODS = frozenset(METHODS)
+_CAPITALS = frozenset(method.upper() for method in METHODS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Description:
     """
 
     def __init__(self, document: Any) -> None:
+        if isinstance(document, (str, bytes, PathLike)):
+            raise DocumentError(
+                "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
+            )
         if type(document) is not dict:
             raise DocumentError("an API description is an object")
         self.document: JSONObject = object_of(document)
@@ -77,9 +84,10 @@ class Description:
             {"definitions", "basePath", "host", "securityDefinitions"}
         )
         version = "2.0" if is_swagger else "3.0"
-        self.problems.append(
-            Problem("document", f"it names no version; read as {version}", is_skipped=False)
-        )
+        said = f"it names no version; read as {version}"
+        if "paths" not in self.document:
+            said = "it names no version and has no paths: is it an OpenAPI document?"
+        self.problems.append(Problem("document", said, is_skipped=False))
         return version
 
     def entries(self) -> Iterator[Entry]:
@@ -98,16 +106,19 @@ class Description:
                 continue
             shared = self._parameters_problem(item)
             for method, operation in item.items():
-                if method in _METHODS:
+                # Some documents write GET for get.
+                if method in _METHODS or (method in _CAPITALS and method.lower() not in item):
                     entry = self._entry(path, method.upper(), item, operation, shared)
                     if entry is not None:
                         yield entry
             # 3.2: methods that have no field of their own.
             for method, operation in object_of(item.get("additionalOperations")).items():
-                if method.isascii() and method.isalpha():
-                    entry = self._entry(path, method.upper(), item, operation, shared)
-                    if entry is not None:
-                        yield entry
+                problem = shared
+                if not is_header(method, ""):
+                    problem = "its method is no HTTP method"
+                entry = self._entry(path, method.upper(), item, operation, problem)
+                if entry is not None:
+                    yield entry
 
     def _entry(
         self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
@@ -116,9 +127,20 @@ class Description:
             problem = "the operation is not an object"
         elif problem is None:
             problem = self._parameters_problem(operation)
+            if problem is None and "requestBody" in operation:
+                problem = self._body_problem(operation["requestBody"])
         if problem is None:
             return Entry(path, method, item, operation)
         self.problems.append(Problem(f"{method} {path}", problem))
+        return None
+
+    def _body_problem(self, node: Any) -> str | None:
+        if node is None or (is_object(node) and "$ref" not in node) or self.is_swagger:
+            return None
+        try:
+            self.references.follow(node)
+        except DocumentError as error:
+            return f"its body cannot be read: {error}"
         return None
 
     def _item(self, node: Any) -> JSONObject:
@@ -180,7 +202,7 @@ class Description:
                 continue
         return found
 
-    def servers(self, entry: Entry, variables: dict[str, str]) -> list[str]:
+    def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
         """The addresses the operation may be called at; relative ones as they are."""
         if self.is_swagger:
             return swagger2.server_urls(self.document, entry.operation)

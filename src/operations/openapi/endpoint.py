@@ -1,20 +1,22 @@
 """The handler of one imported operation: arguments to a request, an exchange, an answer to an envelope."""
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi import media
-from operations.openapi.answers import read_data, shown_headers
-from operations.openapi.client import Answer, Client, Draft
+from operations.openapi.answers import Answer, read_data, shown_headers, with_answer
+from operations.openapi.client import Client, Draft
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.document import Description, Entry
+from operations.openapi.expected import Expected
+from operations.openapi.hosts import normal_url, origin_of
 from operations.openapi.nodes import object_of
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
+from operations.openapi.paths import template_names
 from operations.openapi.plan import Plan
 from operations.openapi.security import Security
 from operations.openapi.streaming import EventStream
@@ -51,12 +53,13 @@ class Shared:
 class Endpoint:
     """One operation of a service. Costs next to nothing until it is used."""
 
-    __slots__ = ("_accept", "_entry", "_expects_json", "_plan", "_server", "_shared", "is_stream")
+    __slots__ = ("_entry", "_expected", "_plan", "_server", "_shared", "is_stream")
 
     def __init__(self, shared: Shared, entry: Entry, *, is_stream: bool) -> None:
         self._shared = shared
         self._entry = entry
         self._plan: Plan | None = None
+        self._server: str | None = None
         self.is_stream = is_stream
 
     def input_schema(self) -> JSONSchema:
@@ -65,7 +68,8 @@ class Endpoint:
 
     def output_schema(self) -> JSONSchema:
         """The schema of the data, built when first asked for."""
-        return self._ready().output_schema(is_stream=self.is_stream)
+        self._ready()
+        return self._expected.schema()
 
     async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         """One exchange.
@@ -86,7 +90,7 @@ class Endpoint:
             CallError: If it fails, or its answer is an error.
         """
         shared = self._shared
-        schema = object_of(self._ready().output_schema(is_stream=True))
+        schema = object_of(self.output_schema())
         config = shared.config
         events = EventStream(
             shared.client,
@@ -97,6 +101,7 @@ class Endpoint:
             is_ours=config.restore and "x-operations" in self._entry.operation,
             retries=config.retries,
             limits=(config.max_event_bytes, config.max_response_bytes),
+            seconds=config.timeout,
         )
         async with aclosing(events.envelopes()) as envelopes:
             async for envelope in envelopes:
@@ -113,33 +118,47 @@ class Endpoint:
         shared = self._shared
         arguments: JSONObject = dict(input)
         draft = self._draft(arguments)
+        asked: set[tuple[str, str, bytes | None]] = set()
+        last: Any = object()
         for _ in range(MAX_PAGES):
+            here = _question(draft)
+            asked.add(here)
             answer = await shared.client.exchange(draft, shared.security, context)
             envelope = self._envelope(answer)
+            if paging.counts and envelope.data == last:
+                # Asked for what is behind the end, many servers give the last page again.
+                return
+            last = envelope.data
             yield envelope
             following = paging.following(Page(arguments, answer.url, answer.headers, envelope.data))
             if isinstance(following, NextArguments):
                 arguments = following.arguments
                 draft = self._draft(arguments)
             elif isinstance(following, NextURL):
-                onward = self._at(following.url, draft)
-                if (onward.path, onward.query) == (draft.path, draft.query):
-                    return
-                draft = onward
+                draft = self._at(following.url, draft)
             else:
                 return
+            if _question(draft) == here:
+                return
+            if _question(draft) in asked:
+                raise CallError(ErrorCode.EXECUTION_ERROR, "The pages go round in circles.")
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:
         """The same request at the address an answer named, which must be of the same origin."""
-        here, there = urlsplit(draft.base), urlsplit(url)
-        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+        origin = origin_of(draft.base)
+        try:
+            is_same = origin_of(url) == origin
+        except ValueError:
+            is_same = False
+        if not is_same:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR, "The next page is said to be at another origin."
             )
+        there = urlsplit(normal_url(url))
         return Draft(
             method=draft.method,
-            base=f"{here.scheme}://{here.netloc}",
+            base=str(origin),
             path=there.path or "/",
             query=[there.query] if there.query else [],
             headers=draft.headers,
@@ -150,9 +169,16 @@ class Endpoint:
 
     def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
         kind = answer.headers.get("content-type", "")
-        data = read_data(
-            answer.content, kind, status=answer.status, expects_json=self._expects_json
-        )
+        try:
+            data = read_data(
+                answer.content,
+                kind,
+                status=answer.status,
+                expects_json=self._expected.is_json,
+                expects_sequence=self._expected.is_sequence,
+            )
+        except CallError as error:
+            raise with_answer(error, answer, self._shared.config.max_error_bytes) from None
         return http_envelope(
             data,
             status_code=answer.status,
@@ -162,9 +188,14 @@ class Endpoint:
 
     def _draft(self, input: Any) -> Draft:
         plan = self._ready()
-        draft = plan.draft(self._entry.method, self._base(), object_of(input), self._accept)
+        if self._server is None:
+            self._server, query = self._find_server()
+            if query:
+                plan.literal_query.insert(0, query)
+        expected = self._expected
+        draft = plan.draft(self._entry.method, self._server, object_of(input), expected.accept)
         draft.security = self._entry.operation.get("security")
-        draft.keeps_redirects = plan.declares_redirects
+        draft.keeps_redirects = expected.has_redirects
         return draft
 
     def _ready(self) -> Plan:
@@ -184,21 +215,31 @@ class Endpoint:
                 owned=shared.owned,
                 flatten=shared.config.flatten_body,
             )
-            expected = plan.output_media(is_stream=False)
-            self._expects_json = expected is not None and media.is_json(expected.media_type)
-            self._accept = plan.accept(is_stream=self.is_stream)
-            self._server = self._find_server()
+            self._expected = Expected(model, shared.description.schemas, is_stream=self.is_stream)
             self._plan = plan
         return plan
 
-    def _base(self) -> str:
-        return self._server
-
-    def _find_server(self) -> str:
-        """The address to call: the operator's, or the document's first, made absolute."""
+    def _find_server(self) -> tuple[str, str]:
+        """The address to call and its query: the operator's, or the document's first, made absolute."""
         shared = self._shared
-        if shared.config.base_url is not None:
-            return shared.config.base_url
-        variables = dict(shared.config.server_variables)
-        url = shared.description.servers(self._entry, variables)[0]
-        return urljoin(shared.base, url) if shared.base is not None else url
+        url = shared.config.base_url
+        if url is None:
+            variables = shared.config.server_variables
+            url = shared.description.servers(self._entry, variables)[0]
+            if missing := template_names(url):
+                raise CallError(
+                    ErrorCode.EXECUTION_ERROR,
+                    f"The server's address {url} needs a value for {', '.join(missing)}:"
+                    " set server_variables, or base_url.",
+                )
+            if shared.base is not None:
+                url = urljoin(shared.base, url)
+        with suppress(ValueError):
+            url = normal_url(url)
+        server, _, query = url.partition("?")
+        return server, query
+
+
+def _question(draft: Draft) -> tuple[str, str, bytes | None]:
+    """What makes one request for a page unlike another."""
+    return draft.base + draft.path, "&".join(draft.query), draft.body

@@ -26,13 +26,23 @@ def is_owned(name: str) -> bool:
     return lower in _OWNED or lower.startswith(_OWNED_PREFIXES) or _NAME.fullmatch(name) is None
 
 
+def is_header_value(text: str) -> bool:
+    """Whether `text` can stand in a header."""
+    return _FORBIDDEN.search(text) is None
+
+
+def is_header(name: str, value: str) -> bool:
+    """Whether name and value make one header."""
+    return _NAME.fullmatch(name) is not None and is_header_value(value)
+
+
 def enforce_header(name: str, value: str) -> None:
     """Let a header through that is one header.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, for a name or a value that could end it and start another.
     """
-    if _NAME.fullmatch(name) is None or _FORBIDDEN.search(value) is not None:
+    if not is_header(name, value):
         raise CallError(
             ErrorCode.VALIDATION_ERROR,
             f"The header {name!r} may not contain control characters.",

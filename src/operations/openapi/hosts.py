@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from operations.errors import CallError, ErrorCode
 
@@ -32,6 +33,8 @@ _URL = re.compile(
     re.IGNORECASE,
 )
 _PORTS = {"http": 80, "https": 443}
+_URL_MARKS = "%/?:@!$&'()*+,;=-._~"
+"""What may stand in a path or a query as it is."""
 
 
 class Origin(NamedTuple):
@@ -53,9 +56,7 @@ def origin_of(url: str) -> Origin:
     Raises:
         ValueError: If it is not an absolute HTTP URL without user information.
     """
-    match = _URL.match(url)
-    if match is None:
-        raise ValueError("not an absolute http or https URL")
+    match = _matched(url)
     scheme = match["scheme"].lower()
     host = match["host"].strip("[]").lower()
     if not host.isascii():
@@ -64,6 +65,23 @@ def origin_of(url: str) -> Origin:
     if port > 65535:
         raise ValueError("no such port")
     return Origin(scheme, host, port)
+
+
+def _matched(url: str) -> re.Match[str]:
+    match = _URL.match(url)
+    if match is None:
+        raise ValueError("not an absolute http or https URL")
+    return match
+
+
+def normal_url(url: str) -> str:
+    """`url` as it can be sent: its origin in one spelling, the rest encoded where it must be, no fragment.
+
+    Raises:
+        ValueError: If it is not an absolute HTTP URL without user information.
+    """
+    rest = url[_matched(url).end() :].partition("#")[0]
+    return f"{origin_of(url)}{quote(rest, safe=_URL_MARKS)}"
 
 
 def is_public(address: str) -> bool:

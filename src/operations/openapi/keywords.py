@@ -134,6 +134,16 @@ def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
         return None
 
 
+def discriminated(schema: JSONObject, description: str) -> str | None:
+    """`description`, with what a `discriminator` says in words: JSON Schema has no keyword for it."""
+    node = schema.get("discriminator")
+    names = node.get("mapping") if is_object(node) else None
+    if not is_object(node) or not is_object(names) or not names:
+        return description or None
+    told = f"The property {node.get('propertyName')!r} tells which: {', '.join(map(str, names))}."
+    return f"{description} {told}".strip()
+
+
 def number_of(value: Any) -> int | float | None:
     """A number, also where it was written as text."""
     if type(value) is str and len(value) < 40:

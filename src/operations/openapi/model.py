@@ -45,10 +45,21 @@ class Media:
     schema: Any = True
 
     item_schema: Any = None
-    """3.2: what one item of a stream looks like."""
+    """3.2: what one item of a stream, a list of parts or a sequence looks like."""
 
     encoding: JSONObject = field(default_factory=dict[str, Any])
     """By property: how it is written into a form."""
+
+    prefix_encoding: tuple[Any, ...] = ()
+    """3.2: how the first parts of a list are written."""
+
+    item_encoding: JSONObject = field(default_factory=dict[str, Any])
+    """3.2: how its other parts are."""
+
+    part_headers: dict[str, tuple[Parameter, ...]] = field(
+        default_factory=dict[str, tuple[Parameter, ...]]
+    )
+    """By property: the headers that its part of a multipart body may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

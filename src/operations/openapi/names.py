@@ -7,7 +7,7 @@ Rule 2: nothing depends on the order of paths, methods or parameters.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 MAX_NAME = 240
 """How long an operation's name may be; longer ones end in a digest."""
@@ -82,9 +82,14 @@ def argument_names(
     for name, place in parameters:
         argument = name
         if counts[name] > 1:
-            argument = f"{name}_{place}"
-            while argument in taken:
-                argument += "_"
+            argument = unused_name(f"{name}_{place}", taken)
             taken.add(argument)
         result.append(argument)
     return result
+
+
+def unused_name(wanted: str, taken: Container[str]) -> str:
+    """`wanted`, with as many underscores behind it as make it unlike those taken."""
+    while wanted in taken:
+        wanted += "_"
+    return wanted

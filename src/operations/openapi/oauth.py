@@ -1,4 +1,7 @@
-"""OAuth2 client credentials: one token per client and scopes, fetched once for many callers, renewed in time."""
+"""OAuth2 tokens: one per client and scopes, fetched once for many callers, renewed in time.
+
+Rule: only grants that need no person are made here. For the others the operator gives a token, or what finds one.
+"""
 
 import asyncio
 import base64
@@ -11,7 +14,12 @@ from urllib.parse import quote, urlencode, urljoin
 import msgspec
 
 from operations.errors import CallError, ErrorCode
-from operations.openapi.config import ClientCredentials
+from operations.openapi.config import (
+    ClientCredentials,
+    OAuthClient,
+    PasswordCredentials,
+    RefreshToken,
+)
 from operations.openapi.nodes import object_of, text_of
 from operations.types import JSONObject
 
@@ -20,6 +28,15 @@ RENEW_BEFORE = 30.0
 
 DEFAULT_LIFETIME = 300.0
 """Seconds a token is used for whose life the provider does not tell."""
+
+MAX_SOURCES = 1000
+"""How many clients and users have their tokens kept at once."""
+
+_FLOWS: dict[type[OAuthClient], str] = {
+    ClientCredentials: "clientCredentials",
+    PasswordCredentials: "password",
+}
+_INSTEAD = "Give a token in credentials, or a callable that finds the caller's."
 
 
 class Fetch(Protocol):
@@ -41,7 +58,7 @@ class TokenSource:
 
     def __init__(
         self,
-        credentials: ClientCredentials,
+        credentials: OAuthClient,
         scopes: tuple[str, ...],
         endpoint: "Endpoint",
         fetch: Fetch,
@@ -51,6 +68,9 @@ class TokenSource:
         self._endpoint = endpoint
         self._fetch = fetch
         self._token = ""
+        self._refresh_token = ""
+        if isinstance(credentials, RefreshToken):
+            self._refresh_token = credentials.refresh_token
         self._renew_at = 0.0
         self._renewal: asyncio.Task[str] | None = None
 
@@ -79,32 +99,59 @@ class TokenSource:
             self._renew_at = 0.0
 
     async def _renew(self) -> str:
+        started = monotonic()
+        answer = await self._ask()
+        token = text_of(answer.get("access_token"))
+        if not token:
+            raise CallError(ErrorCode.ACCESS_DENIED, "The token endpoint gave no access token.")
+        lifetime = _seconds(answer.get("expires_in"))
+        if not isinstance(self._credentials, ClientCredentials):
+            self._refresh_token = text_of(answer.get("refresh_token")) or self._refresh_token
+        self._token = token
+        self._renew_at = started + lifetime - min(RENEW_BEFORE, lifetime / 10)
+        return token
+
+    async def _ask(self) -> JSONObject:
+        """The provider's answer to the best grant there is."""
+        user = self._credentials
+        if self._refresh_token:
+            try:
+                return await self._post(
+                    {"grant_type": "refresh_token", "refresh_token": self._refresh_token}
+                )
+            except CallError as error:
+                if error.code != ErrorCode.ACCESS_DENIED or isinstance(user, RefreshToken):
+                    raise
+                # It has expired; the password has not.
+                self._refresh_token = ""
+        if isinstance(user, PasswordCredentials):
+            login = {"username": user.username, "password": user.password}
+            return await self._post({"grant_type": "password", **login})
+        return await self._post({"grant_type": "client_credentials"})
+
+    async def _post(self, fields: dict[str, str]) -> JSONObject:
         client = self._credentials
-        fields = {"grant_type": "client_credentials", **client.parameters}
+        fields = {**fields, **client.parameters}
         if self._scopes:
             fields["scope"] = " ".join(self._scopes)
         headers = {
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
         }
-        if client.send_in == "body":
-            fields |= {"client_id": client.client_id, "client_secret": client.client_secret}
-        else:
+        if client.client_secret and client.send_in == "header":
             pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        started = monotonic()
-        answer = object_of(
-            await self._fetch(
-                "POST", await self._endpoint.url(), headers, urlencode(fields).encode()
-            )
-        )
-        token = text_of(answer.get("access_token"))
-        if not token:
-            raise CallError(ErrorCode.ACCESS_DENIED, "The token endpoint gave no access token.")
-        lifetime = _seconds(answer.get("expires_in"))
-        self._token = token
-        self._renew_at = started + lifetime - min(RENEW_BEFORE, lifetime / 10)
-        return token
+        else:
+            secrets = {"client_id": client.client_id, "client_secret": client.client_secret}
+            fields |= {name: secret for name, secret in secrets.items() if secret}
+        url = await self._endpoint.url()
+        try:
+            return object_of(await self._fetch("POST", url, headers, urlencode(fields).encode()))
+        except CallError as error:
+            hint = self._endpoint.hint()
+            if error.code != ErrorCode.ACCESS_DENIED or not hint:
+                raise
+            raise CallError(error.code, f"{error.message} {hint}") from error
 
 
 def _seen(task: "asyncio.Task[str]") -> None:
@@ -126,7 +173,7 @@ class Endpoint:
 
     def __init__(
         self,
-        credentials: ClientCredentials,
+        credentials: OAuthClient,
         scheme: JSONObject,
         base: str,
         may_have_credentials: Callable[[str], bool],
@@ -149,27 +196,48 @@ class Endpoint:
         if self._credentials.token_url is not None:
             return self._credentials.token_url
         if not self._found:
-            url = urljoin(self._base, await self._declared())
-            if not url or not self._is_trusted(url):
+            declared = await self._declared()
+            if not declared:
                 raise CallError(
                     ErrorCode.ACCESS_DENIED,
-                    "The document's token endpoint is on a host that credentials may not go to:"
-                    " set token_url, or name the host in allowed_hosts.",
+                    f"The document names no token endpoint: set token_url. {self.hint()}".rstrip(),
+                )
+            url = urljoin(self._base, declared)
+            if not self._is_trusted(url):
+                raise CallError(
+                    ErrorCode.ACCESS_DENIED,
+                    f"The document's token endpoint {url.partition('?')[0]!r} is on a host that"
+                    " credentials may not go to: set token_url, or name the host in allowed_hosts.",
                 )
             self._found = url
         return self._found
 
-    async def _declared(self) -> str:
-        if self._scheme.get("type") == "openIdConnect":
-            discovery = urljoin(self._base, text_of(self._scheme.get("openIdConnectUrl")))
-            found = await self._fetch("GET", discovery, {"Accept": "application/json"}, None)
-            return text_of(object_of(found).get("token_endpoint"))
+    def hint(self) -> str:
+        """What to do where the document declares no flow that can be taken without a person; else empty."""
         flows = object_of(self._scheme.get("flows"))
-        for flow in ("clientCredentials", *flows):
-            url = text_of(object_of(flows.get(flow)).get("tokenUrl"))
-            if url:
-                return url
-        return ""
+        wanted = _FLOWS.get(type(self._credentials), "")
+        if not flows or not wanted or wanted in flows:
+            return ""
+        return f"It declares {' and '.join(flows)}, where a person signs in. {_INSTEAD}"
+
+    async def _declared(self) -> str:
+        flows = object_of(self._scheme.get("flows"))
+        is_refresh = isinstance(self._credentials, RefreshToken)
+        for key in ("refreshUrl", "tokenUrl") if is_refresh else ("tokenUrl",):
+            for flow in (_FLOWS.get(type(self._credentials), ""), *flows):
+                url = text_of(object_of(flows.get(flow)).get(key))
+                if url:
+                    return url
+        return await self._discovered()
+
+    async def _discovered(self) -> str:
+        """What the provider itself says: OpenID discovery, or from 3.2 on OAuth2 metadata."""
+        address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
+        if not isinstance(address, str):
+            return ""
+        discovery = urljoin(self._base, address)
+        found = await self._fetch("GET", discovery, {"Accept": "application/json"}, None)
+        return urljoin(discovery, text_of(object_of(found).get("token_endpoint")))
 
 
 class TokenSources:
@@ -190,13 +258,15 @@ class TokenSources:
         self._sources: dict[bytes, TokenSource] = {}
 
     def get(
-        self, name: str, credentials: ClientCredentials, scheme: JSONObject, scopes: list[str]
+        self, name: str, credentials: OAuthClient, scheme: JSONObject, scopes: list[str]
     ) -> TokenSource:
-        """The source of tokens for these scopes; the same one for the same client."""
+        """The source of tokens for these scopes; the same one for the same client or user."""
         wanted = credentials.scopes or tuple(sorted(scopes))
-        key = msgspec.json.encode([name, credentials.client_id, wanted])
+        key = msgspec.json.encode([name, type(credentials).__name__, credentials, wanted])
         source = self._sources.get(key)
         if source is None:
+            if len(self._sources) >= MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
             endpoint = Endpoint(credentials, scheme, self._base, self._is_trusted, self._fetch)
             source = self._sources[key] = TokenSource(credentials, wanted, endpoint, self._fetch)
         return source

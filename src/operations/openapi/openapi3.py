@@ -1,10 +1,12 @@
 """Reads one operation of an OpenAPI 3.0, 3.1 or 3.2 document."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from operations.errors import DocumentError
+from operations.openapi.headers import is_header_value
 from operations.openapi.model import Body, Media, Model, Parameter, Place, Response
-from operations.openapi.nodes import list_of, object_of, text_of
+from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.references import References
 from operations.types import JSONObject
 
@@ -26,11 +28,14 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
     """
     merged: dict[tuple[str, str], Parameter] = {}
     for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
-        parameter = _parameter(references.follow(node))
-        if parameter is not None:
-            # Header names are the same in any case, and the operation's own parameters come last.
-            name = parameter.name.lower() if parameter.place == "header" else parameter.name
-            merged[parameter.place, name] = parameter
+        found = references.follow(node)
+        if "$ref" in node and type(node.get("description")) is str:
+            # From 3.1 on, what a reference is described as wins.
+            found = {**found, "description": node["description"]}
+        parameter = _parameter(found)
+        # Header names are the same in any case, and the operation's own parameters come last.
+        name = parameter.name.lower() if parameter.place == "header" else parameter.name
+        merged[parameter.place, name] = parameter
     body = operation.get("requestBody")
     return Model(
         parameters=tuple(merged.values()),
@@ -49,7 +54,7 @@ def check_parameter(node: JSONObject) -> str | None:
     return None
 
 
-def _parameter(node: JSONObject) -> Parameter | None:
+def _parameter(node: JSONObject) -> Parameter:
     problem = check_parameter(node)
     if problem:
         raise DocumentError(problem)
@@ -89,17 +94,42 @@ def _body(references: References, node: JSONObject) -> Body:
 def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
     result: list[Media] = []
     for media_type, entry in object_of(node.get("content")).items():
+        if not is_header_value(media_type):
+            continue
         # 3.2 lets a media type be a reference, and streams describe one item.
-        media = references.follow(entry) if isinstance(entry, dict) else {}
+        try:
+            media = references.follow(entry) if isinstance(entry, dict) else {}
+        except DocumentError:
+            continue
+        encoding = object_of(media.get("encoding"))
         result.append(
             Media(
                 media_type=media_type,
                 schema=media.get("schema", True),
                 item_schema=media.get("itemSchema"),
-                encoding=object_of(media.get("encoding")),
+                encoding=encoding,
+                prefix_encoding=tuple(list_of(media.get("prefixEncoding"))),
+                item_encoding=object_of(media.get("itemEncoding")),
+                part_headers={
+                    name: headers
+                    for name, node in encoding.items()
+                    if (headers := tuple(_part_headers(references, object_of(node))))
+                },
             )
         )
     return tuple(result)
+
+
+def _part_headers(references: References, encoding: JSONObject) -> Iterator[Parameter]:
+    """The headers of one part; one that cannot be read costs only itself."""
+    for name, node in object_of(encoding.get("headers")).items():
+        # The type has a field of its own, and the disposition holds the part's name.
+        if name.lower() in {"content-type", "content-disposition"}:
+            continue
+        try:
+            yield _parameter({**references.follow(node), "name": name, "in": "header"})
+        except DocumentError:
+            continue
 
 
 def read_responses(references: References, operation: JSONObject) -> tuple[Response, ...]:
@@ -125,14 +155,18 @@ def _response(references: References, status: str, node: JSONObject) -> Response
     )
 
 
-def server_urls(nodes: Any, variables: dict[str, str]) -> list[str]:
-    """The addresses of a list of servers, their variables filled in."""
+def server_urls(nodes: Any, variables: Mapping[str, str]) -> list[str]:
+    """The addresses of a list of servers; variables without a value stay as they are."""
     urls: list[str] = []
     for node in list_of(nodes):
         server = object_of(node)
+        defaults = {
+            name: str(variable["default"])
+            for name, variable in object_of(server.get("variables")).items()
+            if is_object(variable) and "default" in variable
+        }
         url = text_of(server.get("url"))
-        for name, variable in object_of(server.get("variables")).items():
-            chosen = variables.get(name, object_of(variable).get("default", ""))
+        for name, chosen in {**defaults, **variables}.items():
             url = url.replace("{" + name + "}", str(chosen))
         if url:
             urls.append(url)

@@ -1,12 +1,13 @@
 """How the pages of a list follow one another, where a document or a rule tells.
 
-Each way says what the next request changes, given the answer to the last one; None ends the list.
+Each way says what the next request changes, given the answer to the last one; None ends the list. One that `counts`
+goes on until a page is empty, so it depends on the server to have an end.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urljoin
 
 from operations.openapi.nodes import list_of, object_of, text_of
@@ -47,6 +48,8 @@ Next: TypeAlias = NextArguments | NextURL | None
 class LinkPaging:
     """The `Link` header names the next page (RFC 8288)."""
 
+    counts: ClassVar = False
+
     def following(self, page: Page) -> Next:
         """What comes after `page`."""
         for target, attributes in _LINK.findall(page.headers.get("link", "")):
@@ -63,6 +66,8 @@ class URLPaging:
     next: str
     """A JSON pointer into the answer."""
 
+    counts: ClassVar = False
+
     def following(self, page: Page) -> Next:
         """What comes after `page`."""
         url = text_of(value_at(page.data, self.next))
@@ -77,6 +82,8 @@ class CursorPaging:
 
     next: str
     """A JSON pointer into the answer."""
+
+    counts: ClassVar = False
 
     def following(self, page: Page) -> Next:
         """What comes after `page`."""
@@ -98,6 +105,8 @@ class PagePaging:
     items: str = ""
     """A JSON pointer to the list in the answer."""
 
+    counts: ClassVar = True
+
     def following(self, page: Page) -> Next:
         """What comes after `page`."""
         if not list_of(value_at(page.data, self.items)):
@@ -117,6 +126,8 @@ class OffsetPaging:
 
     items: str = ""
     """A JSON pointer to the list in the answer."""
+
+    counts: ClassVar = True
 
     def following(self, page: Page) -> Next:
         """What comes after `page`."""

@@ -9,19 +9,22 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi import media
 from operations.openapi.bodies import write_body
 from operations.openapi.client import Draft
+from operations.openapi.expected import is_sequence, whole_schema
 from operations.openapi.headers import enforce_header, is_owned
-from operations.openapi.keywords import as_object, is_file
-from operations.openapi.model import EVENT_STREAM, Media, Model, Parameter, Response
-from operations.openapi.names import argument_names
+from operations.openapi.keywords import FILE_SCHEMA, as_object, is_file
+from operations.openapi.model import Media, Model, Parameter
+from operations.openapi.multipart import NO_VALUE, PART_HEADERS, fixed_value
+from operations.openapi.names import argument_names, unused_name
 from operations.openapi.nodes import object_of
 from operations.openapi.paths import (
     enforce_argument,
     enforce_segments,
+    literal,
     refusal,
     split_template,
     template_names,
 )
-from operations.openapi.schemas import Direction, SchemaConverter
+from operations.openapi.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 
@@ -64,21 +67,25 @@ class Plan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = split_template(self._template)
-        self._literal_query = [literal_query] if literal_query and "{" not in literal_query else []
+        # What a template in the query stands for is a query parameter anyway.
+        self.literal_query = [literal(p) for p in literal_query.split("&") if p and "{" not in p]
         self.media = media.best(model.body.media) if model.body is not None else None
         if model.body is not None and self.media is None:
             self.media = Media(media_type="application/json")
+        self._takes_bytes = self.media is not None and self._is_bytes(self.media)
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         self._flat = self._flattened() if flatten else []
         reserved = self._flat or ([BODY] if self.media is not None else [])
+        self._part_headers = ""
+        if self.media is not None and self.media.part_headers:
+            self._part_headers = unused_name(PART_HEADERS, reserved)
+            reserved = [*reserved, self._part_headers]
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
         self.arguments = [Argument(n, p) for n, p in zip(names, parameters, strict=True)]
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
         self._rest = [a for a in self.arguments if a.parameter.place != "path"]
-
-    # ---- what goes in
 
     @property
     def direction(self) -> Direction:
@@ -98,7 +105,7 @@ class Plan:
         for argument in self.arguments:
             parameter = argument.parameter
             properties[argument.name] = _described(
-                as_object(draft.convert(parameter.schema)), argument
+                as_object(draft.convert(parameter.schema)), parameter, argument.name
             )
             if parameter.required:
                 required.append(argument.name)
@@ -109,27 +116,53 @@ class Plan:
             if body is not None and body.required:
                 required += [name for name in whole.get("required", []) if name in self._flat]
         elif self.media is not None and body is not None:
-            schema = as_object(self._body_schema(draft.convert(self.media.schema), self.media))
+            described = draft.convert(whole_schema(self.media))
+            schema = as_object(self._body_schema(described, self.media))
             if body.description and "description" not in schema:
                 schema = {**schema, "description": body.description}
             properties[BODY] = schema
             if body.required:
                 required.append(BODY)
-        root: JSONObject = {
-            "type": "object",
-            "properties": properties,
-            "additionalProperties": False,
-        }
-        if required:
-            root["required"] = required
-        return draft.close(root)
+        if self._part_headers and self.media is not None:
+            schema, is_required = self._part_headers_schema(draft, self.media)
+            properties[self._part_headers] = schema
+            if is_required and body is not None and body.required:
+                required.append(self._part_headers)
+        return draft.close(_closed(properties, required))
+
+    def _part_headers_schema(self, draft: SchemaDraft, chosen: Media) -> tuple[JSONObject, bool]:
+        """The schema of all parts' headers, and whether there must be some."""
+        flat = self._schemas.flattened(chosen.schema)
+        properties: JSONObject = {}
+        needed: list[str] = []
+        for part, headers in chosen.part_headers.items():
+            own = {
+                h.name: _described(as_object(draft.convert(h.schema)), h, h.name) for h in headers
+            }
+            required = [
+                header.name
+                for header in headers
+                if header.required and fixed_value(header, self._schemas) is NO_VALUE
+            ]
+            schema = _closed(own, required)
+            if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
+                # One set for every item, or one for each.
+                schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+            properties[part] = schema
+            if required and part in flat["required"]:
+                needed.append(part)
+        said = "Headers of the body's parts: by part, then by header."
+        return {"description": said, **_closed(properties, needed)}, bool(needed)
 
     def _body_schema(self, converted: JSONSchema, chosen: Media) -> JSONSchema:
         kind = chosen.media_type
         if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
             return converted
-        if self._is_bytes(chosen):
-            return _BASE64
+        if is_sequence(chosen):
+            return converted
+        if self._takes_bytes:
+            # Of several types the caller may say which it is.
+            return FILE_SCHEMA if media.is_range(kind) else _BASE64
         if media.is_text(kind):
             # An object schema for XML describes the tree; what we take is its text.
             is_string = object_of(converted).get("type") == "string"
@@ -172,7 +205,7 @@ class Plan:
         draft = Draft(
             method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
         )
-        draft.query.extend(self._literal_query)
+        draft.query.extend(self.literal_query)
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
@@ -199,7 +232,13 @@ class Plan:
             value = arguments[BODY]
         else:
             return
-        payload = write_body(self.media, value, self._schemas, is_bytes=self._is_bytes(self.media))
+        payload = write_body(
+            self.media,
+            value,
+            self._schemas,
+            is_bytes=self._takes_bytes,
+            part_headers=object_of(arguments.get(self._part_headers)),
+        )
         draft.body = payload.content
         draft.headers["Content-Type"] = payload.content_type
 
@@ -222,67 +261,6 @@ class Plan:
         enforce_segments(path, self._template)
         return path
 
-    # ---- what comes out
-
-    def response(self) -> Response | None:
-        """The answer to expect: the best of the good ones."""
-        good = {r.status.upper(): r for r in self._model.responses}
-        ranked = ["200", "201", *sorted(s for s in good if s[:1] == "2" and s.isdigit()), "2XX"]
-        with_content = [good[s] for s in ranked if s in good and good[s].media]
-        if with_content:
-            return with_content[0]
-        for status in (*ranked, "DEFAULT"):
-            if status in good:
-                return good[status]
-        return None
-
-    def output_media(self, *, is_stream: bool) -> Media | None:
-        """The representation to expect of a good answer."""
-        response = self.response()
-        if response is None:
-            return None
-        if is_stream:
-            for candidate in response.media:
-                if media.essence(candidate.media_type) == EVENT_STREAM:
-                    return candidate
-        return media.best(response.media)
-
-    def output_schema(self, *, is_stream: bool) -> JSONSchema:
-        """The schema of a good answer's data; of one item's for a stream."""
-        chosen = self.output_media(is_stream=is_stream)
-        if chosen is None:
-            return {}
-        if is_stream:
-            return self._schemas.build(self._item_schema(chosen), Direction.RESPONSE)
-        if media.is_json(chosen.media_type):
-            return self._schemas.build(chosen.schema, Direction.RESPONSE)
-        if media.is_range(chosen.media_type):
-            return {}
-        # Text is a string whatever an object schema for XML says about its tree; bytes are checked by nobody.
-        return {"type": "string"} if media.is_text(chosen.media_type) else {}
-
-    def _item_schema(self, chosen: Media) -> Any:
-        """3.2 describes a whole event; what we yield is its data."""
-        if chosen.item_schema is None:
-            return chosen.schema
-        data = self._schemas.properties(chosen.item_schema).get("data")
-        if data is None:
-            return chosen.item_schema
-        return self._schemas.resolve(data).get("contentSchema", data)
-
-    def accept(self, *, is_stream: bool) -> str:
-        """The Accept header: what is expected, and anything rather than nothing."""
-        if is_stream:
-            return f"{EVENT_STREAM}, application/json;q=0.5"
-        chosen = self.output_media(is_stream=False)
-        kind = chosen.media_type if chosen is not None else "application/json"
-        return kind if kind.startswith("*/*") else f"{kind}, */*;q=0.1"
-
-    @property
-    def declares_redirects(self) -> bool:
-        """Whether a redirect is one of the declared answers."""
-        return any(response.status[:1] == "3" for response in self._model.responses)
-
 
 def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
     """The parameters, path ones as the template has them: those it lacks are dropped, those it adds are strings."""
@@ -303,14 +281,22 @@ def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
     return (parameter.place, parameter.name) in owned
 
 
-def _described(schema: JSONObject, argument: Argument) -> JSONObject:
-    parameter = argument.parameter
+def _closed(properties: JSONObject, required: list[str]) -> JSONObject:
+    schema: JSONObject = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {**schema, "required": required} if required else schema
+
+
+def _described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
     notes: JSONObject = {}
     if parameter.description:
         notes["description"] = parameter.description
     if parameter.deprecated:
         notes["deprecated"] = True
-    if argument.name != parameter.name:
+    if argument != parameter.name:
         said = notes.get("description") or schema.get("description") or ""
         where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
         notes["description"] = f"{said} {where}".strip()

@@ -56,6 +56,10 @@ class References:
         return known
 
     def _locate(self, ref: str) -> tuple[str, Any]:
+        own = self._document.get("$self")
+        if isinstance(own, str) and ref.startswith(own + "#"):
+            # 3.2: the document by its own name.
+            ref = ref.removeprefix(own)
         if not ref.startswith("#"):
             return self._by_name(ref)
         fragment = ref[1:]

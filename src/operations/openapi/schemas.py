@@ -22,6 +22,7 @@ from operations.openapi.keywords import (
     count_of,
     data_of,
     dependent_names,
+    discriminated,
     is_file,
     names_of,
     number_of,
@@ -321,7 +322,9 @@ class _Conversion:
                     out[key] = [self.convert(item, below, hidden) for item in value]
             elif key in _SCHEMA_LISTS:
                 if is_list(value) and value:
-                    out[key] = [self.convert(item, below) for item in value]
+                    # Where a property tells the members apart, that more than one fits is no fault.
+                    told = key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
+                    out["anyOf" if told else key] = [self.convert(item, below) for item in value]
             elif key in _SCHEMA_MAPS:
                 if is_object(value):
                     out[key] = {name: self.convert(item, below) for name, item in value.items()}
@@ -354,6 +357,8 @@ class _Conversion:
             elif key == "dependencies":
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
+        if "discriminator" in schema:
+            put(out, "description", discriminated(schema, out.get("description", "")))
         if out.get("multipleOf", 1) <= 0:
             del out["multipleOf"]
         return out

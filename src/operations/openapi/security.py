@@ -15,9 +15,10 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
     BasicCredential,
-    ClientCredentials,
     HTTPAuth,
     HTTPServiceConfig,
+    OAuthClient,
+    PasswordCredentials,
     auth_of,
     credential_of,
 )
@@ -42,6 +43,13 @@ class Signature:
     """Whose tokens were used: they are told when one is refused."""
 
 
+_COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
+"""What may stand in a cookie's name as it is."""
+
+NOTHING = Signature()
+"""Of a request that nobody signs."""
+
+
 class Security:
     """Signs the requests of one service.
 
@@ -64,8 +72,6 @@ class Security:
         self._headers = dict(config.headers)
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
-        for name, value in self._headers.items():
-            enforce_header(name, value)
 
     def owned(self) -> frozenset[tuple[str, str]]:
         """The `(place, name)` of everything configuration sets; no argument may."""
@@ -125,23 +131,37 @@ class Security:
             if credential is None:
                 return
         kind = text_of(scheme.get("type"))
-        if isinstance(credential, ClientCredentials):
+        if isinstance(credential, BasicCredential) and kind in {"oauth2", "openIdConnect"}:
+            # There a login is a way to a token.
+            credential = PasswordCredentials(
+                username=credential.username, password=credential.password
+            )
+        if isinstance(credential, OAuthClient):
             source = self._sources.get(name, credential, scheme, scopes)
             token = await source.token()
             signature.tokens.append(source)
             _authorize(signature, "Bearer", token)
-        elif kind == "apiKey":
+        elif kind == "apiKey" and not isinstance(credential, BasicCredential):
             _apply_key(signature, scheme, str(credential))
-        elif isinstance(credential, (BasicCredential, tuple)) or (
-            kind == "http" and text_of(scheme.get("scheme")).lower() == "basic"
-        ):
-            _authorize(signature, "Basic", _basic(credential))
         else:
-            word = text_of(scheme.get("scheme")) if kind == "http" else ""
-            # Scheme names are the same in any case; bearer is the one servers expect capitalised.
-            _authorize(
-                signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential)
-            )
+            _apply_http(signature, text_of(scheme.get("scheme")), credential)
+
+
+def _apply_http(signature: Signature, word: str, credential: Any) -> None:
+    """An Authorization header of the HTTP scheme `word`."""
+    is_login = isinstance(credential, BasicCredential)
+    if is_login and word.lower() not in {"", "basic", "bearer"}:
+        # Basic would show the password that this scheme is there to hide.
+        raise CallError(
+            ErrorCode.ACCESS_DENIED,
+            f"HTTP {word} cannot be made of a user name and a password here:"
+            " give the credential itself, or a transport that signs in.",
+        )
+    if is_login or word.lower() == "basic":
+        _authorize(signature, "Basic", _basic(credential))
+    else:
+        # Scheme names are the same in any case; bearer is the one servers expect capitalised.
+        _authorize(signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential))
 
 
 def _authorize(signature: Signature, word: str, token: str) -> None:
@@ -151,12 +171,12 @@ def _authorize(signature: Signature, word: str, token: str) -> None:
 
 def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
     name = text_of(scheme.get("name"))
-    signature.secrets.append(key)
+    signature.secrets += {key, quote(key, safe="")}
     match scheme.get("in"):
         case "query":
             signature.query.append(f"{quote(name, safe='')}={quote(key, safe='')}")
         case "cookie":
-            signature.cookies.append(f"{name}={quote(key, safe='')}")
+            signature.cookies.append(f"{quote(name, safe=_COOKIE_NAME)}={quote(key, safe='')}")
         case _:
             signature.headers[name] = key
 
@@ -186,8 +206,6 @@ def _basic(credential: Any) -> str:
     """`user:password` encoded; what has no colon is taken to be encoded already."""
     if isinstance(credential, BasicCredential):
         text = f"{credential.username}:{credential.password}"
-    elif isinstance(credential, tuple):
-        text = ":".join(str(part) for part in credential)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     else:
         text = str(credential)
     return base64.b64encode(text.encode()).decode() if ":" in text else text

@@ -6,7 +6,7 @@ registry.register_all(service)
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -14,9 +14,10 @@ from typing import Any, Self, TypeAlias
 import msgspec
 
 from operations.access import OPEN, AccessControl
+from operations.errors import DocumentError
 from operations.openapi.client import Client
 from operations.openapi.collector import collector_at_rest
-from operations.openapi.config import HTTPServiceConfig, Outline
+from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
 from operations.openapi.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
@@ -130,7 +131,10 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
         DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
         ValueError: If the configuration cannot be right.
     """
-    client = Client(config, TrustedHosts([url]))
+    try:
+        client = Client(config, TrustedHosts([url]))
+    except ValueError as error:
+        raise DocumentError(f"{url!r} is {error}: from_openapi_file reads files") from None
     try:
         document = await bundle_urls(url, client.download, max_bytes=config.max_document_bytes)
     finally:
@@ -165,11 +169,22 @@ class _Importer:
     ) -> None:
         self._config = config
         self._description = description = Description(document)
+        enforce_config(config)
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
+        schemes = description.security_schemes()
+        for name in config.credentials:
+            if name not in schemes:
+                known = ", ".join(schemes) or "none; auth= signs every request in without one"
+                _LOGGER.warning(
+                    "%s: the credential %r is for no security scheme of the document (it has %s)",
+                    config.namespace,
+                    name,
+                    known,
+                )
         security = Security(
-            description.security_schemes(),
+            schemes,
             description.document.get("security"),
             config,
             TokenSources(base, client.is_trusted, client.fetch),
@@ -195,6 +210,7 @@ class _Importer:
         else:
             for draft, name in zip(drafts, names, strict=True):
                 operations.append(self._operation(draft, name, OPEN))
+        self._warn_of_names(set(names))
         problems = description.problems
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
@@ -220,6 +236,23 @@ class _Importer:
             self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
             self._restored.append(operation)
+
+    def _warn_of_names(self, names: set[str]) -> None:
+        """Point out rules for operations that are not there; they are often misspelled."""
+        rules: dict[str, Any] = {
+            "rename": self._config.rename,
+            "pagination": self._config.pagination,
+        }
+        for key, rule in rules.items():
+            if isinstance(rule, Mapping):
+                named: list[str] = list(rule)  # pyright: ignore[reportUnknownArgumentType]
+                for name in set(named) - names:
+                    _LOGGER.warning(
+                        "%s: %s names %r, which is no operation of the document",
+                        self._config.namespace,
+                        key,
+                        name,
+                    )
 
     def _has_rules(self) -> bool:
         config = self._config
@@ -333,7 +366,9 @@ class _Importer:
         if rule is None:
             return None
         if rule == "document":
-            return declared_paging(entry.operation, object_of(entry.operation.get("responses")))
+            responses = object_of(entry.operation.get("responses"))
+            found = {str(s): self._description.schemas.resolve(r) for s, r in responses.items()}
+            return declared_paging(entry.operation, found)
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 

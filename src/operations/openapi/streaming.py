@@ -18,9 +18,10 @@ from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, ErrorCode
 from operations.openapi import media
 from operations.openapi.answers import read_data, shown_headers
-from operations.openapi.client import REPEATABLE, Client, Draft
+from operations.openapi.client import Client, Draft
 from operations.openapi.model import EVENT_STREAM
 from operations.openapi.nodes import object_of
+from operations.openapi.retrying import REPEATABLE
 from operations.openapi.security import Security
 from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
 
@@ -47,6 +48,7 @@ class EventStream:
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
         retries: How often to reconnect in vain.
         limits: `max_event_bytes`, `max_response_bytes`.
+        seconds: How long an answer that is no stream may take.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EventStream:
         is_ours: bool,
         retries: int,
         limits: tuple[int, int],
+        seconds: float,
     ) -> None:
         self._client = client
         self._security = security
@@ -69,6 +72,7 @@ class EventStream:
         self._is_ours = is_ours
         self._retries = retries if draft.method in REPEATABLE else 0
         self._max_event, self._max_response = limits
+        self._seconds = seconds
         self._last_id = ""
         self._pause = _PAUSE
         self._seen: dict[str, None] = {}
@@ -76,9 +80,10 @@ class EventStream:
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """The events, until the stream is over."""
-        failures = 0
+        failures, closings = 0, self._client.closings
+        lost: CallError | None = None
         while True:
-            count, lost = 0, None
+            count, was_lost, lost = 0, lost is not None, None
             try:
                 async with aclosing(self._connection()) as items:
                     async for envelope in items:
@@ -86,11 +91,15 @@ class EventStream:
                         yield envelope
             except CallError as error:
                 if error.code != ErrorCode.UNAVAILABLE:
-                    if self._last_id and count == 0:
+                    has_ended = self._last_id and count == 0 and not was_lost
+                    if has_ended and error.code == ErrorCode.EXECUTION_ERROR:
                         # We came back to a stream that had ended; that it is gone now is no failure.
                         return
                     raise
                 lost = error
+                if (count and not self._last_id) or closings != self._client.closings:
+                    # To ask again would be to begin again, or to open what was closed.
+                    raise
             failures = 0 if count else failures + 1
             if self._is_over:
                 return
@@ -157,15 +166,19 @@ class EventStream:
         self, status: int, headers: dict[str, str], kind: str, chunks: AsyncIterator[bytes]
     ) -> ResponseEnvelope[Any]:
         """The server answered with one thing rather than a stream."""
-        content = b""
-        async for chunk in chunks:
-            content += chunk
-            if len(content) > self._max_response:
-                raise CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED,
-                    f"The answer is larger than {self._max_response} bytes.",
-                )
-        data = read_data(content, kind, status=status, expects_json=not self._as_text)
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for chunk in chunks:
+                    content += chunk
+                    if len(content) > self._max_response:
+                        raise CallError(
+                            ErrorCode.RESOURCE_EXHAUSTED,
+                            f"The answer is larger than {self._max_response} bytes.",
+                        )
+        except TimeoutError:
+            raise CallError(ErrorCode.TIMEOUT, "The answer did not end in time.") from None
+        data = read_data(bytes(content), kind, status=status, expects_json=not self._as_text)
         return http_envelope(data, status_code=status, headers=headers, content_type=kind)
 
 

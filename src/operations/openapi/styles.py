@@ -3,12 +3,14 @@
 Every value is taken apart into items or members first; a style is then only which marks stand between them.
 """
 
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
+from operations.openapi.media import is_json
 from operations.openapi.model import Parameter
 from operations.openapi.nodes import is_list, is_object
 
@@ -39,18 +41,20 @@ def percent_reserved(text: str) -> str:
 
 
 def text_of_value(value: Any) -> str:
-    """A primitive as text. Null is empty; what has parts of its own is JSON."""
+    """A primitive as text. Null is empty, bytes are base64; what has parts of its own is JSON."""
     if type(value) is str:
         return value
     if value is None:
         return ""
+    if isinstance(value, (bytes, bytearray)):
+        return b64encode(value).decode()
     return msgspec.json.encode(value).decode()
 
 
 def path_value(parameter: Parameter, value: Any) -> str:
     """`value` as it stands in a path segment, percent-encoded."""
     if parameter.media_type is not None:
-        return percent(content_text(value))
+        return percent(content_text(value, parameter.media_type))
     if parameter.style == "matrix":
         return _matrix(parameter, value)
     if parameter.style == "label":
@@ -63,7 +67,7 @@ def path_value(parameter: Parameter, value: Any) -> str:
 def header_value(parameter: Parameter, value: Any) -> str:
     """`value` as it stands in a header; not encoded, only what has no control characters can be sent."""
     if parameter.media_type is not None:
-        return content_text(value)
+        return content_text(value, parameter.media_type)
     mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
     return _joined(value, parameter.explode, mark, _same)
 
@@ -74,7 +78,7 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
     if parameter.style == "querystring":
         return [_whole_query(parameter, value)]
     if parameter.media_type is not None:
-        return [f"{percent(parameter.name)}={encode(content_text(value))}"]
+        return [f"{percent(parameter.name)}={encode(content_text(value, parameter.media_type))}"]
     return form_pairs(
         parameter.name, value, style=parameter.style, explode=parameter.explode, encode=encode
     )
@@ -82,32 +86,46 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
 
 def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Encode) -> list[str]:
     """`name=value` pieces, by a query style."""
-    key = percent(name)
+    mark = _DELIMITERS.get(style, ",")
+    fields = _fields(name, value, style, explode, mark, percent, encode)
+    return [f"{key}={text}" for key, text in fields]
+
+
+def plain_fields(name: str, value: Any, *, style: str, explode: bool) -> list[tuple[str, str]]:
+    """Names and values by a query style, not encoded: the parts of a multipart form."""
+    mark = _PLAIN_DELIMITERS.get(style, ",")
+    return _fields(name, value, style, explode, mark, _same, _same)
+
+
+def _fields(
+    name: str, value: Any, style: str, explode: bool, mark: str, rename: Encode, encode: Encode
+) -> list[tuple[str, str]]:
+    key = rename(name)
     if style == "deepObject":
-        return [f"{k}={encode(text_of_value(v))}" for k, v in _deep(key, value)]
+        return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
     if explode:
         if is_list(value) and value:
-            return [f"{key}={encode(text_of_value(item))}" for item in value]
+            return [(key, encode(text_of_value(item))) for item in value]
         if is_object(value) and value:
-            members = value.items()
-            return [f"{percent(k)}={encode(text_of_value(v))}" for k, v in members]
-    mark = _DELIMITERS.get(style, ",")
-    return [f"{key}={_joined(value, False, mark, encode)}"]
+            return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
+    return [(key, _joined(value, False, mark, encode))]
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:
     """`name=value` as it stands in a Cookie header."""
     if parameter.media_type is not None:
-        return f"{percent(parameter.name)}={percent(content_text(value))}"
+        return f"{percent(parameter.name)}={percent(content_text(value, parameter.media_type))}"
     mark = "; " if parameter.style == "cookie" else "&"
     return mark.join(
         form_pairs(parameter.name, value, style="form", explode=parameter.explode, encode=percent)
     )
 
 
-def content_text(value: Any) -> str:
-    """A parameter with `content`: text stays text, anything else is JSON."""
-    return value if type(value) is str else msgspec.json.encode(value).decode()
+def content_text(value: Any, media_type: str) -> str:
+    """A parameter with `content`: text stays text where it is not declared to be JSON, anything else is JSON."""
+    if type(value) is str and not is_json(media_type):
+        return value
+    return msgspec.json.encode(value).decode()
 
 
 def _whole_query(parameter: Parameter, value: Any) -> str:
@@ -118,7 +136,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
             for name, item in value.items()
             for pair in form_pairs(name, item, style="form", explode=True, encode=percent)
         )
-    return percent(content_text(value))
+    return percent(content_text(value, parameter.media_type or ""))
 
 
 def _matrix(parameter: Parameter, value: Any) -> str:
@@ -143,18 +161,17 @@ def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
     return encode(text_of_value(value))
 
 
-def _deep(key: str, value: Any) -> list[tuple[str, Any]]:
+def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
     """Bracket form: `a[b][c]=1`; lists of plain values as `a[]=1`, of others as `a[0][b]=1`."""
-    if is_object(value):
+    if is_object(value) and value:
         members = value.items()
-        return [pair for k, v in members for pair in _deep(f"{key}%5B{percent(k)}%5D", v)]
-    if is_list(value):
-        items = value
-        if any(isinstance(item, (dict, list)) for item in items):
-            numbered = enumerate(items)
-            return [pair for i, item in numbered for pair in _deep(f"{key}%5B{i}%5D", item)]
-        return [(f"{key}%5B%5D", item) for item in items]
-    return [(key, value)]
+        return [pair for k, v in members for pair in _deep(key + rename(f"[{k}]"), v, rename)]
+    if is_list(value) and value:
+        if any(isinstance(item, (dict, list)) for item in value):
+            numbered = enumerate(value)
+            return [pair for i, v in numbered for pair in _deep(key + rename(f"[{i}]"), v, rename)]
+        return [(key + rename("[]"), item) for item in value]
+    return [(key, value or None if isinstance(value, (dict, list)) else value)]
 
 
 def _same(text: str) -> str:

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from operations.errors import DocumentError
+from operations.openapi.headers import is_header_value
 from operations.openapi.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.nodes import list_of, object_of, text_of
 from operations.openapi.references import References
@@ -66,7 +67,7 @@ def _media_types(document: JSONObject, operation: JSONObject, key: str) -> list[
     return [
         text
         for item in list_of(own if own is not None else document.get(key))
-        if (text := text_of(item))
+        if (text := text_of(item)) and is_header_value(text)
     ]
 
 

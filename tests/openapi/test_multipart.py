@@ -1,0 +1,227 @@
+"""Multipart bodies: headers of parts, styles of fields, parts without names."""
+
+from typing import Any
+
+import pytest
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, imported
+
+from operations import CallError, ErrorCode
+from operations.openapi import HTTPServiceConfig, from_openapi
+
+STRING = {"type": "string"}
+FILE = {"type": "string", "format": "binary"}
+
+
+def upload(
+    properties: dict[str, Any],
+    headers: dict[str, Any],
+    *,
+    required: tuple[str, ...] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """A document whose one operation takes a form; `headers` are declared for its part `file`."""
+    media = {
+        "schema": {"type": "object", "properties": properties, "required": list(required)},
+        "encoding": {"file": {"headers": headers}},
+    }
+    body = {"required": True, "content": {"multipart/form-data": media}}
+    return document("/thing", "post", requestBody=body, **more)
+
+
+async def parts(doc: dict[str, Any], echo: Echo, **arguments: Any) -> list[dict[str, Any]]:
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", arguments)
+    (seen,) = echo.seen
+    return seen.parts
+
+
+async def refused(doc: dict[str, Any], echo: Echo, **arguments: Any) -> CallError:
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", arguments)
+    assert echo.seen == []
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    return caught.value
+
+
+async def test_headers_of_a_part_are_an_argument(echo: Echo) -> None:
+    headers = {
+        "X-Rate": {"schema": {"type": "integer"}},
+        "X-Tags": {"schema": {"type": "array", "items": STRING}},
+        "X-Meta": {"content": {"application/json": {"schema": {"type": "object"}}}},
+        "X-Other": {"schema": STRING},
+    }
+    given = {"X-Rate": 7, "X-Tags": ["a", "b"], "X-Meta": {"k": 1}}
+    (part,) = await parts(
+        upload({"file": FILE}, headers), echo, body={"file": "AAE="}, part_headers={"file": given}
+    )
+
+    assert part["content"] == b"\0\1"
+    assert part["headers"] == {
+        "content-disposition": 'form-data; name="file"; filename="file"',
+        "content-type": "application/octet-stream",
+        "x-rate": "7",
+        "x-tags": "a,b",
+        "x-meta": '{"k":1}',
+    }
+
+
+async def test_headers_of_a_part_are_checked_like_other_arguments(echo: Echo) -> None:
+    doc = upload({"file": STRING}, {"X-Rate": {"schema": {"type": "integer"}}})
+    wrongs: list[Any] = [{"file": {"X-Rate": "x"}}, {"file": {"X-Nope": 1}}, {"nope": {}}, 7]
+    for wrong in wrongs:
+        await refused(doc, echo, body={"file": "x"}, part_headers=wrong)
+
+
+@pytest.mark.parametrize("schema", [{"const": "a"}, {"enum": ["a"]}, {"default": "a"}])
+async def test_a_required_header_with_a_value_of_its_own_needs_no_argument(
+    schema: Any, echo: Echo
+) -> None:
+    doc = upload({"file": STRING}, {"X-Kind": {"required": True, "schema": schema}})
+    (part,) = await parts(doc, echo, body={"file": "x"})
+    assert part["headers"]["x-kind"] == "a"
+
+
+async def test_a_header_is_not_made_up(echo: Echo) -> None:
+    headers = {
+        "X-Optional": {"schema": {"const": "a"}},
+        "X-Example": {"schema": {"type": "string", "example": "a"}, "example": "b"},
+    }
+    (part,) = await parts(upload({"file": STRING}, headers), echo, body={"file": "x"})
+    assert set(part["headers"]) == {"content-disposition"}
+
+
+async def test_a_required_header_must_be_given_with_its_part(echo: Echo) -> None:
+    headers = {"X-Sum": {"required": True, "schema": STRING}}
+    doc = upload({"file": STRING, "note": STRING}, headers)
+    (part,) = await parts(doc, echo, body={"note": "x"})
+    assert part["name"] == "note"
+    error = await refused(doc, echo, body={"file": "x"})
+    assert error.details["errors"][0]["path"] == "/part_headers/file/X-Sum"
+    assert "part_headers" in error.message
+
+
+def test_a_required_header_of_a_required_part_is_in_the_schema() -> None:
+    doc = upload(
+        {"file": STRING}, {"X-Sum": {"required": True, "schema": STRING}}, required=("file",)
+    )
+    (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    schema: Any = operation.spec.input_schema.document
+    assert schema["required"] == ["body", "part_headers"]
+    assert schema["properties"]["part_headers"]["required"] == ["file"]
+
+
+async def test_every_item_of_a_list_can_have_headers_of_its_own(echo: Echo) -> None:
+    doc = upload({"file": {"type": "array", "items": FILE}}, {"X-Sum": {"schema": STRING}})
+    body = {"file": ["AAE=", "AAI="]}
+    given = {"file": [{"X-Sum": "one"}, {"X-Sum": "two"}]}
+    both = await parts(doc, echo, body=body, part_headers=given)
+    assert [part["headers"]["x-sum"] for part in both] == ["one", "two"]
+    both = await parts(doc, echo, body=body, part_headers={"file": {"X-Sum": "same"}})
+    assert [part["headers"]["x-sum"] for part in both] == ["same", "same"]
+
+
+async def test_declared_headers_may_be_references_and_broken_ones_cost_only_themselves(
+    echo: Echo,
+) -> None:
+    headers = {
+        "X-Sum": {"$ref": "#/components/headers/Sum"},
+        "X-Gone": {"$ref": "#/components/headers/Gone"},
+        "Content-Type": {"schema": {"const": "text/evil"}, "required": True},
+        "Content-Disposition": {"schema": {"const": "attachment"}, "required": True},
+    }
+    doc = upload(
+        {"file": STRING}, headers, components={"headers": {"Sum": {"schema": {"type": "integer"}}}}
+    )
+    (part,) = await parts(doc, echo, body={"file": "x"}, part_headers={"file": {"X-Sum": 3}})
+    assert part["headers"] == {"content-disposition": 'form-data; name="file"', "x-sum": "3"}
+
+
+@pytest.mark.requirement("R03")
+async def test_no_header_of_a_part_ends_itself(echo: Echo) -> None:
+    doc = upload({"file": STRING}, {"X-Note": {"schema": STRING}})
+    for hostile in ("a\r\nX-Evil: 1", "a\nb", "a\0b"):
+        given = {"file": {"X-Note": hostile}}
+        await refused(doc, echo, body={"file": "x"}, part_headers=given)
+
+
+async def test_a_transfer_encoding_is_applied_as_well_as_said(echo: Echo) -> None:
+    headers = {"Content-Transfer-Encoding": {"required": True, "schema": {"enum": ["base64"]}}}
+    (part,) = await parts(upload({"file": FILE}, headers), echo, body={"file": "AAE="})
+    assert part["headers"]["content-transfer-encoding"] == "base64"
+    assert part["content"] == b"\0\1"  # the reader takes it off again
+    assert b"AAE=" in echo.seen[0].body
+
+
+async def test_the_argument_gives_way_to_names_the_document_uses(echo: Echo) -> None:
+    doc = upload(
+        {"file": STRING, "part_headers": STRING},
+        {"X-Sum": {"schema": STRING}},
+        parameters=[{"name": "part_headers_", "in": "query", "schema": STRING}],
+    )
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url, flatten_body=True) as registry:
+        await registry.execute(
+            "api.call",
+            {
+                "file": "x",
+                "part_headers": "y",
+                "part_headers_": {"file": {"X-Sum": "1"}},
+                "part_headers__query": "q",
+            },
+        )
+    (seen,) = echo.seen
+    assert seen.query == "part_headers_=q"
+    assert [(p["name"], p["headers"].get("x-sum")) for p in seen.parts] == [
+        ("file", "1"),
+        ("part_headers", None),
+    ]
+
+
+async def test_a_style_does_not_make_text_of_files(echo: Echo) -> None:
+    doc = upload({"file": {"type": "array", "items": FILE}}, {})
+    media = doc["paths"]["/thing"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    media["encoding"] = {"file": {"style": "form", "explode": True}}
+    both = await parts(doc, echo, body={"file": ["AAE=", "AAI="]})
+    assert [part["content"] for part in both] == [b"\0\1", b"\0\2"]
+
+
+async def test_parts_can_be_told_apart_by_their_place(echo: Echo) -> None:
+    echo.seen.clear()
+    media = {
+        "schema": {"type": "array", "prefixItems": [{"type": "object"}], "items": FILE},
+        "prefixEncoding": [{}],
+        "itemEncoding": {"contentType": "image/png"},
+    }
+    body = {"required": True, "content": {"multipart/mixed": media}}
+    doc = document("/thing", "post", requestBody=body)
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"body": [{"a": 1}, "AAE=", "AAI="]})
+
+    (seen,) = echo.seen
+    assert (seen.header("content-type") or "").startswith("multipart/mixed; boundary=")
+    first, *rest = seen.body.split(b"\r\n--")
+    assert first.endswith(b'Content-Type: application/json\r\n\r\n{"a":1}')
+    assert rest[0].endswith(b"Content-Type: image/png\r\n\r\n\0\1")
+    assert b"Content-Disposition" not in seen.body
+
+
+@pytest.mark.requirement("R03")
+async def test_a_body_of_several_types_can_say_which_it_is(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = document("/thing", "put", requestBody={"content": {"image/*": {}}})
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute(
+            "api.call", {"body": {"content": "AAE=", "contentType": "image/gif"}}
+        )
+        with pytest.raises(CallError) as caught:
+            await registry.execute(
+                "api.call", {"body": {"content": "AAE=", "contentType": "a\r\nX-Evil: 1"}}
+            )
+
+    (seen,) = echo.seen
+    assert (seen.header("content-type"), seen.body) == ("image/gif", b"\0\1")
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
