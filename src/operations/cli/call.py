@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter, validators
 
+from operations._words import suggestion
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.hub import Hub
 from operations.cli.inputs import read_input
@@ -21,7 +22,6 @@ from operations.cli.reading import faults_of
 from operations.cli.render import Screen
 from operations.cli.session import open_session
 from operations.cli.terminal import terminal_door
-from operations.config.faults import suggestion
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode

@@ -5,18 +5,18 @@ Rule 2: a kind of source is imported when the config has one of it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, cast
 
+from operations._words import suggestion
 from operations.access import Identity
 from operations.cli.journal import recording
 from operations.cli.sources import Kind, Opened
 from operations.cli.sources.local import open_modules
 from operations.config import ConfigError, ConfigFault, ConfigFile
-from operations.config.faults import suggestion
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
@@ -44,12 +44,19 @@ class Source:
     """The ids it gave."""
 
     skipped: tuple[Skipped, ...] = ()
+    failed: tuple[Skipped, ...] = ()
+    ignored: tuple[Skipped, ...] = ()
 
     failure: str | None = None
     """Why it is not there."""
 
     seconds: float = 0
     """How long it took to open."""
+
+    @property
+    def problems(self) -> tuple[Skipped, ...]:
+        """Everything about it that is not as somebody wanted, though it is there."""
+        return (*self.failed, *self.ignored, *self.skipped)
 
     @property
     def label(self) -> str:
@@ -91,16 +98,24 @@ class Hub:
         if spec is not None:
             return spec
         namespace = operation_id.partition(".")[0]
-        for source in self.failures:
-            if source.name == namespace:
+        for name, label, reason in self._absent():
+            if name == namespace:
                 raise CallError(
                     ErrorCode.UNAVAILABLE,
-                    f"{operation_id} is not there, because {source.label} is not: {source.failure}",
+                    f"{operation_id} is not there, because {label} is not: {reason}",
                 )
         near = suggestion(operation_id, (spec.id for spec in self.registry.specs()))
         raise CallError(
             ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
         )
+
+    def _absent(self) -> Iterator[tuple[str, str, str]]:
+        """What is not there: its namespace, what it is called, and why."""
+        for source in self.sources:
+            if source.failure is not None:
+                yield source.name, source.label, source.failure
+            for part in source.failed:
+                yield part.where, f"{source.label}: {part.where}", part.reason
 
     def identity(self, name: str) -> Identity | None:
         """Who somebody in `[access.keys]` is; `anonymous` is nobody.
@@ -178,6 +193,8 @@ async def _open(
             origin=found.origin,
             title=found.title,
             skipped=tuple(found.skipped),
+            failed=tuple(found.failed),
+            ignored=tuple(found.ignored),
             seconds=loop.time() - started,
         ),
         found,

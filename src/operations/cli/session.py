@@ -44,6 +44,10 @@ def _tell(hub: Hub, screen: Screen, *, verbose: bool) -> None:
     for source in hub.sources:
         if source.failure is not None:
             screen.warn(f"{source.label} is not there: {source.failure}")
+        for part in source.failed:
+            screen.warn(f"{source.label}: {part.where} is not there: {part.reason}")
+        for part in source.ignored:
+            screen.warn(f"{source.label}: {part.where} {part.reason}")
         if source.kind == "local" or verbose:
             for skipped in source.skipped:
                 screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")

@@ -26,7 +26,7 @@ class MCPClientLoader:
 
     def __init__(self, *, wait: float = 10, max_starting: int = 64) -> None:
         self.failures: dict[str, CallError] = {}
-        """Why a server is not there, by its name."""
+        """Why a server is not there, by its name; `str` of it is the whole report."""
 
         self._wait = wait
         self._slots = asyncio.Semaphore(max_starting)
@@ -80,7 +80,7 @@ class MCPClientLoader:
 
     def _failed(self, name: str, error: CallError) -> None:
         self.failures[name] = error
-        logger.warning("the MCP server %s is not available: %s", name, error.message)
+        logger.warning("the MCP server %s is not available: %s", name, error)
 
     @property
     def clients(self) -> list[MCPClient]:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -50,27 +50,49 @@ _STDERR_LINES = 20
 _COMPLAINTS = 5
 """How many unreadable lines of one process are logged."""
 
+_COMPLAINT = 120
+"""Characters of one that are shown."""
+
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
 
 
 class Child:
     """What is known of a server's process while it runs and after it ended."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, conceal: Callable[[str], str]) -> None:
         self.name = name
         self.process: Process | None = None
         self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self.complaints = 0
+        """The last lines it wrote there, without secrets."""
+
+        self.stray: list[str] = []
+        """The beginnings of the first lines on its stdout that were no messages, without secrets."""
+
         self.is_stopped = False
         self.went_away = False
         """Whether it stopped talking before we stopped it."""
 
+        self._conceal = conceal
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended by itself; None while it runs, where it never did, and where we ended it."""
+        return self.process.returncode if self.process is not None and self.went_away else None
+
     def complain(self, problem: str, line: bytes) -> None:
         """Log an unreadable line: its beginning, and only the first few."""
-        self.complaints += 1
-        if self.complaints <= _COMPLAINTS:
-            shown = ascii(line[:80].decode("utf-8", "replace"))
-            logger.warning("%s printed %s, ignored: %s", self.name, problem, shown)
+        if len(self.stray) < _COMPLAINTS:
+            self.stray.append(self._shown(line)[:_COMPLAINT])
+            logger.warning("%s printed %s, ignored: %s", self.name, problem, self.stray[-1])
+
+    def says(self, line: bytes) -> None:
+        """Take note of a line on its stderr."""
+        shown = self._shown(line)
+        self.stderr.append(shown)
+        logger.debug("%s: %s", self.name, shown)
+
+    def _shown(self, line: bytes) -> str:
+        return ascii(self._conceal(line.decode("utf-8", "replace").rstrip()))[1:-1]
 
 
 @asynccontextmanager
@@ -209,10 +231,7 @@ async def _read_stderr(process: Process, child: Child) -> None:
     with suppress(*_GONE):
         async for chunk in process.stderr:
             for line in lines.feed(chunk):
-                text = line.head if isinstance(line, Oversized) else line
-                shown = ascii(text.decode("utf-8", "replace"))[1:-1]
-                child.stderr.append(shown)
-                logger.debug("%s: %s", child.name, shown)
+                child.says(line.head if isinstance(line, Oversized) else line)
 
 
 # ------------------------------------------------------------ the end

@@ -26,5 +26,11 @@ class Opened:
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     """What it offered that cannot be used, with the reason."""
 
+    failed: list[Skipped] = field(default_factory=list[Skipped])
+    """Parts of it that could be there and are not: servers of an `mcp.json`."""
+
+    ignored: list[Skipped] = field(default_factory=list[Skipped])
+    """What its description says that nobody understands."""
+
     title: str = ""
     """What it calls itself."""

@@ -6,7 +6,13 @@ from operations.cli.sources.openapi import text_of
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
 from operations.errors import OperationsError
-from operations.mcp import MCPClient, MCPClientConfig, MCPClientLoader
+from operations.mcp import (
+    MCPClient,
+    MCPClientConfig,
+    MCPClientLoader,
+    read_servers,
+    unknown_keys,
+)
 from operations.scanner import Skipped
 
 
@@ -31,14 +37,21 @@ async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Ope
 
 
 async def _open_file(path: str, file: ConfigFile) -> Opened:
+    entries = read_servers(file.resolve(path))
     loader = MCPClientLoader()
-    await loader.load(file.resolve(path))
-    failed = [Skipped(name, error.message) for name, error in loader.failures.items()]
+    await loader.load(entries)
+    failed = [Skipped(name, str(error)) for name, error in loader.failures.items()]
     if failed and not loader.clients:
         await loader.aclose()
-        raise OperationsError("; ".join(each.reason for each in failed))
+        raise OperationsError("\n".join(each.reason for each in failed))
+    failed += [Skipped(name, "it is still starting") for name in loader.pending]
     skipped = [each for client in loader.clients for each in _skipped(client)]
-    return Opened(operations=loader, origin=path, skipped=[*failed, *skipped])
+    ignored = [
+        Skipped(f"{name}.{key}", words)
+        for name, entry in entries.items()
+        for key, words in unknown_keys(entry).items()
+    ]
+    return Opened(operations=loader, origin=path, failed=failed, skipped=skipped, ignored=ignored)
 
 
 def _skipped(client: MCPClient) -> list[Skipped]:
