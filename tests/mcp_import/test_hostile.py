@@ -3,7 +3,9 @@
 import base64
 import json
 import logging
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -136,6 +138,46 @@ async def test_a_list_that_never_ends_is_ended() -> None:
             assert "repeats itself" in client.skipped["tools"]
 
 
+async def test_a_list_whose_pages_never_end_is_ended() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw("pages")) as client:
+            assert client.skipped["tools"] == "the list has more than 1000 pages"
+
+
+async def test_a_server_that_always_says_it_changed_is_listed_ever_more_rarely() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw("storm")) as client:
+            registry = await connected(client)
+            await anyio.sleep(2.5)
+            listings = int((await registry.execute("raw.listings", {})).data[0]["text"])
+
+    assert 2 <= listings <= 8
+
+
+async def test_a_server_that_stops_reading_costs_the_calls_that_wait_for_it() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+            registry = await connected(client)
+            await registry.execute("raw.deaf", {})
+            large = {"result": "x" * 1_000_000}
+            for _ in range(2):
+                with pytest.raises(CallError) as caught:
+                    await registry.execute("raw.answer", large)
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
+async def test_output_without_an_end_costs_neither_calls_nor_the_closing() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+            registry = await connected(client)
+            assert (await registry.execute("raw.flood", {})).data[0]["text"] == "here it comes"
+            with pytest.raises(CallError) as caught:
+                await registry.execute("raw.pid", {})
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
 @pytest.mark.requirement("R25")
 async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other() -> None:
     async with connect_mcp("raw", raw("odd")) as client:
@@ -179,6 +221,19 @@ async def test_what_a_server_started_ends_with_it() -> None:
             (grandchild,) = map(int, file.read().split())
 
     await eventually(lambda: not is_alive(grandchild))
+
+
+async def test_what_left_the_servers_group_does_not_hold_up_the_closing() -> None:
+    with anyio.fail_after(10):
+        async with connect_mcp("raw", raw("daemon")) as client:
+            registry = await connected(client)
+            pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
+            with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: ASYNC230, PTH123 - /proc
+                (daemon,) = map(int, file.read().split())
+
+    assert not is_alive(pid)
+    assert is_alive(daemon)  # it has a session of its own, and is nobody's child any more
+    os.kill(daemon, signal.SIGKILL)
 
 
 @pytest.mark.requirement("R15")

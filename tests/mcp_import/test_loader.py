@@ -104,6 +104,24 @@ async def test_servers_close_in_any_order_and_from_any_task() -> None:
         assert not other.is_connected
 
 
+async def test_a_closing_that_is_cancelled_goes_on() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        loader = MCPClientLoader(wait=1)
+        await loader.load({"good": raw("stubborn", shutdown_timeout=0.2), "mute": raw("silent")})
+        closing = asyncio.create_task(loader.aclose())
+        asyncio.get_running_loop().call_soon(closing.cancel)
+        await asyncio.wait({closing})
+        await loader.aclose()
+
+
+async def test_an_entry_that_cannot_be_used_at_all_is_reported() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        async with MCPClientLoader() as loader:
+            await loader.load({"a\nb": raw(), "odd": {"command": "a", "env": {"A": "b\0c"}}})
+
+    assert loader.failures.keys() == {"a\nb", "odd"}
+
+
 @pytest.mark.requirement("R44")
 async def test_an_exception_in_the_body_comes_out_as_it_is() -> None:
     with nothing_left_behind(), pytest.raises(ZeroDivisionError):

@@ -47,6 +47,10 @@ async def test_the_command_the_folder_the_exit_code_and_the_last_words_are_told(
     assert lines[6].startswith("  next:      run the command by hand")
 
 
+async def test_last_words_without_a_line_end_are_heard() -> None:
+    assert "said:      panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
+
+
 async def test_only_the_last_lines_are_told_and_they_are_escaped() -> None:
     code = "import sys; [print(n, chr(27), file=sys.stderr) for n in range(1000)]"
     report = await report_of(python(code))

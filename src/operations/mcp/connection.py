@@ -134,9 +134,17 @@ class Connection:
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            return await waiter
+            async with asyncio.timeout_at(self._patience_ends()):
+                return await waiter
+        except TimeoutError:
+            late = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is not back yet")
+            raise _fresh(self._failure or late) from None
         finally:
             self._waiters.discard(waiter)
+
+    def _patience_ends(self) -> float | None:
+        """When waiting for a lost server makes no more sense; None while none was lost."""
+        return None if self._lost_at is None else self._lost_at + self.config.reconnect_timeout
 
     def is_there(self) -> None:
         """Say that the server answered a call."""
@@ -209,9 +217,8 @@ class Connection:
 
     def _is_beyond_patience(self) -> bool:
         """Whether the next attempt comes too late for those who wait."""
-        if self._lost_at is None:
-            return False
-        return self._resumes_at > self._lost_at + self.config.reconnect_timeout
+        ends = self._patience_ends()
+        return ends is not None and max(self._resumes_at, asyncio.get_running_loop().time()) > ends
 
     async def _keep(self) -> CallError | None:
         """One life of the connection: None if it was left on purpose, else what went wrong."""

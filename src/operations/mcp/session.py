@@ -5,13 +5,14 @@ can be made to run for ever. Here results pass as they are: one odd tool does no
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
 It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` on `_running`.
+`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed` and `_write`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, cast
 
+import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client._probe import (
@@ -24,6 +25,7 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
+from operations.mcp.failures import seal
 from operations.types import JSONObject
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
@@ -31,7 +33,7 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[No
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """A dispatcher that says when its connection has ended."""
+    """A dispatcher that says when its connection has ended, and which requests surely did not leave."""
 
     def __init__(self, read_stream: Any, write_stream: Any) -> None:
         super().__init__(read_stream, write_stream)
@@ -48,6 +50,25 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             await super().run(*args, **options)
         finally:
             self.ended.set()
+
+    async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Send a request and wait for its response; `MCPError` as the SDK, or sealed if nobody took it."""
+        if self._closed:
+            raise _not_taken()
+        return await super().send_raw_request(*args, **options)
+
+    async def _write(self, message: Any, metadata: Any = None) -> None:
+        try:
+            await super()._write(message, metadata)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # A stream without a buffer that breaks has not handed over what was being sent.
+            if isinstance(message, types.JSONRPCRequest):
+                raise _not_taken() from None
+            raise
+
+
+def _not_taken() -> MCPError:
+    return MCPError(**seal("closed", "went away before it was asked"))
 
 
 class RelaySession(ClientSession):
