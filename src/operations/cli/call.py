@@ -11,7 +11,7 @@ from cyclopts import Parameter, validators
 
 from operations._words import suggestion
 from operations.cli.exits import ExitCode, exit_code_of
-from operations.cli.hub import Hub
+from operations.cli.hub import Hub, Wish
 from operations.cli.inputs import read_input
 from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
@@ -57,7 +57,7 @@ async def call(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
         spec = hub.spec(operation_id)
         outline = Outline.of(spec.input_schema)
         value = read_input(input, outline)

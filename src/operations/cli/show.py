@@ -8,7 +8,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from operations.access import AccessControl
-from operations.cli.hub import Source
+from operations.cli.hub import Source, Wish
 from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
@@ -38,7 +38,7 @@ async def show(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
         hub.spec(operation_id)
         spec = Gateway(hub.registry).schema(operation_id, caller(hub, as_))
         if screen.json:

@@ -13,6 +13,14 @@ from operations.scanner import Skipped
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
 
 
+@dataclass(frozen=True, slots=True)
+class MCPFile:
+    """An `mcp.json`, or the servers in it that have one namespace."""
+
+    path: str
+    only: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """A source that is there."""

@@ -1,7 +1,7 @@
 """Tools, resources and prompts of MCP servers."""
 
 from operations.access import OPEN, AccessControl
-from operations.cli.sources import Opened
+from operations.cli.sources import MCPFile, Opened
 from operations.cli.sources.openapi import text_of
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
@@ -13,10 +13,14 @@ from operations.mcp import (
     read_servers,
     unknown_keys,
 )
+from operations.mcp.names import safe_namespace
 from operations.scanner import Skipped
 
+_PATIENCE_SECONDS = 60
+"""For a server that is wanted: longer than it may take to connect."""
 
-async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Opened:
+
+async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) -> Opened:
     """Connect to one server, or to all that an `mcp.json` lists.
 
     Raises:
@@ -24,7 +28,7 @@ async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Ope
         CallError: `UNAVAILABLE`, if the server cannot be reached.
         OperationsError: If none of the servers of an `mcp.json` can be reached.
     """
-    if isinstance(entry, str):
+    if isinstance(entry, MCPFile):
         return await _open_file(entry, file)
     client = MCPClient(name, client_config(entry, file))
     await client.open()
@@ -36,9 +40,15 @@ async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Ope
     )
 
 
-async def _open_file(path: str, file: ConfigFile) -> Opened:
-    entries = read_servers(file.resolve(path))
-    loader = MCPClientLoader()
+async def _open_file(listed: MCPFile, file: ConfigFile) -> Opened:
+    path, only = listed.path, listed.only
+    entries = {
+        name: entry
+        for name, entry in read_servers(file.resolve(path)).items()
+        if only in (None, entry.get("namespace"), safe_namespace(name))
+    }
+    # Where nothing else is asked for, one that is slow to start keeps nobody waiting.
+    loader = MCPClientLoader() if only is None else MCPClientLoader(wait=_PATIENCE_SECONDS)
     await loader.load(entries)
     failed = [Skipped(name, str(error)) for name, error in loader.failures.items()]
     if failed and not loader.clients:
