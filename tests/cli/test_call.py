@@ -118,6 +118,17 @@ def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
     assert [msgspec.json.decode(line)["data"] for line in lines] == [1, 2]
 
 
+def test_progress_in_a_pipe_is_lines_on_standard_error(run: Run) -> None:
+    ran = run("call", "work.slow", "steps=3", "pause=0")
+
+    assert ran.out == '"done"\n'
+    assert ran.err == "working hard: 1 of 3\n"  # no two within a second
+
+
+def test_progress_is_no_concern_of_scripts_that_want_json(run: Run) -> None:
+    assert run("call", "work.slow", "pause=0", "--json").err == ""
+
+
 def test_bytes_go_into_a_pipe_or_a_file_as_they_are(
     folder: Path, environment: dict[str, str], run: Run
 ) -> None:

@@ -18,14 +18,14 @@ def ids(ran: Ran) -> list[str]:
 def test_a_pipe_gets_one_line_per_operation_with_tabs(run: Run) -> None:
     lines = run("list").out.splitlines()
 
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert "work.add\tquery\tlocal\tAdd two numbers." in lines
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--type", "subscription"], ["work.count"]),
+        (["--type", "subscription"], ["work.count", "work.steps"]),
         (["--tag", "maths"], ["work.add"]),
         (["add", "numbers", "--limit", "1"], ["work.add"]),
         (["--namespace", "nope"], []),
@@ -85,7 +85,7 @@ def test_a_source_that_fails_costs_no_other_anything(run: Run, folder: Path) -> 
 
     ran = run("list")
 
-    assert len(ids(ran)) == 11
+    assert len(ids(ran)) == 12
     assert ran.code == 0
     for words in (
         "nothing_of_the_kind",

@@ -132,7 +132,7 @@ async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) 
     async with hub_of(folder, "modules = ['ops.py', 'again.py']") as hub:
         first, second = hub.sources
 
-        assert len(first.operations) == 11
+        assert len(first.operations) == 12
         assert second.failure is not None
         assert "registered already" in second.failure
 

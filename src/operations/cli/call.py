@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Annotated, Any
@@ -63,11 +64,11 @@ async def call(
         value = read_input(input, outline)
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        with terminal_door(screen, operation_id) as door:
+        with terminal_door(screen, operation_id) as (door, clear):
             context = msgspec.structs.replace(
                 caller(hub, as_), door=door, deadline=_deadline(hub, spec, timeout)
             )
-            printer = _Printer(screen, whole=envelope, file=output)
+            printer = _Printer(screen, clear, whole=envelope, file=output)
             try:
                 if spec.type is OperationType.SUBSCRIPTION:
                     return await _follow(hub, spec, value, context, printer, count)
@@ -116,15 +117,19 @@ def _advise(error: CallError, outline: Outline) -> None:
 
 
 class _Printer:
-    """Where the results of a call go."""
+    """Where the results of a call go; `clear` makes room for each."""
 
-    def __init__(self, screen: Screen, *, whole: bool, file: Path | None) -> None:
+    def __init__(
+        self, screen: Screen, clear: Callable[[], None], *, whole: bool, file: Path | None
+    ) -> None:
         self._screen = screen
+        self._clear = clear
         self._whole = whole
         self._file = file
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
         """Print one result; the exit code says whether it is a tool's error."""
+        self._clear()
         failure: CallError | None = None
         try:
             envelope.raise_for_error()
@@ -143,6 +148,7 @@ class _Printer:
 
     def item(self, envelope: ResponseEnvelope[Any]) -> None:
         """Print one item of a stream."""
+        self._clear()
         if self._file is not None:
             with self._file.open("ab") as file:
                 file.write(self._bytes(envelope) + b"\n")
