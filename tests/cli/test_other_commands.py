@@ -130,6 +130,20 @@ def test_trace_shows_calls_as_a_tree_without_what_they_carried(run: Run, folder:
     assert "input" not in journal.read_text()
 
 
+def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> None:
+    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
+    with (folder / "operations.toml").open("a") as config:
+        config.write(f"[mcp.money]\ncommand = '{sys.executable}'\nargs = ['{tools}']\n")
+    assert run("call", "money.convert", "amount=1", "to=USD").code == 0
+    assert run("call", "money.convert", "amount=1", "to=XXX").code == 1
+
+    assert [root["outcome"] for root in run("trace", "--json").json] == [
+        "success",
+        "EXECUTION_ERROR",
+    ]
+    assert run("trace", "--failed").out.count("money.convert") == 1
+
+
 def test_nothing_is_kept_where_the_config_says_so(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as config:
         config.write("[trace]\nenabled = false\n")

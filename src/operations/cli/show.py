@@ -14,6 +14,7 @@ from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
 from operations.cli.render import STYLES, Screen, encoded, first_line, plain
+from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.gateway import Gateway
 from operations.specs import OperationSpec
@@ -76,7 +77,8 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen) -> None:
                 line.append(f" (HTTP {error.http_status})", style="dim")
             errors.add(line.append(f"  {first_line(error.description)}", style="default"))
         screen.show(errors)
-    screen.show(Text("\n  " + example(spec), style="cyan"))
+    # Not broken into lines: it is there to be copied.
+    screen.out.print(Text("\n  " + plain(example(spec)), style="cyan"), soft_wrap=True)
 
 
 def _origin(spec: OperationSpec, source: Source | None) -> str:
@@ -97,13 +99,6 @@ def access_in_words(access: AccessControl) -> str:
     if access.resource_type is not None:
         needs.append(f"{access.resource_action} on some {access.resource_type}")
     return "needs " + " and ".join(needs)
-
-
-def example(spec: OperationSpec) -> str:
-    """A call with what is required, to copy."""
-    outline = Outline.of(spec.input_schema)
-    given = [f"{name}=..." for name in outline.required]
-    return " ".join(["operations call", spec.id, *given])
 
 
 def _tree(name: str, outline: Outline) -> Tree:
