@@ -189,7 +189,7 @@ class _Scan:
             if found is not None:
                 self._skip(
                     f"{where}: {owner.__qualname__}.{name}",
-                    f"{found.spec.id} is a method, and a scan finds the functions of a module: move it out of the class",
+                    f"{found.spec.id} is a method, and a scan finds functions of a module: move it out of the class",
                 )
 
     def _add(self, found: Operation | OperationSpec, operation_id: str, where: str) -> None:

@@ -1,15 +1,21 @@
 """`init`, `import`, `trace`, `doctor`, `completion`, `work` and `demo`, as scripts use them."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import msgspec
 import pytest
 from tests.cli.conftest import Ran
 
 from operations import __version__
+from operations.cli.demo.command import MANAGER, open_demo
+from operations.cli.demo.tour import answers_of, command_of, steps
 from operations.config import load_config
+from operations.server import new_key
 
 Run = Callable[..., Ran]
 
@@ -218,3 +224,27 @@ def test_without_a_terminal_the_demo_ends_after_its_tour(
                   "SOLD_OUT", "HTTP 404", '"isError":true', "JPY"):  # fmt: skip
         assert words in done.stdout
     assert "\x1b" not in done.stdout
+    assert "Ctrl-C" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+async def test_the_commands_of_the_tour_do_what_it_shows(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with anyio.fail_after(100):
+        async with open_demo(new_key()) as hub:
+            for step in steps(MANAGER):
+                shown = [answer async for answer in answers_of(step, hub.registry)]
+                command = shlex.split(command_of(step, hub.registry))
+                done = await anyio.run_process(
+                    [sys.executable, "-m", *command, "--json", "--config", str(hub.file.path)],
+                    env=environment,
+                    check=False,
+                )
+                if "error" in shown[0]:
+                    failure = msgspec.json.decode(done.stderr.splitlines()[-1])["error"]
+                    assert failure["message"] == shown[0]["error"]["message"]
+                else:
+                    lines = done.stdout.splitlines() if step.streams else [done.stdout]
+                    said = [msgspec.json.decode(line) for line in lines]
+                    assert [each["data"] for each in said] == [each["data"] for each in shown]

@@ -41,11 +41,16 @@ def example(spec: OperationSpec) -> str:
     value = _valid(spec.input_schema, outline)
     if value is None:
         return " ".join([command, *(f"{name}=..." for name in outline.required)])
+    return f"{command} {as_typed(value, outline)}"
+
+
+def as_typed(value: Any, outline: Outline) -> str:
+    """An input as one would type it: pairs where they are read as it, else JSON."""
     if isinstance(value, dict):
         arguments = list(_pairs(cast("JSONObject", value), ""))
-        if arguments and _reads_as(arguments, outline, cast("JSONObject", value)):
-            return " ".join([command, *map(shlex.quote, arguments)])
-    return f"{command} {shlex.quote(encoded(value))}"
+        if _reads_as(arguments, outline, cast("JSONObject", value)):
+            return shlex.join(arguments)
+    return shlex.quote(encoded(value))
 
 
 def _takes_nothing(schema: Schema) -> bool:
