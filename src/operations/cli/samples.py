@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from operations.cli.inputs import read_input
 from operations.cli.outline import Outline
+from operations.cli.reading import list_of
 from operations.cli.render import encoded
 from operations.errors import CallError, SchemaError
 from operations.schema import Schema
@@ -16,6 +17,7 @@ from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 _DEPTH = 6
+_NULL = frozenset({"null"})
 _FORMATS = {
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
@@ -78,12 +80,11 @@ def sample(outline: Outline, depth: int = _DEPTH) -> Any:
     schema = outline.schema
     if "default" in schema and schema["default"] is not None:
         return schema["default"]
-    examples = schema.get("examples")
-    if isinstance(examples, list) and examples:
+    if examples := list_of(schema.get("examples")):
         return examples[0]
     if outline.choices:
         return outline.choices[0]
-    members = [member for member in outline.members if member.types != {"null"}]
+    members = [member for member in outline.members if member.types != _NULL]
     if members and depth > 0:
         return sample(members[0], depth - 1)
     types = outline.types
@@ -104,9 +105,8 @@ def _object(outline: Outline, depth: int) -> JSONObject:
 def _array(outline: Outline, depth: int) -> list[Any]:
     if depth <= 0:
         return []
-    first = outline.schema.get("prefixItems")
-    if isinstance(first, list):
-        return [sample(outline.inner(each), depth - 1) for each in cast("list[object]", first)]
+    if first := list_of(outline.schema.get("prefixItems")):
+        return [sample(outline.inner(each), depth - 1) for each in first]
     count = min(max(1, outline.schema.get("minItems", 1)), 3)
     return [sample(outline.items, depth - 1) for _ in range(count)]
 
@@ -120,7 +120,7 @@ def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
         return high if high is not None and high < found else found
     if "boolean" in types:
         return True
-    if types == {"null"}:
+    if types == _NULL:
         return None
     form: Any = schema.get("format")
     text = _FORMATS.get(form, "text")
@@ -130,11 +130,11 @@ def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
 def _pairs(value: JSONObject, prefix: str) -> Iterator[str]:
     """`value` as `key=value`, objects by dots, lists by repetition."""
     for key, inner in value.items():
-        name = f"{prefix}{key}"
+        name, items = f"{prefix}{key}", list_of(inner)
         if isinstance(inner, dict) and inner:
             yield from _pairs(cast("JSONObject", inner), f"{name}.")
-        elif isinstance(inner, list) and inner and all(isinstance(each, str) for each in inner):
-            yield from (f"{name}={each}" for each in cast("list[str]", inner))
+        elif items and all(isinstance(each, str) for each in items):
+            yield from (f"{name}={each}" for each in items)
         elif isinstance(inner, str):
             yield f"{name}={inner}"
         elif isinstance(inner, (bool, int, float)):

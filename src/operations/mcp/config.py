@@ -217,7 +217,8 @@ class MCPClientConfig:
                 raise ValueError(f"{kind!r} is no transport: use stdio, http or sse")
             fields["transport"] = _ENTRY_TRANSPORTS[kind]
         try:
-            return cls(**{"secrets": secrets, **fields, **options})
+            fields["secrets"] = secrets
+            return cls(**{**fields, **options})
         except TypeError as error:
             raise ValueError(str(error)) from None
 

@@ -128,7 +128,7 @@ async def settle(
             handler, result_type = _handler(question, config, context)
             if handler is None:
                 return result
-            params = cast("JSONObject", question).get("params") or {}
+            params: JSONObject = cast("JSONObject", question).get("params") or {}
             answers[key] = await _answer(handler, params, result_type, config.timeout)
         if not answers:
             # It asks for nothing but patience.
@@ -146,8 +146,9 @@ async def _answer(
     handler: AskHandler, params: JSONObject, result_type: TypeAdapter[Any], seconds: float | None
 ) -> JSONObject:
     """What `handler` says, if it says something of the right form in time."""
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with limit:
             answer = await handler(params)
         result_type.validate_python(answer, by_name=False)
     except CallError:

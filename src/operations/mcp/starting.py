@@ -11,6 +11,7 @@ from operations.errors import CallError, ErrorCode
 from operations.mcp.concealing import Concealer
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.stdio import Child
+from operations.types import JSONObject
 
 _SIGN_IN = "it wants to know who asks: give headers or auth, and see that the token is still good"
 _STATUS_ADVICE = {
@@ -62,10 +63,9 @@ def start_error(
         advice = advice or _RUN_BY_HAND
     else:
         facts.append(("address", config.target))
-        status: int = (failure.details or {}).get("statusCode", 0)
-        advice = advice or _STATUS_ADVICE.get(
-            status, "see that the server runs and can be reached from here"
-        )
+        told: JSONObject = failure.details or {}
+        elsewhere = "see that the server runs and can be reached from here"
+        advice = advice or _STATUS_ADVICE.get(told.get("statusCode", 0), elsewhere)
     facts.append(("next", advice))
     return StartError(failure.message, failure.details, _lines(facts))
 
