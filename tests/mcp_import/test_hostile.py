@@ -17,7 +17,8 @@ import pytest
 from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
-from operations import CallError, ErrorCode, OperationRegistry
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.context import Door
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
 
 
@@ -363,3 +364,28 @@ async def test_whatever_is_said_between_answers_the_next_call_works() -> None:
                 assert (await registry.execute("raw.say", said)).data[0]["text"] == "said"
 
             assert (await registry.execute("raw.pid", {})).data == pid
+
+
+@pytest.mark.requirement("R13")
+async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
+    seen: list[float] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append(done)
+
+    context = OperationContext(door=Door(progress=progress))
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            pid = (await registry.execute("raw.pid", {})).data
+            for token in range(1, 20):
+                params = f'{{"progressToken": {token}, "progress": 1{"0" * 400}}}'
+                line = (
+                    f'{{"jsonrpc": "2.0", "method": "notifications/progress", "params": {params}}}'
+                )
+                said = {"bytes": base64.b64encode(line.encode()).decode()}
+                await registry.execute("raw.say", said, context)
+
+            assert (await registry.execute("raw.pid", {})).data == pid
+            await registry.execute("raw.progress", {}, context)
+            await eventually(lambda: seen == [1, 2, 3])

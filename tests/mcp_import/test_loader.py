@@ -12,7 +12,7 @@ import pytest
 from tests.mcp_import.support import RAW, eventually, nothing_left_behind, raw
 
 from operations import ErrorCode, OperationRegistry, RegistrationError
-from operations.mcp import MCPClientLoader, connect_mcp
+from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 
 
 async def test_one_that_fails_and_one_that_hangs_cost_the_others_nothing() -> None:
@@ -143,6 +143,16 @@ async def test_a_server_that_dies_at_close_is_no_error() -> None:
     with nothing_left_behind():
         async with connect_mcp("raw", raw()) as client:
             await OperationRegistry(client).execute("raw.exit_after", {})
+
+
+async def test_opening_twice_starts_one_server() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        client = MCPClient("raw", raw())
+        await client.open()
+        first = await pid(OperationRegistry(client))
+        await client.open()
+        assert await pid(OperationRegistry(client)) == first
+        await client.aclose()
 
 
 async def test_a_closed_server_says_so() -> None:

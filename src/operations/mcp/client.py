@@ -133,11 +133,14 @@ class MCPClient:
     # ------------------------------------------------------------ lifetime
 
     async def open(self) -> None:
-        """Connect and list.
+        """Connect and list; once it is open, this only waits for the server to be there.
 
         Raises:
             CallError: `UNAVAILABLE`, saying why.
         """
+        if self._follower is not None:
+            await self._connection.acquire()
+            return
         self._follower = asyncio.create_task(self._follow(), name=f"mcp {self.name} changes")
         try:
             await self._connection.open()

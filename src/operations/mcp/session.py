@@ -5,10 +5,12 @@ can be made to run for ever. Here results pass as they are: one odd tool does no
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
 It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed` and `_write`.
+`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed`,
+`_dispatch` and `_write`.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, cast
 
@@ -27,6 +29,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from operations.mcp.failures import seal
 from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """`(progress, total, message)`."""
@@ -56,6 +60,13 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         if self._closed:
             raise _not_taken()
         return await super().send_raw_request(*args, **options)
+
+    async def _dispatch(self, *args: Any) -> None:
+        """One message; one that trips the SDK up (a progress of 10^400) costs itself, not the connection."""
+        try:
+            await super()._dispatch(*args)
+        except Exception:
+            logger.debug("dropped a message", exc_info=True)
 
     async def _write(self, message: Any, metadata: Any = None) -> None:
         try:
