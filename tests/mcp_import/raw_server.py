@@ -125,7 +125,7 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         send({"method": "notifications/tools/list_changed"})
         return send({"id": request_id, "result": text("done")})
     if name == "progress":
-        for step in (1, 2, 3):
+        for step in range(1, arguments.get("steps", 3) + 1):
             params = {
                 "progressToken": meta["progressToken"],
                 "progress": step,

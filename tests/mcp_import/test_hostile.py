@@ -389,3 +389,20 @@ async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
             assert (await registry.execute("raw.pid", {})).data == pid
             await registry.execute("raw.progress", {}, context)
             await eventually(lambda: seen == [1, 2, 3])
+
+
+async def test_progress_that_nobody_takes_does_not_pile_up() -> None:
+    told = 0
+
+    async def hang(done: float, total: float | None, message: str | None) -> None:
+        nonlocal told
+        told += 1
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            context = OperationContext(door=Door(progress=hang))
+            assert (await registry.execute("raw.progress", {"steps": 2000}, context)).data
+
+    assert told == 100

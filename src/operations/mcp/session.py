@@ -32,6 +32,9 @@ from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
+_MAX_PROGRESS = 100
+"""Reports of one call that wait to be taken."""
+
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """`(progress, total, message)`."""
 
@@ -80,6 +83,22 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
 
 def _not_taken() -> MCPError:
     return MCPError(**seal("closed", "went away before it was asked"))
+
+
+def _bounded(on_progress: OnProgress) -> OnProgress:
+    """`on_progress` for a server that reports faster than anybody listens: what is too much is dropped."""
+    waiting = 0
+
+    async def tell(done: float, total: float | None, message: str | None) -> None:
+        nonlocal waiting
+        if waiting < _MAX_PROGRESS:
+            waiting += 1
+            try:
+                await on_progress(done, total, message)
+            finally:
+                waiting -= 1
+
+    return tell
 
 
 class RelaySession(ClientSession):
@@ -161,7 +180,7 @@ class RelaySession(ClientSession):
         options: CallOptions = {}
         self._stamp(data, options)
         if on_progress is not None:
-            options["on_progress"] = cast("ProgressFnT", on_progress)
+            options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
         return await self._dispatcher.send_raw_request(method, data["params"], options)
 
     def learn(self, tools: Iterable[JSONObject]) -> None:
