@@ -5,8 +5,7 @@ can be made to run for ever. Here results pass as they are: one odd tool does no
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
 It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed`,
-`_dispatch` and `_write`.
+`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed`, `_dispatch` and `_write`.
 """
 
 import asyncio
@@ -64,10 +63,10 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             raise _not_taken()
         return await super().send_raw_request(*args, **options)
 
-    async def _dispatch(self, *args: Any) -> None:
+    async def _dispatch(self, *args: Any, **options: Any) -> None:
         """One message; one that trips the SDK up (a progress of 10^400) costs itself, not the connection."""
         try:
-            await super()._dispatch(*args)
+            await super()._dispatch(*args, **options)
         except Exception:
             logger.debug("dropped a message", exc_info=True)
 
