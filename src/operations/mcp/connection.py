@@ -91,6 +91,9 @@ class Connection:
         self._has_worked = False
         self._has_served = False
         self._lost_at: float | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends the waiting of calls for a server that was lost."""
+
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
         self._failure: CallError | None = None
@@ -134,17 +137,9 @@ class Connection:
         waiter: asyncio.Future[RelaySession] = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
-            async with asyncio.timeout_at(self._patience_ends()):
-                return await waiter
-        except TimeoutError:
-            late = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is not back yet")
-            raise _fresh(self._failure or late) from None
+            return await waiter
         finally:
             self._waiters.discard(waiter)
-
-    def _patience_ends(self) -> float | None:
-        """When waiting for a lost server makes no more sense; None while none was lost."""
-        return None if self._lost_at is None else self._lost_at + self.config.reconnect_timeout
 
     def is_there(self) -> None:
         """Say that the server answered a call."""
@@ -175,6 +170,7 @@ class Connection:
             await self._live()
         finally:
             self._closed = True
+            self._forgive()
             closed = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
             self._fail_waiters(self._failure or closed)
 
@@ -201,6 +197,8 @@ class Connection:
                     attempts = 0
                 if self._lost_at is None:
                     self._lost_at = loop.time()
+                    ends = self._lost_at + self.config.reconnect_timeout
+                    self._patience = loop.call_at(ends, self._fail_waiters, failure)
                 await self._pause(attempts)
                 attempts += 1
 
@@ -217,8 +215,10 @@ class Connection:
 
     def _is_beyond_patience(self) -> bool:
         """Whether the next attempt comes too late for those who wait."""
-        ends = self._patience_ends()
-        return ends is not None and max(self._resumes_at, asyncio.get_running_loop().time()) > ends
+        if self._lost_at is None:
+            return False
+        earliest = max(self._resumes_at, asyncio.get_running_loop().time())
+        return earliest > self._lost_at + self.config.reconnect_timeout
 
     async def _keep(self) -> CallError | None:
         """One life of the connection: None if it was left on purpose, else what went wrong."""
@@ -264,11 +264,20 @@ class Connection:
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
         self._has_served = False
-        self._lost_at, self._failure = None, None
+        self._forgive()
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(session)
+
+    def _forgive(self) -> None:
+        """Nothing is lost any more."""
+        self._lost_at = None
+        if not self._closed:
+            self._failure = None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _fail_waiters(self, failure: CallError) -> None:
         waiters, self._waiters = self._waiters, set()
