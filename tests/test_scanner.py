@@ -142,3 +142,58 @@ def test_an_interrupted_scan_stops(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         scan_operations(folder)
+
+
+def test_a_module_that_wants_its_neighbour_by_its_bare_name_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_wants.py").write_text("VALUE = 1")
+    (tmp_path / "wants.py").write_text("from neighbour_of_wants import VALUE")
+    (tmp_path / "lacks.py").write_text("import no_such_module_anywhere")
+
+    reasons = {Path(each.where).stem: each.reason for each in scan_operations(tmp_path).skipped}
+
+    assert "`from . import neighbour_of_wants`" in reasons["wants"]
+    assert "`from . import" not in reasons["lacks"]
+
+
+METHODS = """
+from operations import operation
+
+class Service:
+    @operation("scan.method")
+    async def method(self, n: int) -> int:
+        return n
+
+    @staticmethod
+    @operation("scan.static")
+    async def static(n: int) -> int:
+        return n
+
+    @classmethod
+    @operation("scan.class")
+    async def of_class(cls, n: int) -> int:
+        return n
+
+@operation("scan.function")
+async def function(n: int) -> int:
+    return n
+"""
+
+
+def test_methods_are_not_found_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "methods.py").write_text(METHODS)
+    (tmp_path / "user.py").write_text("from .methods import Service")
+
+    found = scan_operations(tmp_path)
+
+    assert [each.spec.id for each in found.operations] == ["scan.function"]
+    assert [each.where.rpartition(": ")[2] for each in found.skipped] == [
+        "Service.method",
+        "Service.static",
+        "Service.of_class",
+    ]
+    assert all("is a method" in each.reason for each in found.skipped)
+
+
+def test_an_empty_name_is_nothing_to_scan() -> None:
+    with pytest.raises(FileNotFoundError, match="name a folder"):
+        scan_operations("")

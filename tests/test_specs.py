@@ -13,6 +13,7 @@ from operations import (
     AccessControl,
     ErrorDefinition,
     OperationContext,
+    OperationRegistry,
     OperationSpec,
     OperationType,
     RegistrationError,
@@ -244,6 +245,17 @@ def test_a_function_that_cannot_be_an_operation_is_refused(function: Any, argume
 def test_the_decorator_wants_a_name() -> None:
     with pytest.raises(TypeError, match="name the operation"):
         operation(plain)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name the operation"):
+        operation()
+    with pytest.raises(TypeError, match="name the operation"):
+        OperationRegistry().operation()
+
+
+def test_an_option_that_nobody_knows_is_refused_with_what_was_meant() -> None:
+    with pytest.raises(
+        TypeError, match=r"a\.b: there is no option 'scope'\. Did you mean \"scopes"
+    ):
+        operation("a.b", scope=["x"])  # type: ignore[call-arg]
 
 
 def test_a_spec_cannot_be_altered() -> None:

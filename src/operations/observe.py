@@ -53,7 +53,7 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
     identity_id: str | None
 
     code: str | None
-    """The error's code; None for success."""
+    """The error's code; `EXECUTION_ERROR` also for a result that says it is one, as an MCP tool's; None for success."""
 
     duration: float
     """Seconds."""

@@ -197,7 +197,7 @@ class OperationRegistry:
         return removed
 
     def operation(
-        self, operation_id: str, **options: Unpack[OperationOptions]
+        self, operation_id: str = "", **options: Unpack[OperationOptions]
     ) -> Callable[[Function], Function]:
         """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
 

@@ -10,6 +10,7 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from os import PathLike
@@ -62,6 +63,8 @@ def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
         FileNotFoundError: If `source` is neither a path nor a package that can be found.
     """
     scan = _Scan()
+    if not isinstance(source, ModuleType) and not str(source):
+        raise FileNotFoundError("name a folder, a Python file or a package; '.' is this folder")
     if isinstance(source, ModuleType):
         scan.package(source.__name__)
     elif Path(source).exists():
@@ -88,6 +91,20 @@ def _make_package(name: str, root: Path) -> None:
         package = ModuleType(name)
         package.__path__ = [str(root)]
         sys.modules[name] = package
+
+
+def _hint(error: BaseException, file: Path) -> str:
+    """What to do where a module looks for one that lies beside it by its bare name."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or file.suffix != ".py":
+        return ""
+    wanted = error.name.partition(".")[0]
+    beside = file.parent / wanted
+    if not beside.is_dir() and not beside.with_suffix(".py").is_file():
+        return ""
+    return (
+        f"; {wanted} lies beside it: write `from . import {wanted}` (or `from .{wanted} import ...`), "
+        "or put the folder on sys.path"
+    )
 
 
 class _Scan:
@@ -135,7 +152,7 @@ class _Scan:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a module may fail, or exit, in any way it likes
-            self._skip(where, f"{type(error).__name__}: {error}")
+            self._skip(where, f"{type(error).__name__}: {error}{_hint(error, Path(where))}")
             return None
         self._collect(module, where)
         return module
@@ -149,6 +166,8 @@ class _Scan:
                 continue
             if found is not None:
                 self._add(found, found.spec.id, where)
+            elif isinstance(value, type) and value.__module__ == module.__name__:
+                self._tell_methods(value, where)
         declared = vars(module).get("operation")
         if isinstance(declared, Mapping):
             try:
@@ -160,6 +179,18 @@ class _Scan:
             self._add(
                 Operation(declared, handler) if callable(handler) else declared, declared.id, where
             )
+
+    def _tell_methods(self, owner: type, where: str) -> None:
+        """A method has no object to be called on: what marks one is told, so that nobody looks for it in vain."""
+        for name, value in tuple(vars(owner).items()):
+            found = None
+            with suppress(Exception):  # a descriptor may refuse to be looked at
+                found = operation_of(getattr(value, "__func__", value))
+            if found is not None:
+                self._skip(
+                    f"{where}: {owner.__qualname__}.{name}",
+                    f"{found.spec.id} is a method, and a scan finds functions of a module: move it out of the class",
+                )
 
     def _add(self, found: Operation | OperationSpec, operation_id: str, where: str) -> None:
         taken = self._taken.get(operation_id)

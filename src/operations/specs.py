@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from operations._json import canonical, to_json
+from operations._words import suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -326,7 +327,7 @@ class OperationOptions(TypedDict, total=False):
 
 
 def operation(
-    operation_id: str, **options: Unpack[OperationOptions]
+    operation_id: str = "", **options: Unpack[OperationOptions]
 ) -> Callable[[Function], Function]:
     """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
 
@@ -340,9 +341,13 @@ def operation(
 
     Raises:
         RegistrationError: If the function cannot be an operation; the message says why.
+        TypeError: If there is no id, or an option that nobody knows.
     """
-    if callable(operation_id):
+    if callable(operation_id) or not operation_id:
         raise TypeError('name the operation: @operation("namespace.name")')
+    for option in options.keys() - OperationOptions.__optional_keys__:
+        near = suggestion(option, OperationOptions.__optional_keys__)
+        raise TypeError(f"{operation_id}: there is no option {option!r}.{near}")
 
     def mark(function: Function) -> Function:
         try:
@@ -380,7 +385,10 @@ def _operation_from(
         meta=options.get("meta", {}),
     )
     return Operation(
-        spec, signature.bind(function), options.get("output"), signature.kind == "sync"
+        spec,
+        signature.bind(function, f"input of {operation_id}"),
+        options.get("output"),
+        signature.kind == "sync",
     )
 
 

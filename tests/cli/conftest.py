@@ -76,6 +76,15 @@ async def slow(context: OperationContext, steps: int = 3, pause: float = 0.2) ->
     return "done"
 
 
+@operation("work.steps")
+async def steps(context: OperationContext, to: int = 3) -> AsyncIterator[int]:
+    """Tell how far it is, and give something at each step."""
+    for step in range(1, to + 1):
+        await context.progress(step, to, "stepping")
+        await asyncio.sleep(0.1)
+        yield step
+
+
 @operation("work.outer", type="query")
 async def outer(context: OperationContext) -> int:
     """Call another."""

@@ -91,6 +91,40 @@ def test_each_failure_has_its_exit_code(
     assert "Traceback" not in spoken.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "path", "words"),
+    [
+        (["nonsense"], "", "the input is not JSON"),
+        (["a", "b"], "", "'a' is neither key=value nor the only argument"),
+        (["@nowhere.json"], "", "nowhere.json cannot be read"),
+        (["to.number=x"], "/to/number", "to.number must be of type integer"),
+        (["to:={"], "/to", "to is not JSON"),
+        (["to.street=@nowhere"], "/to/street", "nowhere cannot be read"),
+        (["size=small", "size=large"], "/size", "size is given twice"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_its_place(
+    run: Run, arguments: list[str], path: str, words: str
+) -> None:
+    ran = run("call", "work.ship", *arguments, "--json")
+
+    assert ran.code == 6
+    assert ran.error["details"]["errors"][0]["path"] == path
+    assert words in ran.error["message"]
+    assert run("call", "work.ship", *arguments).err.count("\n") == 1
+
+
+def test_a_value_without_meaning_is_told_with_its_operation(run: Run, folder: Path) -> None:
+    (folder / "ops.py").write_text(
+        "from datetime import date\nfrom operations import operation\n"
+        "@operation('work.when')\nasync def when(day: date) -> str:\n    return str(day)\n"
+    )
+    ran = run("call", "work.when", "day=2026-13-45", "--json")
+
+    assert ran.error["message"].startswith("Invalid input of work.when: /day: ")
+    assert ran.error["details"]["errors"][0]["path"] == "/day"
+
+
 def test_an_unknown_property_comes_with_what_was_meant(run: Run) -> None:
     ran = run("call", "work.ship", "siez=small")
 
@@ -116,6 +150,17 @@ def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
     assert run("call", "work.count", "to=3").out == "1\n2\n3\n"
     lines = run("call", "work.count", "to=9", "--count", "2", "--envelope").out.splitlines()
     assert [msgspec.json.decode(line)["data"] for line in lines] == [1, 2]
+
+
+def test_progress_in_a_pipe_is_lines_on_standard_error(run: Run) -> None:
+    ran = run("call", "work.slow", "steps=3", "pause=0")
+
+    assert ran.out == '"done"\n'
+    assert ran.err == "working hard: 1 of 3\n"  # no two within a second
+
+
+def test_progress_is_no_concern_of_scripts_that_want_json(run: Run) -> None:
+    assert run("call", "work.slow", "pause=0", "--json").err == ""
 
 
 def test_bytes_go_into_a_pipe_or_a_file_as_they_are(

@@ -6,6 +6,7 @@ import pytest
 
 import operations_cli
 from operations import MissingExtraError
+from operations.cli import app
 from operations.cli.options import Common, command
 
 
@@ -31,7 +32,7 @@ def test_a_missing_extra_is_named(
     def missing(_: str | None) -> None:
         raise MissingExtraError("operations.server", extra="server")
 
-    monkeypatch.setattr(operations_cli, "build_app", missing)
+    monkeypatch.setattr(app, "build_app", missing)
 
     assert operations_cli.main(["serve"]) == 1
     assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
@@ -46,3 +47,28 @@ def test_every_command_of_the_table_is_there_and_tells_about_itself(
         told = capsys.readouterr().out
         assert "--json" in told
         assert "--config" in told
+
+
+def test_the_overview_needs_nothing_and_names_every_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for tokens in ([], ["--help"], ["-h"]):
+        assert operations_cli.main(tokens) == 0
+        told = capsys.readouterr().out
+        for name, (group, _, line) in operations_cli.COMMANDS.items():
+            assert f"  {name:<12}{line}\n" in told
+            assert f"\n{group}\n" in told
+        assert "\x1b" not in told
+
+
+@pytest.mark.parametrize("package", ["cyclopts", "rich"])
+def test_without_the_extra_of_the_command_line_it_is_named(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(_: str | None) -> None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr(app, "build_app", missing)
+
+    assert operations_cli.main(["list"]) == 1
+    assert "pip install 'alkdev-operations[cli]'" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`operations list` and `operations show`."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +19,14 @@ def ids(ran: Ran) -> list[str]:
 def test_a_pipe_gets_one_line_per_operation_with_tabs(run: Run) -> None:
     lines = run("list").out.splitlines()
 
-    assert len(lines) == 11
+    assert len(lines) == 12
     assert "work.add\tquery\tlocal\tAdd two numbers." in lines
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--type", "subscription"], ["work.count"]),
+        (["--type", "subscription"], ["work.count", "work.steps"]),
         (["--tag", "maths"], ["work.add"]),
         (["add", "numbers", "--limit", "1"], ["work.add"]),
         (["--namespace", "nope"], []),
@@ -65,7 +66,7 @@ def test_show_draws_schemas_access_errors_and_origin(run: Run) -> None:
         "ops.py",
     ):
         assert words in shown
-    assert "operations call work.ship to=... size=... notes=..." in shown
+    assert "operations call work.ship to.street=text size=small notes=text" in shown
     assert "needs all of work:admin" in run("show", "work.secret").out
     assert "TIRED" in run("show", "work.fail").out
 
@@ -85,7 +86,7 @@ def test_a_source_that_fails_costs_no_other_anything(run: Run, folder: Path) -> 
 
     ran = run("list")
 
-    assert len(ids(ran)) == 11
+    assert len(ids(ran)) == 12
     assert ran.code == 0
     for words in (
         "nothing_of_the_kind",
@@ -97,3 +98,77 @@ def test_a_source_that_fails_costs_no_other_anything(run: Run, folder: Path) -> 
     asked = run("call", "shop.anything", "--json")
     assert asked.code == 8
     assert asked.error["code"] == "UNAVAILABLE"
+
+
+ODD = """
+from datetime import date
+from typing import Annotated, Literal
+from uuid import UUID
+
+from msgspec import Meta
+from operations import Operation, OperationSpec, from_schema, operation
+
+
+@operation("odd.nested")
+async def nested(
+    deep: dict[str, dict[str, int]], pairs: list[tuple[int, str]], who: list[UUID]
+) -> None: ...
+
+
+@operation("odd.bounds")
+async def bounds(
+    n: Annotated[int, Meta(ge=7, le=9)],
+    x: Annotated[float, Meta(gt=0)],
+    word: Annotated[str, Meta(min_length=9)],
+    day: date,
+    kind: Literal["a b", "c"],
+    maybe: int | None,
+    flag: bool,
+) -> None: ...
+
+
+@operation("odd.pattern")
+async def pattern(text: Annotated[str, Meta(pattern="^[A-Z]{3}$")]) -> None: ...
+
+
+def made(name, **schema):
+    async def handler(input, context):
+        return input
+
+    schema = from_schema(schema)
+    return Operation(
+        OperationSpec(namespace="odd", name=name, type="query", input_schema=schema), handler
+    )
+
+
+LIST = made("list", type="array", items={"type": "integer"}, minItems=2)
+WORD = made("word", type="string")
+ANY = made("any")
+DOTS = made(
+    "dots",
+    type="object",
+    required=["a.b", "c=d", "e"],
+    properties={"a.b": {"type": "integer"}, "c=d": {"type": "string"}, "e": {"const": "it's"}},
+)
+"""
+
+
+def test_every_call_to_copy_can_be_called(run: Run, folder: Path) -> None:
+    (folder / "odd.py").write_text(ODD)
+    (folder / "operations.toml").write_text('modules = ["ops.py", "odd.py"]')
+    found = ids(run("list"))
+    assert {"odd.nested", "odd.dots", "odd.word"} < set(found)
+    for operation_id in found:
+        shown = run("show", operation_id).out.splitlines()[-1].strip()
+        command = shlex.split(shown)
+        assert command[:3] == ["operations", "call", operation_id]
+        assert ("..." in shown) == (operation_id == "odd.pattern")  # nobody can guess that
+        ran = run(*command[1:], "--json")
+        is_valid = ran.code in (0, 1, 8)  # 6 would be an input that is not valid
+        assert is_valid == (operation_id != "odd.pattern"), (shown, ran.err)
+
+
+def test_the_call_to_copy_is_how_one_would_type_it(run: Run) -> None:
+    shown = run("show", "work.ship").out.splitlines()[-1].strip()
+
+    assert shown == "operations call work.ship to.street=text size=small notes=text"

@@ -1,15 +1,21 @@
 """`init`, `import`, `trace`, `doctor`, `completion`, `work` and `demo`, as scripts use them."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
+import msgspec
 import pytest
 from tests.cli.conftest import Ran
 
 from operations import __version__
+from operations.cli.demo.command import MANAGER, open_demo
+from operations.cli.demo.tour import answers_of, command_of, steps
 from operations.config import load_config
+from operations.server import new_key
 
 Run = Callable[..., Ran]
 
@@ -130,6 +136,20 @@ def test_trace_shows_calls_as_a_tree_without_what_they_carried(run: Run, folder:
     assert "input" not in journal.read_text()
 
 
+def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> None:
+    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
+    with (folder / "operations.toml").open("a") as config:
+        config.write(f"[mcp.money]\ncommand = '{sys.executable}'\nargs = ['{tools}']\n")
+    assert run("call", "money.convert", "amount=1", "to=USD").code == 0
+    assert run("call", "money.convert", "amount=1", "to=XXX").code == 1
+
+    assert [root["outcome"] for root in run("trace", "--json").json] == [
+        "success",
+        "EXECUTION_ERROR",
+    ]
+    assert run("trace", "--failed").out.count("money.convert") == 1
+
+
 def test_nothing_is_kept_where_the_config_says_so(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as config:
         config.write("[trace]\nenabled = false\n")
@@ -204,3 +224,27 @@ def test_without_a_terminal_the_demo_ends_after_its_tour(
                   "SOLD_OUT", "HTTP 404", '"isError":true', "JPY"):  # fmt: skip
         assert words in done.stdout
     assert "\x1b" not in done.stdout
+    assert "Ctrl-C" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+async def test_the_commands_of_the_tour_do_what_it_shows(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with anyio.fail_after(100):
+        async with open_demo(new_key()) as hub:
+            for step in steps(MANAGER):
+                shown = [answer async for answer in answers_of(step, hub.registry)]
+                command = shlex.split(command_of(step, hub.registry))
+                done = await anyio.run_process(
+                    [sys.executable, "-m", *command, "--json", "--config", str(hub.file.path)],
+                    env=environment,
+                    check=False,
+                )
+                if "error" in shown[0]:
+                    failure = msgspec.json.decode(done.stderr.splitlines()[-1])["error"]
+                    assert failure["message"] == shown[0]["error"]["message"]
+                else:
+                    lines = done.stdout.splitlines() if step.streams else [done.stdout]
+                    said = [msgspec.json.decode(line) for line in lines]
+                    assert [each["data"] for each in said] == [each["data"] for each in shown]

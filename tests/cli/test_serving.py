@@ -54,7 +54,7 @@ async def test_every_door_serves_the_same_operations_with_the_same_rights(
 ) -> None:
     with anyio.fail_after(110):
         async with started(environment, "serve") as (process, ready):
-            assert ready["operations"] == 11
+            assert ready["operations"] == 12
             doors, url = ready["doors"], ready["url"]
             bearer = {"Authorization": f"Bearer {KEYS['ALICE_KEY']}"}
             async with aiohttp.ClientSession() as session:
@@ -150,7 +150,7 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
         with (folder / "operations.toml").open("a") as config:
             config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
         async with started(environment, "work") as (process, ready):
-            assert ready == {"broker": "main", "group": "operations", "operations": 11}
+            assert ready == {"broker": "main", "group": "operations", "operations": 12}
             async with connect_redis(broker.url) as target, from_calls(target) as service:
                 assert "work.add" in [each.spec.id for each in service]
                 assert "work.secret" not in [each.spec.id for each in service]

@@ -1,8 +1,9 @@
 """What a config says reaches the sources, with the secrets, and nowhere else."""
 
+import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import aiohttp
 import anyio
 import jwt
 import pytest
+from tests.cli.conftest import Ran
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
@@ -130,7 +132,7 @@ async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) 
     async with hub_of(folder, "modules = ['ops.py', 'again.py']") as hub:
         first, second = hub.sources
 
-        assert len(first.operations) == 11
+        assert len(first.operations) == 12
         assert second.failure is not None
         assert "registered already" in second.failure
 
@@ -146,7 +148,48 @@ async def test_an_mcp_json_gives_what_can_be_reached(folder: Path) -> None:
         (source,) = hub.sources
 
         assert source.operations == ("money.convert",)
-        assert [each.where for each in source.skipped] == ["gone"]
+        assert [each.where for each in source.failed] == ["gone"]
+        with pytest.raises(CallError, match="there is no program no-such-program") as caught:
+            hub.spec("gone.tool")
+        assert caught.value.code == "UNAVAILABLE"
+
+
+def test_what_is_wrong_with_an_mcp_json_is_told_with_what_to_do(
+    folder: Path, run: Callable[..., Ran]
+) -> None:
+    code = f"import sys; sys.exit('no disk {SECRET}')"
+    servers = {
+        "bad": {"command": sys.executable, "args": ["-c", code], "env": {"KEY": SECRET}},
+        "typo": {"comand": "x"},
+        "off": {"command": "x", "disabled": True, "arg": []},
+        "far": {"command": "no-such-program", "arg": []},
+    }
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    ran = run("list", "--config", "mcp.json")
+
+    assert ran.code == 0
+    for words in (
+        "bad ended before it was ready",
+        f"command:   {sys.executable} -c",
+        f"folder:    {folder}",
+        "exit code: 1",
+        "said:      no disk ***",
+        "next:      run the command by hand",
+        'comand is not a known key. Did you mean "command"?',
+        "there is no program no-such-program",
+    ):
+        assert words in ran.err
+    assert SECRET not in ran.err
+
+
+def test_an_unknown_key_is_told_beside_what_works(folder: Path, run: Callable[..., Ran]) -> None:
+    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
+    entry = {"command": sys.executable, "args": [str(tools)], "quries": ["convert"]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"money": entry}}))
+    ran = run("list", "--ids", "--config", "mcp.json")
+
+    assert ran.out == "money.convert\n"
+    assert 'money.quries is not a known key. Did you mean "queries"?' in ran.err
 
 
 async def test_workers_on_a_broker_are_a_source(

@@ -47,6 +47,26 @@ def see(child: "pexpect.spawn[str]", text: str) -> None:
     child.expect(rf"(?:\s|{style})+".join(words))
 
 
+def drawn(text: str) -> list[str]:
+    """What a terminal shows in the end, of what was written to it: its lines."""
+    lines, row, column = [""], 0, 0
+    for control, number, verb, part in re.findall(r"(\x1b\[([0-9;?]*)([a-zA-Z]))|([^\x1b])", text):
+        if control and verb == "A":
+            row = max(0, row - int(number or 1))
+        elif control and verb == "K":
+            lines[row] = "" if number == "2" else lines[row][:column]
+        elif part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part:
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + part + line[column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines if line.strip()]
+
+
 def end(child: "pexpect.spawn[str]") -> int:
     """How the command ended; nothing it printed may be a traceback."""
     child.expect(pexpect.EOF)
@@ -101,6 +121,30 @@ def test_progress_is_shown_and_the_result_stays(start: Start) -> None:
     assert end(child) == 0
 
 
+def test_a_result_stands_on_lines_of_its_own(start: Start) -> None:
+    child = start("call", "work.slow", "steps=3", "pause=0.1")
+    child.expect(pexpect.EOF)
+
+    assert "working hard" in (child.before or "")
+    assert drawn(child.before or "") == ['"done"']
+
+
+def test_items_stand_on_lines_of_their_own(start: Start) -> None:
+    child = start("call", "work.steps", "to=3")
+    child.expect(pexpect.EOF)
+
+    assert "stepping" in (child.before or "")
+    assert drawn(child.before or "") == ["1", "2", "3"]
+
+
+def test_a_failure_stands_on_lines_of_its_own(start: Start) -> None:
+    child = start("call", "work.slow", "steps=1", "pause=60", "--timeout", "0.5")
+    child.expect(pexpect.EOF)
+
+    assert "working hard" in (child.before or "")
+    assert drawn(child.before or "")[0].startswith("TIMEOUT: ")
+
+
 def test_a_subscription_is_followed_until_ctrl_c(start: Start) -> None:
     child = start("call", "work.count", "to=1000", "pause=0.05")
     see(child, "1 2 3")
@@ -124,7 +168,7 @@ def test_a_terminal_gets_a_table(start: Start) -> None:
 
     see(child, "operation type source what it does")
     see(child, "work.add query local Add two numbers.")
-    see(child, "11 operations")
+    see(child, "12 operations")
     assert end(child) == 0
 
 
@@ -133,7 +177,7 @@ def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
 ) -> None:
     environment |= {"ALICE_KEY": "a" * 32, "BOB_KEY": "b" * 32}
     child = start("serve")
-    child.expect(r"serving 11 operations at (http://127\.0\.0\.1:\d+)")
+    child.expect(r"serving 12 operations at (http://127\.0\.0\.1:\d+)")
     assert isinstance(child.match, re.Match)
     url = str(child.match[1])
     see(child, "Ctrl-C ends it")

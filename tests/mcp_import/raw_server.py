@@ -18,9 +18,9 @@ TOOLS: list[dict[str, Any]] = [
     {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
     for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
                  "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch",
-                 "say", "exit_after")
+                 "say", "exit_after", "listings", "deaf", "flood")
 ]  # fmt: skip
-STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}}
+STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -97,6 +97,18 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
                 "error": {"code": -32050, "message": "no luck", "data": {"why": "today"}},
             }
         )
+    if name == "listings":
+        return send({"id": request_id, "result": text(str(STATE["listings"]))})
+    if name == "deaf":
+        send({"id": request_id, "result": text("no more")})
+        time.sleep(600)
+    if name == "flood":
+        send({"id": request_id, "result": text("here it comes")})
+        log = {"jsonrpc": "2.0", "method": "notifications/message"}
+        line = json.dumps({**log, "params": {"level": "debug", "data": "x" * 1000}}) + "\n"
+        while True:
+            sys.stdout.write(line)
+            sys.stderr.write(line)
     if name == "count":
         return send({"id": request_id, "result": text(str(count()))})
     if name == "change":
@@ -113,7 +125,7 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         send({"method": "notifications/tools/list_changed"})
         return send({"id": request_id, "result": text("done")})
     if name == "progress":
-        for step in (1, 2, 3):
+        for step in range(1, arguments.get("steps", 3) + 1):
             params = {
                 "progressToken": meta["progressToken"],
                 "progress": step,
@@ -154,6 +166,9 @@ def count() -> int:
 
 def listed(params: dict[str, Any]) -> dict[str, Any]:
     mode = sys.argv[1]
+    STATE["listings"] += 1
+    if mode == "pages":
+        return {"tools": [], "nextCursor": str(int(params.get("cursor") or 0) + 1)}
     if mode == "many":
         page = int(params.get("cursor") or 0)
         tools = [{"name": f"tool_{page * 100 + n}", "inputSchema": ANY} for n in range(100)]
@@ -202,6 +217,9 @@ def handle(message: dict[str, Any]) -> None:
         }})  # fmt: skip
     elif method == "tools/list":
         send({"id": request_id, "result": listed(params)})
+        if sys.argv[1] == "storm":
+            for _ in range(100):
+                send({"method": "notifications/tools/list_changed"})
     elif method == "tools/call":
         call(request_id, params["name"], params.get("arguments") or {}, params.get("_meta") or {})
     elif method == "notifications/cancelled":
@@ -216,7 +234,9 @@ def main() -> None:
         sys.exit("the configuration is missing")
     if mode == "crash_later" and Path(sys.argv[2]).exists():
         sys.exit("not again")
-    if mode == "crash_later":
+    if mode == "silent_later" and Path(sys.argv[2]).exists():
+        mode = "silent"
+    if mode in ("crash_later", "silent_later"):
         Path(sys.argv[2]).touch()
     if mode == "slow":
         time.sleep(float(sys.argv[2]))
@@ -226,6 +246,12 @@ def main() -> None:
         sys.stderr.write("starting\n")
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if mode == "daemon":
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     if mode == "parent":
         subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL

@@ -10,6 +10,8 @@ from tests.mcp_import.support import eventually, raw, serving
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
+from operations.mcp.exported import META_KEY
+from operations.mcp.pins import digest
 from operations.observe import CallEvent, RegistryChanged
 
 
@@ -146,3 +148,23 @@ async def test_what_somebody_else_registered_is_left_alone() -> None:
             await eventually(lambda: any(each.spec.name == "brand_new" for each in client))
 
             assert (await registry.execute("raw.brand_new", {})).data == "mine"
+
+
+@pytest.mark.requirement("R24")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"title": "Another"},
+        {"description": "Another."},
+        {"inputSchema": {"type": "object", "required": ["a"]}},
+        {"outputSchema": {"type": "object"}},
+        {"annotations": {"readOnlyHint": True}},
+        {"_meta": {META_KEY: {"type": "query"}}},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_part_of_a_definition_is_pinned(changed: dict[str, Any]) -> None:
+    tool = {"name": "t", "inputSchema": {"type": "object"}, "_meta": {"other": 1}}
+
+    assert digest({**tool, **changed}, "x") != digest(tool, "x")
+    assert digest({**tool, "_meta": {"other": 2}}, "x") == digest(tool, "x")

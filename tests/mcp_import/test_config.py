@@ -1,12 +1,13 @@
 """The operator's words: what a configuration takes, and what an mcp.json says."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from operations.mcp import ClientCredentials, MCPClientConfig, read_servers
+from operations.mcp import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,34 @@ def test_references_to_the_environment_are_filled_in_wherever_they_stand() -> No
         ({"command": "a", "args": "b"}, "args"),
         ({"command": "a", "env": {"A": 1}}, "env"),
         ({"url": "http://x", "type": "carrier-pigeon"}, "carrier-pigeon"),
+        ({"args": []}, "needs a command"),
+        ({"commnd": "a"}, 'commnd is not a known key. Did you mean "command"?'),
+        ({"command": "a", "env": {"KEY": "${input:key}"}}, "asks a person"),
     ],
 )
 def test_a_wrong_entry_is_explained(entry: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=re.escape(named)):
         MCPClientConfig.from_entry(entry, {})
+
+
+def test_a_key_that_nobody_knows_is_named_and_costs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entry = {"command": "a", "arg": ["b"], "colour": 7, "autoApprove": ["x"], "timeout": 60}
+
+    assert MCPClientConfig.from_entry(entry).command == "a"
+    assert unknown_keys(entry) == {
+        "arg": 'is not a known key. Did you mean "args"?',
+        "colour": "is not a known key.",
+    }
+    assert 'arg is not a known key. Did you mean "args"?' in caplog.text
+    assert "autoApprove" not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["mcpServer", "mcpservers", "mcp_servers", "server"])
+def test_servers_under_nearly_the_right_name_are_refused_with_the_right_one(key: str) -> None:
+    with pytest.raises(ValueError, match="Did you mean"):
+        read_servers({key: {"files": {"command": "a"}}})
 
 
 @pytest.mark.parametrize("document", ["[]", '{"mcpServers": {"a": 1}}', "nonsense"])

@@ -3,7 +3,9 @@
 import base64
 import json
 import logging
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,8 @@ import pytest
 from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
-from operations import CallError, ErrorCode, OperationRegistry
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations.context import Door
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
 
 
@@ -38,23 +41,16 @@ async def connected(client: MCPClient) -> OperationRegistry:
     return registry
 
 
-async def test_a_command_that_does_not_exist_is_named() -> None:
-    error = await failure_of(MCPClientConfig(command="no-such-command-anywhere"))
-
-    assert error.code == ErrorCode.UNAVAILABLE
-    assert "cannot be started" in error.message
-
-
 @pytest.mark.requirement("R44")
-async def test_a_server_that_exits_at_start_is_unavailable_and_its_last_words_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_that_exits_at_start_is_unavailable_and_its_last_words_are_not_for_callers() -> (
+    None
+):
     error = await failure_of(raw("exit"))
 
     assert error.code == ErrorCode.UNAVAILABLE
     assert error.details["exitCode"] == 1
-    assert "the configuration is missing" in caplog.text
-    assert "the configuration is missing" not in str(error.details)
+    assert "the configuration is missing" in str(error)
+    assert "the configuration is missing" not in str(error.to_wire())
 
 
 async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
@@ -143,6 +139,46 @@ async def test_a_list_that_never_ends_is_ended() -> None:
             assert "repeats itself" in client.skipped["tools"]
 
 
+async def test_a_list_whose_pages_never_end_is_ended() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw("pages")) as client:
+            assert client.skipped["tools"] == "the list has more than 1000 pages"
+
+
+async def test_a_server_that_always_says_it_changed_is_listed_ever_more_rarely() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw("storm")) as client:
+            registry = await connected(client)
+            await anyio.sleep(2.5)
+            listings = int((await registry.execute("raw.listings", {})).data[0]["text"])
+
+    assert 2 <= listings <= 8
+
+
+async def test_a_server_that_stops_reading_costs_the_calls_that_wait_for_it() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+            registry = await connected(client)
+            await registry.execute("raw.deaf", {})
+            large = {"result": "x" * 1_000_000}
+            for _ in range(2):
+                with pytest.raises(CallError) as caught:
+                    await registry.execute("raw.answer", large)
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
+async def test_output_without_an_end_costs_neither_calls_nor_the_closing() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+            registry = await connected(client)
+            assert (await registry.execute("raw.flood", {})).data[0]["text"] == "here it comes"
+            with pytest.raises(CallError) as caught:
+                await registry.execute("raw.pid", {})
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
 @pytest.mark.requirement("R25")
 async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other() -> None:
     async with connect_mcp("raw", raw("odd")) as client:
@@ -186,6 +222,19 @@ async def test_what_a_server_started_ends_with_it() -> None:
             (grandchild,) = map(int, file.read().split())
 
     await eventually(lambda: not is_alive(grandchild))
+
+
+async def test_what_left_the_servers_group_does_not_hold_up_the_closing() -> None:
+    with anyio.fail_after(10):
+        async with connect_mcp("raw", raw("daemon")) as client:
+            registry = await connected(client)
+            pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
+            with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: ASYNC230, PTH123 - /proc
+                (daemon,) = map(int, file.read().split())
+
+    assert not is_alive(pid)
+    assert is_alive(daemon)  # it has a session of its own, and is nobody's child any more
+    os.kill(daemon, signal.SIGKILL)
 
 
 @pytest.mark.requirement("R15")
@@ -315,3 +364,45 @@ async def test_whatever_is_said_between_answers_the_next_call_works() -> None:
                 assert (await registry.execute("raw.say", said)).data[0]["text"] == "said"
 
             assert (await registry.execute("raw.pid", {})).data == pid
+
+
+@pytest.mark.requirement("R13")
+async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
+    seen: list[float] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append(done)
+
+    context = OperationContext(door=Door(progress=progress))
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            pid = (await registry.execute("raw.pid", {})).data
+            for token in range(1, 20):
+                params = f'{{"progressToken": {token}, "progress": 1{"0" * 400}}}'
+                line = (
+                    f'{{"jsonrpc": "2.0", "method": "notifications/progress", "params": {params}}}'
+                )
+                said = {"bytes": base64.b64encode(line.encode()).decode()}
+                await registry.execute("raw.say", said, context)
+
+            assert (await registry.execute("raw.pid", {})).data == pid
+            await registry.execute("raw.progress", {}, context)
+            await eventually(lambda: seen == [1, 2, 3])
+
+
+async def test_progress_that_nobody_takes_does_not_pile_up() -> None:
+    told = 0
+
+    async def hang(done: float, total: float | None, message: str | None) -> None:
+        nonlocal told
+        told += 1
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry = await connected(client)
+            context = OperationContext(door=Door(progress=hang))
+            assert (await registry.execute("raw.progress", {"steps": 2000}, context)).data
+
+    assert told == 100

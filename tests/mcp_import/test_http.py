@@ -67,6 +67,31 @@ async def test_the_transport_of_2024_is_spoken() -> None:
     assert envelope.data == {"result": 3}
 
 
+async def test_a_message_that_the_server_of_2024_refuses_costs_its_call_alone() -> None:
+    app, refusing = demo_server().sse_app(), asyncio.Event()
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and refusing.is_set():
+            refusing.clear()
+            await Response("not now", 500)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    with anyio.fail_after(20), nothing_left_behind():
+        async with serving(outer) as base:
+            config = MCPClientConfig(url=base + "/sse", transport="sse")
+            async with connect_mcp("demo", config) as client:
+                registry = OperationRegistry(client)
+                refusing.set()
+                with pytest.raises(CallError) as caught, anyio.fail_after(5):
+                    await registry.execute("demo.add", {"a": 1, "b": 2})
+                envelope = await registry.execute("demo.add", {"a": 1, "b": 2})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert caught.value.details["statusCode"] == 500
+    assert envelope.data == {"result": 3}
+
+
 async def test_nobody_at_the_url_is_unavailable() -> None:
     with anyio.fail_after(20), nothing_left_behind(), pytest.raises(CallError) as caught:
         async with connect_mcp("demo", MCPClientConfig(url=f"http://127.0.0.1:{free_port()}/mcp")):

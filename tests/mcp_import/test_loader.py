@@ -12,7 +12,7 @@ import pytest
 from tests.mcp_import.support import RAW, eventually, nothing_left_behind, raw
 
 from operations import ErrorCode, OperationRegistry, RegistrationError
-from operations.mcp import MCPClientLoader, connect_mcp
+from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 
 
 async def test_one_that_fails_and_one_that_hangs_cost_the_others_nothing() -> None:
@@ -104,6 +104,24 @@ async def test_servers_close_in_any_order_and_from_any_task() -> None:
         assert not other.is_connected
 
 
+async def test_a_closing_that_is_cancelled_goes_on() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        loader = MCPClientLoader(wait=1)
+        await loader.load({"good": raw("stubborn", shutdown_timeout=0.2), "mute": raw("silent")})
+        closing = asyncio.create_task(loader.aclose())
+        asyncio.get_running_loop().call_soon(closing.cancel)
+        await asyncio.wait({closing})
+        await loader.aclose()
+
+
+async def test_an_entry_that_cannot_be_used_at_all_is_reported() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        async with MCPClientLoader() as loader:
+            await loader.load({"a\nb": raw(), "odd": {"command": "a", "env": {"A": "b\0c"}}})
+
+    assert loader.failures.keys() == {"a\nb", "odd"}
+
+
 @pytest.mark.requirement("R44")
 async def test_an_exception_in_the_body_comes_out_as_it_is() -> None:
     with nothing_left_behind(), pytest.raises(ZeroDivisionError):
@@ -125,6 +143,16 @@ async def test_a_server_that_dies_at_close_is_no_error() -> None:
     with nothing_left_behind():
         async with connect_mcp("raw", raw()) as client:
             await OperationRegistry(client).execute("raw.exit_after", {})
+
+
+async def test_opening_twice_starts_one_server() -> None:
+    with anyio.fail_after(20), nothing_left_behind():
+        client = MCPClient("raw", raw())
+        await client.open()
+        first = await pid(OperationRegistry(client))
+        await client.open()
+        assert await pid(OperationRegistry(client)) == first
+        await client.aclose()
 
 
 async def test_a_closed_server_says_so() -> None:

@@ -59,6 +59,41 @@ async def test_a_request_to_a_server_that_had_died_unnoticed_is_sent_to_the_next
             assert int(text_of(await registry.execute("raw.pid", {}))) != first
 
 
+@pytest.mark.requirement("R36")
+async def test_of_many_requests_to_a_server_that_had_died_unnoticed_none_is_lost(
+    tmp_path: Path,
+) -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20), nothing_left_behind():
+        async with connect_mcp("raw", raw(env={"COUNTER": str(tmp_path / "counter")})) as client:
+            registry.register_all(client)
+            first = int(text_of(await registry.execute("raw.pid", {})))
+            os.kill(first, signal.SIGKILL)
+            while is_alive(first):
+                time.sleep(0.005)  # noqa: ASYNC251 - the loop must not notice
+
+            counted = await asyncio.gather(*(registry.execute("raw.count", {}) for _ in range(20)))
+
+    assert sorted(int(text_of(each)) for each in counted) == list(range(1, 21))
+
+
+async def test_calls_do_not_wait_longer_than_they_may_for_one_that_comes_back_mute(
+    tmp_path: Path,
+) -> None:
+    config = raw("silent_later", str(tmp_path / "mark"), reconnect_timeout=0.5, connect_timeout=30)
+    registry = OperationRegistry()
+    with anyio.fail_after(10), nothing_left_behind():
+        async with connect_mcp("raw", config) as client:
+            registry.register_all(client)
+            await registry.execute("raw.exit_after", {})
+            await eventually(lambda: not client.is_connected)
+            for _ in range(2):
+                with pytest.raises(CallError) as caught:
+                    await registry.execute("raw.pid", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
 async def test_a_mutation_in_flight_fails_and_is_not_repeated(tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     registry = OperationRegistry()

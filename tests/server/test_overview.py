@@ -12,6 +12,7 @@ from operations.server.overview import MAX_CALLS
 
 ALICE = {"authorization": "Bearer alice"}
 BOB = {"authorization": "Bearer bob"}
+WHO: list[tuple[str, dict[str, str]]] = [("alice", ALICE), ("bob", BOB), ("nobody", {})]
 
 
 def build() -> OperationRegistry:
@@ -37,7 +38,10 @@ def build() -> OperationRegistry:
 
 def client(registry: OperationRegistry, *, known: bool = True, graph: bool = True) -> TestClient:
     keys = APIKeys(
-        {hash_key("alice"): Identity("alice", []), hash_key("bob"): Identity("bob", ["inner"])}
+        {
+            hash_key("alice"): Identity("alice", []),
+            hash_key("bob"): Identity("bob", ["inner"], {"shop:1": ["read"]}),
+        }
     )
     app = create_app(
         registry, identity=keys if known else None, graph=CallGraph() if graph else None
@@ -62,6 +66,22 @@ def test_operations_are_listed_to_those_who_may_call_them() -> None:
         "description": "Says hello.",
         "tags": ["greeting"],
     }
+
+
+def test_whoever_has_the_list_asks_whether_it_still_holds() -> None:
+    registry = build()
+    http = client(registry)
+    tags = {who: http.get("/operations", headers=headers).headers["etag"] for who, headers in WHO}
+    assert len(set(tags.values())) == 3
+
+    for who, headers in WHO:
+        again = http.get("/operations", headers={**headers, "if-none-match": tags[who]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert http.get("/operations", headers={**headers, "if-none-match": '"x"'}).content
+    registry.unregister("open.hello")
+    changed = http.get("/operations", headers={**BOB, "if-none-match": tags["bob"]})
+    assert ids(changed) == ["closed.inner", "open.outer"]
+    assert changed.headers["etag"] != tags["bob"]
 
 
 @pytest.mark.requirement("R11")

@@ -117,7 +117,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     except BaseException as error:
         finished(error)
         raise
-    finished(None)
+    finished(envelope)
     return envelope
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from operations._pipeline.plan import Plan, Surroundings
 from operations.context import OperationContext
+from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode
 from operations.observe import CallFinished, CallStarted, CallYielded, now
 
@@ -19,8 +21,8 @@ def report_refusal(
 
 def report_start(
     around: Surroundings, operation_id: str, context: OperationContext
-) -> Callable[[BaseException | None], None]:
-    """Report the start of a call; the function given back reports its end."""
+) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
+    """Report the start of a call; the function given back reports its end: an error, a result, or neither."""
     identity_id = context.identity.id if context.identity is not None else None
     began = perf_counter()
     around.notify(
@@ -34,10 +36,12 @@ def report_start(
         )
     )
 
-    def finished(error: BaseException | None) -> None:
+    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
         code = None
-        if error is not None:
-            code = error.code if isinstance(error, CallError) else str(ErrorCode.ABORTED)
+        if isinstance(end, BaseException):
+            code = end.code if isinstance(end, CallError) else str(ErrorCode.ABORTED)
+        elif end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
+            code = str(ErrorCode.EXECUTION_ERROR)
         around.notify(
             CallFinished(
                 request_id=context.request_id,

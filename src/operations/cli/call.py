@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Annotated, Any
@@ -9,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter, validators
 
+from operations._words import suggestion
 from operations.cli.exits import ExitCode, exit_code_of
-from operations.cli.hub import Hub
+from operations.cli.hub import Hub, Wish
 from operations.cli.inputs import read_input
 from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
@@ -21,7 +23,6 @@ from operations.cli.reading import faults_of
 from operations.cli.render import Screen
 from operations.cli.session import open_session
 from operations.cli.terminal import terminal_door
-from operations.config.faults import suggestion
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
@@ -57,17 +58,17 @@ async def call(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
         spec = hub.spec(operation_id)
         outline = Outline.of(spec.input_schema)
         value = read_input(input, outline)
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        with terminal_door(screen, operation_id) as door:
+        with terminal_door(screen, operation_id) as (door, clear):
             context = msgspec.structs.replace(
                 caller(hub, as_), door=door, deadline=_deadline(hub, spec, timeout)
             )
-            printer = _Printer(screen, whole=envelope, file=output)
+            printer = _Printer(screen, clear, whole=envelope, file=output)
             try:
                 if spec.type is OperationType.SUBSCRIPTION:
                     return await _follow(hub, spec, value, context, printer, count)
@@ -116,15 +117,19 @@ def _advise(error: CallError, outline: Outline) -> None:
 
 
 class _Printer:
-    """Where the results of a call go."""
+    """Where the results of a call go; `clear` makes room for each."""
 
-    def __init__(self, screen: Screen, *, whole: bool, file: Path | None) -> None:
+    def __init__(
+        self, screen: Screen, clear: Callable[[], None], *, whole: bool, file: Path | None
+    ) -> None:
         self._screen = screen
+        self._clear = clear
         self._whole = whole
         self._file = file
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
         """Print one result; the exit code says whether it is a tool's error."""
+        self._clear()
         failure: CallError | None = None
         try:
             envelope.raise_for_error()
@@ -143,6 +148,7 @@ class _Printer:
 
     def item(self, envelope: ResponseEnvelope[Any]) -> None:
         """Print one item of a stream."""
+        self._clear()
         if self._file is not None:
             with self._file.open("ab") as file:
                 file.write(self._bytes(envelope) + b"\n")

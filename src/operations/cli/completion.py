@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from operations.cli.app import build_app
 from operations.cli.options import DEFAULTS, Common, command
-from operations_cli import build_app
 
 
 @command

@@ -146,6 +146,10 @@ async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
             if source.failure is not None:
                 yield Finding(source.label, "failed", source.failure)
                 continue
+            for part in source.failed:
+                yield Finding(f"{source.label} {part.where}", "failed", part.reason)
+            for part in source.ignored:
+                yield Finding(source.label, "warning", f"{part.where} {part.reason}")
             words = f"{len(source.operations)} operations in {source.seconds:.1f} s"
             if source.skipped:
                 yield Finding(source.label, "warning", f"{words}; {len(source.skipped)} skipped")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from operations._words import suggestion
 from operations.cli.exports.losses import Loss
 from operations.cli.exports.python_client import python_client
 from operations.cli.exports.tools import mcp_tools, provider_tools
@@ -14,7 +15,6 @@ from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, encoded
 from operations.cli.session import open_session
-from operations.config.faults import suggestion
 from operations.errors import CallError, ErrorCode
 from operations.gateway import visible_specs
 from operations.openapi import to_openapi

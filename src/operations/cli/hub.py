@@ -1,22 +1,27 @@
-"""Everything a config names, open and in one registry.
+"""What a config names, open and in one registry.
 
 Rule 1: sources are opened side by side, and one that fails costs no other anything: it is told, not raised.
 Rule 2: a kind of source is imported when the config has one of it.
+Rule 3: a command says what it wants of them (`Wish`), and the others stay closed. What an operation calls in turn is
+        opened when it calls it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+from operations._words import suggestion
 from operations.access import Identity
 from operations.cli.journal import recording
-from operations.cli.sources import Kind, Opened
+from operations.cli.known_ids import recall_ids
+from operations.cli.sources import Kind, MCPFile, Opened
 from operations.cli.sources.local import open_modules
 from operations.config import ConfigError, ConfigFault, ConfigFile
-from operations.config.faults import suggestion
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
@@ -29,6 +34,33 @@ _OPENERS: dict[Kind, str] = {
 }
 
 Opener = Callable[[str, Any, ConfigFile], Awaitable[Opened]]
+
+
+Entry: TypeAlias = tuple[Kind, str, Any]
+"""One entry of a config: its kind, its name, and what it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a command wants of the sources; one that says nothing wants them all.
+
+    Attributes:
+        operation: One operation, by its id, and what it calls.
+        namespace: The operations of a namespace.
+        source: The operations of a source: its kind, its name, or both.
+    """
+
+    operation: str | None = None
+    namespace: str | None = None
+    source: str | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every source is to be opened."""
+        return self == ALL
+
+
+ALL = Wish()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +76,19 @@ class Source:
     """The ids it gave."""
 
     skipped: tuple[Skipped, ...] = ()
+    failed: tuple[Skipped, ...] = ()
+    ignored: tuple[Skipped, ...] = ()
 
     failure: str | None = None
     """Why it is not there."""
 
     seconds: float = 0
     """How long it took to open."""
+
+    @property
+    def problems(self) -> tuple[Skipped, ...]:
+        """Everything about it that is not as somebody wanted, though it is there."""
+        return (*self.failed, *self.ignored, *self.skipped)
 
     @property
     def label(self) -> str:
@@ -76,6 +115,14 @@ class Hub:
         """Where an operation comes from."""
         return self._by_id.get(operation_id)
 
+    def has_namespace(self, namespace: str) -> bool:
+        """Whether a source is there, or should be, that is called `namespace` or gave operations in it."""
+        return any(name == namespace for name, _, _ in self._absent()) or any(
+            source.name == namespace
+            or any(each.partition(".")[0] == namespace for each in source.operations)
+            for source in self.sources
+        )
+
     @property
     def failures(self) -> list[Source]:
         """The sources that are not there."""
@@ -91,16 +138,25 @@ class Hub:
         if spec is not None:
             return spec
         namespace = operation_id.partition(".")[0]
-        for source in self.failures:
-            if source.name == namespace:
+        for name, label, reason in self._absent():
+            if name == namespace:
                 raise CallError(
                     ErrorCode.UNAVAILABLE,
-                    f"{operation_id} is not there, because {source.label} is not: {source.failure}",
+                    f"{operation_id} is not there, because {label} is not: {reason}",
                 )
-        near = suggestion(operation_id, (spec.id for spec in self.registry.specs()))
+        known = [spec.id for spec in self.registry.specs()]
+        near = suggestion(operation_id, dict.fromkeys([*known, *recall_ids(self.file)]))
         raise CallError(
             ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
         )
+
+    def _absent(self) -> Iterator[tuple[str, str, str]]:
+        """What is not there: its namespace, what it is called, and why."""
+        for source in self.sources:
+            if source.failure is not None:
+                yield source.name, source.label, source.failure
+            for part in source.failed:
+                yield part.where, f"{source.label}: {part.where}", part.reason
 
     def identity(self, name: str) -> Identity | None:
         """Who somebody in `[access.keys]` is; `anonymous` is nobody.
@@ -122,34 +178,124 @@ class Hub:
 
 
 @asynccontextmanager
-async def open_hub(file: ConfigFile) -> AsyncGenerator[Hub]:
-    """Open every source of a config, for the length of an `async with` block."""
+async def open_hub(file: ConfigFile, wish: Wish = ALL) -> AsyncGenerator[Hub]:
+    """Open the sources of a config that are wanted, for the length of an `async with` block."""
     config = file.config
-    registry = OperationRegistry(output=config.output, max_threads=config.limits.threads)
-    hub = Hub(registry=registry, file=file)
     # What is open is closed in any case: also where opening is interrupted, or an id is taken.
-    async with AsyncExitStack() as services, registry:
-        opened = await asyncio.gather(*(_open(*entry, file, services) for entry in _entries(file)))
+    async with AsyncExitStack() as services:
+        late = _Late()
+        registry = OperationRegistry(
+            output=config.output,
+            max_threads=config.limits.threads,
+            remote=None if wish.operation is None else late,
+        )
+        hub = Hub(registry=registry, file=file)
+        late.hub, late.services = hub, services
+        async with registry:
+            await _open_wanted(hub, wish, late)
+            with recording(registry, file):
+                yield hub
+
+
+async def _open_wanted(hub: Hub, wish: Wish, late: "_Late") -> None:
+    entries = _entries(hub.file)
+    if wish.operation is not None:
+        await late.open([entry for entry in entries if entry[0] == "local"])
+        if wish.operation not in hub.registry:
+            await late.open_namespace(wish.operation.partition(".")[0])
+        return
+    if wish.source is not None:
+        entries = [entry for entry in entries if is_called(wish.source, entry[0], entry[1])]
+    elif wish.namespace is not None:
+        entries = [
+            *(entry for entry in entries if entry[0] in ("local", "broker")),
+            *_of_namespace(hub.file, wish.namespace),
+        ]
+    await late.open(entries)
+
+
+class _Late:
+    """Sources that are opened when somebody calls what they may have: the remote of the hub's registry."""
+
+    hub: Hub
+    services: AsyncExitStack
+
+    def __init__(self) -> None:
+        self._opened: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    async def open(self, entries: list[Entry]) -> None:
+        """Open sources side by side, and register what they have."""
+        opened = await asyncio.gather(
+            *(_open(*entry, self.hub.file, self.services) for entry in entries)
+        )
         for source, found in opened:
-            hub.add(_register(source, found, registry))
-        with recording(registry, file):
-            yield hub
+            self.hub.add(_register(source, found, self.hub.registry))
+
+    async def open_namespace(self, namespace: str) -> None:
+        """Open what may have operations in a namespace: what is called that, else the workers of brokers."""
+        async with self._lock:
+            if namespace in self._opened:
+                return
+            self._opened.add(namespace)
+            await self.open(_of_namespace(self.hub.file, namespace))
+            if "" not in self._opened and not self.hub.has_namespace(namespace):
+                self._opened.add("")
+                await self.open([each for each in _entries(self.hub.file) if each[0] == "broker"])
+
+    async def call(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Call what is not registered yet.
+
+        Raises:
+            CallError: As the call, or if no source has it.
+        """
+        await self._find(operation_id)
+        return await self.hub.registry.execute(operation_id, input, context)
+
+    async def subscribe(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Subscribe to what is not registered yet; raises as `call`."""
+        await self._find(operation_id)
+        async with aclosing(self.hub.registry.subscribe(operation_id, input, context)) as items:
+            async for item in items:
+                yield item
+
+    async def _find(self, operation_id: str) -> None:
+        await self.open_namespace(operation_id.partition(".")[0])
+        self.hub.spec(operation_id)
 
 
-def _entries(file: ConfigFile) -> list[tuple[Kind, str, Any]]:
+def is_called(wanted: str, kind: Kind, name: str) -> bool:
+    """Whether a source is meant by its kind, its name, or both."""
+    return wanted in (kind, name, f"{kind}:{name}")
+
+
+def _entries(file: ConfigFile) -> list[Entry]:
     """What to open, in the order in which ids are given away."""
     config = file.config
     named: list[tuple[Kind, dict[str, Any]]] = [
         ("local", {module: module for module in config.modules}),
         ("openapi", {name: entry for name, entry in config.openapi.items() if entry.enabled}),
         ("mcp", {name: entry for name, entry in config.mcp.items() if entry.enabled}),
-        ("mcp", {path: path for path in config.mcp_json}),
+        ("mcp", {path: MCPFile(path) for path in config.mcp_json}),
         (
             "broker",
             {n: each for n, each in config.brokers.items() if each.enabled and each.workers},
         ),
     ]
     return [(kind, name, entry) for kind, entries in named for name, entry in entries.items()]
+
+
+def _of_namespace(file: ConfigFile, namespace: str) -> list[Entry]:
+    """The entries that are called `namespace`; of a file of servers, the one that is."""
+    return [
+        (kind, name, MCPFile(name, namespace) if isinstance(entry, MCPFile) else entry)
+        for kind, name, entry in _entries(file)
+        if isinstance(entry, MCPFile) or (kind in ("openapi", "mcp") and name == namespace)
+    ]
 
 
 async def _open(
@@ -178,6 +324,8 @@ async def _open(
             origin=found.origin,
             title=found.title,
             skipped=tuple(found.skipped),
+            failed=tuple(found.failed),
+            ignored=tuple(found.ignored),
             seconds=loop.time() - started,
         ),
         found,

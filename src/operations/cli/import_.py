@@ -167,7 +167,7 @@ def _report(source: Source, specs: list[OperationSpec]) -> dict[str, object]:
         "types": dict(Counter(spec.type.value for spec in specs)),
         "tags": dict(Counter(tag for spec in specs for tag in spec.tags)),
         "operations": [spec.id for spec in specs],
-        "skipped": [{"where": each.where, "reason": each.reason} for each in source.skipped],
+        "skipped": [{"where": each.where, "reason": each.reason} for each in source.problems],
     }
 
 
@@ -200,11 +200,11 @@ def _show(
 
 
 def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
-    if not source.skipped:
+    if not source.problems:
         return
-    screen.show(Text(f"\n{len(source.skipped)} parts cannot be used:", style="yellow"))
-    shown = source.skipped if verbose else source.skipped[:_SHOWN]
+    screen.show(Text(f"\n{len(source.problems)} parts cannot be used:", style="yellow"))
+    shown = source.problems if verbose else source.problems[:_SHOWN]
     for each in shown:
         screen.show(Text(f"  {plain(each.where)}: {plain(each.reason)}", style="yellow"))
-    if len(shown) < len(source.skipped):
-        screen.note(f"  ... and {len(source.skipped) - len(shown)} more; --verbose shows all")
+    if len(shown) < len(source.problems):
+        screen.note(f"  ... and {len(source.problems) - len(shown)} more; --verbose shows all")

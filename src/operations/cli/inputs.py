@@ -39,13 +39,19 @@ def read_input(arguments: Sequence[str], outline: Outline) -> Any:
     value: JSONObject = {}
     for argument, pair in zip(arguments, pairs, strict=True):
         if pair is None:
-            raise _unreadable(argument, "is neither key=value nor the only argument")
+            raise _unreadable(f"{argument!r}", "is neither key=value nor the only argument")
         _put(value, pair["key"].split("."), pair["sign"], pair["value"], outline)
     return value
 
 
-def typed(text: str, outline: Outline, name: str = "the value") -> Any:
+def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> Any:
     """One value, as its schema wants it.
+
+    Args:
+        text: What was typed.
+        outline: Its schema.
+        name: What to call it in a message.
+        keys: Where it stands in the input.
 
     Raises:
         CallError: `VALIDATION_ERROR`, if `text` is nothing of the kind.
@@ -59,13 +65,13 @@ def typed(text: str, outline: Outline, name: str = "the value") -> Any:
     if text.lower() in _WORDS and "boolean" in types:
         return _WORDS[text.lower()]
     if "array" in types and not text.lstrip().startswith("["):
-        return [typed(text, outline.items, name)]
+        return [typed(text, outline.items, name, keys)]
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         if not types or "string" in types:
             return text
-        raise _unreadable(name, f"must be of type {outline.kind}") from None
+        raise _unreadable(name, f"must be of type {outline.kind}", keys) from None
     if isinstance(value, str) or not _fits(value, types):
         # What looks like JSON, but is not of a type that is wanted, is the text that was typed.
         return text if "string" in types else value
@@ -103,19 +109,20 @@ def _whole(argument: str) -> Any:
     return _json(argument.encode(), "the input")
 
 
-def _json(text: bytes, what: str) -> Any:
+def _json(text: bytes, what: str, keys: Sequence[str] = ()) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        hint = "" if text.lstrip()[:1] in (b"{", b"[") else "; for a single value write key=value"
-        raise _unreadable(what, f"is not JSON: {error}{hint}") from None
+        plain = keys or text.lstrip()[:1] in (b"{", b"[")
+        hint = "" if plain else "; for a single value write key=value"
+        raise _unreadable(what, f"is not JSON: {error}{hint}", keys) from None
 
 
-def _file(path: str) -> bytes:
+def _file(path: str, keys: Sequence[str] = ()) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise _unreadable(path, f"cannot be read: {error.strerror}") from None
+        raise _unreadable(path, f"cannot be read: {error.strerror}", keys) from None
 
 
 def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline) -> None:
@@ -127,34 +134,37 @@ def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outl
         outline = outline.properties.get(key, Outline({}))
         inner = value.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise _unreadable(name, "goes into what was given as a value before")
+            raise _unreadable(name, "goes into what was given as a value before", keys)
         value = cast("JSONObject", inner)
     last = keys[-1]
     wanted = outline.properties.get(last, Outline({}))
-    found = _value(sign, text, wanted, name)
+    found = _value(sign, text, wanted, keys)
     if last in value:
         if not isinstance(value[last], list):
-            raise _unreadable(name, "is given twice")
+            raise _unreadable(name, "is given twice", keys)
         value[last] += found if isinstance(found, list) else [found]
     else:
         value[last] = found
 
 
-def _value(sign: str, text: str, outline: Outline, name: str) -> Any:
+def _value(sign: str, text: str, outline: Outline, keys: list[str]) -> Any:
+    name = ".".join(keys)
     if sign == ":=":
-        return _json(text.encode(), name)
+        return _json(text.encode(), name, keys)
     if not text.startswith("@") or len(text) == 1:
-        return typed(text, outline, name)
-    data = _file(text[1:])
+        return typed(text, outline, name, keys)
+    data = _file(text[1:], keys)
     form = outline.schema.get("contentEncoding") or outline.schema.get("format")
     if form in _BINARY:
         return b64encode(data).decode("ascii")
     try:
-        return typed(data.decode(), outline, name)
+        return typed(data.decode(), outline, name, keys)
     except UnicodeDecodeError:
         return b64encode(data).decode("ascii")
 
 
-def _unreadable(what: str, reason: str) -> CallError:
-    fault = {"path": f"/{what}", "message": reason, "keyword": "input"}
+def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
+    """An error about `what`, which stands at `keys` of the input, or is the whole of it."""
+    path = "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in keys)
+    fault = {"path": path, "message": reason, "keyword": "input"}
     return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})

@@ -25,10 +25,17 @@ def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
             path.write_text(text, encoding="utf-8")
 
 
+def recall_ids(file: ConfigFile) -> list[str]:
+    """The ids a config gave when all of it was last open."""
+    with suppress(OSError):
+        return _path(file).read_text(encoding="utf-8").splitlines()
+    return []
+
+
 def complete_ids(_context: object) -> list[str]:
     """The ids of the config that holds in this folder."""
     found = find_config(Path.cwd())
-    with suppress(ConfigError, OSError):
+    with suppress(ConfigError):
         if found is not None:
-            return _path(load_config(found)).read_text(encoding="utf-8").splitlines()
+            return recall_ids(load_config(found))
     return []

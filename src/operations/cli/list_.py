@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from operations.cli.hub import Hub
+from operations.cli.hub import Hub, Wish, is_called
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
@@ -40,7 +40,8 @@ async def list_operations(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    wish = Wish(namespace=namespace, source=source)
+    async with open_session(common, screen, wish) as hub:
         context = caller(hub, as_)
         found = Gateway(hub.registry).search(
             " ".join(words),
@@ -67,9 +68,7 @@ def caller(hub: Hub, name: str | None) -> OperationContext:
 
 def _is_from(hub: Hub, spec: OperationSpec, wanted: str | None) -> bool:
     source = hub.source_of(spec.id)
-    return wanted is None or (
-        source is not None and wanted in (source.kind, source.name, source.label)
-    )
+    return wanted is None or (source is not None and is_called(wanted, source.kind, source.name))
 
 
 def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) -> None:

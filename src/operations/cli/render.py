@@ -185,7 +185,10 @@ class Screen:
         self.err.print(line, soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
-            for fault in faults_of(details):
+            faults = faults_of(details)
+            # One that is told above already is not told again.
+            told = len(faults) == 1 and str(faults[0].get("message")) in error.message
+            for fault in () if told else faults:
                 self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
         elif details is not None:
             self.note(encoded(details, indent=2), "dim")

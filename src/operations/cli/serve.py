@@ -53,6 +53,7 @@ async def serve(
         try:
             async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
                 announce(url, doors, hub, screen)
+                screen.note("Ctrl-C ends it")
                 await until_stopped()
                 screen.note("closing ...")
         except InsecureBindError:
@@ -86,4 +87,3 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
     screen.show(Text(f"serving {len(hub.registry)} operations at {url}", style="bold"))
     for door in doors:
         screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
-    screen.note("Ctrl-C ends it")

@@ -8,12 +8,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from operations.access import AccessControl
-from operations.cli.hub import Source
+from operations.cli.hub import Source, Wish
 from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
 from operations.cli.render import STYLES, Screen, encoded, first_line, plain
+from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.gateway import Gateway
 from operations.specs import OperationSpec
@@ -38,7 +39,7 @@ async def show(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
         hub.spec(operation_id)
         spec = Gateway(hub.registry).schema(operation_id, caller(hub, as_))
         if screen.json:
@@ -76,7 +77,8 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen) -> None:
                 line.append(f" (HTTP {error.http_status})", style="dim")
             errors.add(line.append(f"  {first_line(error.description)}", style="default"))
         screen.show(errors)
-    screen.show(Text("\n  " + example(spec), style="cyan"))
+    # Not broken into lines: it is there to be copied.
+    screen.out.print(Text("\n  " + plain(example(spec)), style="cyan"), soft_wrap=True)
 
 
 def _origin(spec: OperationSpec, source: Source | None) -> str:
@@ -97,13 +99,6 @@ def access_in_words(access: AccessControl) -> str:
     if access.resource_type is not None:
         needs.append(f"{access.resource_action} on some {access.resource_type}")
     return "needs " + " and ".join(needs)
-
-
-def example(spec: OperationSpec) -> str:
-    """A call with what is required, to copy."""
-    outline = Outline.of(spec.input_schema)
-    given = [f"{name}=..." for name in outline.required]
-    return " ".join(["operations call", spec.id, *given])
 
 
 def _tree(name: str, outline: Outline) -> Tree:

@@ -1,7 +1,12 @@
-"""The command line as a door: progress, log messages and questions of a call reach the person at the terminal."""
+"""The command line as a door: progress, log messages and questions of a call reach the person at the terminal.
 
-from collections.abc import Generator
+Rule: a bar is taken away before anything else is written, so that a result stands on lines of its own. Where standard
+      error is no terminal, progress is lines, one a second at most; with `--json` there is none.
+"""
+
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
@@ -11,10 +16,18 @@ from operations.cli.render import Screen, encoded, plain
 from operations.context import Door
 from operations.types import JSONObject
 
+_LINE_SECONDS = 1.0
+"""Between two lines of progress in a pipe."""
+
+_LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
+
 
 @contextmanager
-def terminal_door(screen: Screen, title: str) -> Generator[Door]:
-    """What a call may send back while it runs, shown for the length of a `with` block."""
+def terminal_door(screen: Screen, title: str) -> Generator[tuple[Door, Callable[[], None]]]:
+    """What a call may send back while it runs, shown for the length of a `with` block.
+
+    Gives the door, and what is to be called before a result is printed.
+    """
     progress = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -25,8 +38,12 @@ def terminal_door(screen: Screen, title: str) -> Generator[Door]:
         disable=not screen.err.is_terminal or screen.json,
     )
     bar = progress.add_task(plain(title), total=None, visible=False)
+    lines = _Lines(screen, title)
 
     async def show(done: float, total: float | None, message: str | None) -> None:
+        if progress.disable:
+            lines.show(done, total, message)
+            return
         progress.start()
         progress.update(
             bar, completed=done, total=total, description=plain(message or title), visible=True
@@ -48,9 +65,25 @@ def terminal_door(screen: Screen, title: str) -> Generator[Door]:
         return {"action": "accept", "content": content}
 
     try:
-        yield Door(progress=show, log=log, elicit=elicit if screen.can_ask else None)
+        door = Door(progress=show, log=log, elicit=elicit if screen.can_ask else None)
+        yield door, progress.stop
     finally:
         progress.stop()
 
 
-_LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
+class _Lines:
+    """Progress for a log: few lines, and the first at once."""
+
+    def __init__(self, screen: Screen, title: str) -> None:
+        self._screen = screen
+        self._title = title
+        self._next = 0.0
+
+    def show(self, done: float, total: float | None, message: str | None) -> None:
+        """Say how far it is, unless that was said just now."""
+        now = monotonic()
+        if self._screen.json or now < self._next:
+            return
+        self._next = now + _LINE_SECONDS
+        share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
+        self._screen.note(f"{message or self._title}: {share}")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from operations._words import suggestion
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
@@ -9,7 +10,6 @@ from operations.cli.running import until_stopped
 from operations.cli.session import open_file
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigFile
-from operations.config.faults import suggestion
 from operations.config.model import BrokerEntry
 from operations.errors import OperationsError
 

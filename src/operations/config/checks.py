@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from operations.config.faults import suggestion
+from operations._words import suggestion
 from operations.config.model import (
     AccessEntry,
     BrokerEntry,

@@ -6,9 +6,9 @@ Rule 2: no fault shows a value: it may be a secret in the wrong place.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
+from operations._words import suggestion
 from operations.config.places import Path
 from operations.errors import OperationsError
 from operations.schema import ValueFault
@@ -59,12 +59,6 @@ def written(path: Path) -> str:
             plain = part.replace("-", "").replace("_", "").isalnum() and part.isascii()
             text += ("." if text else "") + (part if plain else f'"{part}"')
     return text
-
-
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """A sentence for what was probably meant; empty where nothing is near."""
-    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f' Did you mean "{near[0]}"?' if near else ""
 
 
 class Wording:

@@ -12,13 +12,14 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("operations.mcp", extra="mcp") from error
 
 from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
-from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers
+from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
 from operations.mcp.content import map_content_blocks
 from operations.mcp.loader import MCPClientLoader
 from operations.mcp.serving.app import MCPApp
 from operations.mcp.serving.client import list_roots, release_stream
 from operations.mcp.serving.server import RegistryServer, to_mcp
 from operations.mcp.serving.settings import MCPServerSettings
+from operations.mcp.starting import StartError
 
 __all__ = [
     "ClientCredentials",
@@ -29,10 +30,12 @@ __all__ = [
     "MCPServerSettings",
     "RegistryServer",
     "ServerInfo",
+    "StartError",
     "connect_mcp",
     "list_roots",
     "map_content_blocks",
     "read_servers",
     "release_stream",
     "to_mcp",
+    "unknown_keys",
 ]

@@ -57,6 +57,9 @@ class Catalogue:
         self._request = request
         self._list_all = list_all
         self._listing = Listing()
+        self._ids: dict[str, str] = {}
+        """The operation of each tool."""
+
         self._has_asked = False
         self._registries: list[OperationRegistry] = []
 
@@ -74,8 +77,10 @@ class Catalogue:
         self.pins.accept(tool)
         self._rebuild()
 
-    def take(self, listing: Listing, version: str) -> None:
-        """Make operations of what the server, in its `version`, listed."""
+    def take(self, listing: Listing, version: str) -> bool:
+        """Make operations of what the server, in its `version`, listed; whether that is anything new."""
+        if (listing, version) == (self._listing, self._version):
+            return False
         self.tools = {}
         changed: list[str] = []
         for tool in listing.tools:
@@ -91,10 +96,12 @@ class Catalogue:
             )
         self._listing, self._version = listing, version
         self._rebuild()
+        return True
 
     def _rebuild(self) -> None:
         skipped = dict(self._listing.skipped)
         found: dict[str, Operation] = {}
+        self._ids = {}
         for name, tool in self.tools.items():
             label = ascii(name)[1:-1]
             try:
@@ -106,6 +113,7 @@ class Catalogue:
                 skipped[label] = f"its name reads as {spec.id}, which is taken"
             else:
                 found[spec.id] = self._operation(spec, name)
+                self._ids[name] = spec.id
         for extra in self._extras(skipped):
             found.setdefault(extra.spec.id, extra)
         for name, reason in skipped.items():
@@ -126,7 +134,11 @@ class Catalogue:
             self._server, self._version, self._config, self._request, self._list_all
         ).build(self._listing, skipped)
         if self._has_asked:
-            yield build_resume(self._server, self._version, self._request, self._config)
+            yield build_resume(self._server, self._version, self._request, self._config, self._find)
+
+    def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
+        operation = self.operations.get(self._ids.get(name, ""))
+        return None if operation is None else (operation, self.tools[name])
 
     def _asked(self) -> str:
         """A tool asked its caller something: from now on there is an operation for the answers."""

@@ -33,7 +33,8 @@ logger = logging.getLogger("operations.mcp")
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
 _REFRESH_SECONDS = 0.1
-"""Between two listings, however often a server says that it changed."""
+_LONGEST_REFRESH_SECONDS = 30.0
+"""Between two listings, however often a server says that it changed; longer each time that it had not."""
 
 _LONGEST_LOG = 2000
 
@@ -68,6 +69,9 @@ class MCPClient:
 
         self._catalogue = Catalogue(name, self.config, self.request, self._list_all)
         self._is_listening = False
+        self._changes = 0
+        """How often a listing brought something new."""
+
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -129,11 +133,14 @@ class MCPClient:
     # ------------------------------------------------------------ lifetime
 
     async def open(self) -> None:
-        """Connect and list.
+        """Connect and list; once it is open, this only waits for the server to be there.
 
         Raises:
             CallError: `UNAVAILABLE`, saying why.
         """
+        if self._follower is not None:
+            await self._connection.acquire()
+            return
         self._follower = asyncio.create_task(self._follow(), name=f"mcp {self.name} changes")
         try:
             await self._connection.open()
@@ -146,13 +153,18 @@ class MCPClient:
 
         Takes at most a few seconds more than `shutdown_timeout`, and is not cut short by a cancel scope.
         """
+        self._cancel_helpers()
+        with anyio.CancelScope(shield=True):
+            await self._connection.aclose()
+            # While it closed, one more may have begun to listen.
+            if helpers := self._cancel_helpers():
+                await asyncio.wait(helpers)
+
+    def _cancel_helpers(self) -> list[asyncio.Task[None]]:
         helpers = [task for task in (self._follower, self._listener) if task is not None]
         for task in helpers:
             task.cancel()
-        with anyio.CancelScope(shield=True):
-            await self._connection.aclose()
-            if helpers:
-                await asyncio.wait(helpers)
+        return helpers
 
     async def __aenter__(self) -> Self:
         return self
@@ -279,18 +291,24 @@ class MCPClient:
 
     async def _follow(self) -> None:
         """Refresh whenever the server says that something changed, once for many notifications."""
+        loop, pause, changes = asyncio.get_running_loop(), _REFRESH_SECONDS, self._changes
         while True:
+            began = loop.time()
             await self._stale.wait()
             self._stale.clear()
             if self._connection.session is None:
                 continue
+            was_quiet = loop.time() - began > pause
             try:
                 await self.refresh()
             except CallError as error:
                 logger.warning("%s could not be listed again: %s", self.name, error.message)
             except Exception:
                 logger.exception("%s: what it listed could not be taken over", self.name)
-            await asyncio.sleep(_REFRESH_SECONDS)
+            is_telling = was_quiet or changes != self._changes
+            pause = _REFRESH_SECONDS if is_telling else min(2 * pause, _LONGEST_REFRESH_SECONDS)
+            changes = self._changes
+            await asyncio.sleep(pause)
 
     async def _listen(self, session: RelaySession) -> None:
         """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""
@@ -311,6 +329,8 @@ class MCPClient:
                 if error.code != types.CONNECTION_CLOSED:
                     logger.debug("%s does not tell of changes: %s", self.name, error)
                     return
+            except Exception:
+                logger.debug("%s: cannot listen for changes", self.name, exc_info=True)
             finally:
                 self._is_listening = False
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
@@ -318,7 +338,8 @@ class MCPClient:
 
     async def _take(self, session: RelaySession) -> None:
         listing = await list_everything(session, self.config.max_tools)
-        self._catalogue.take(listing, self.server_info.version if self.server_info else "1.0.0")
+        version = self.server_info.version if self.server_info else "1.0.0"
+        self._changes += self._catalogue.take(listing, version)
 
     # ------------------------------------------------------------ the server's own messages
 

@@ -4,6 +4,7 @@ Rule 1: a server is started only from a configuration like this one, as a list o
 Rule 2: nothing here is shown by `repr`: arguments, environment, headers and queries may hold secrets.
 """
 
+import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,9 +17,12 @@ import httpx2
 import msgspec
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
+from operations._words import suggestion
 from operations.access import AccessControl
 from operations.specs import OperationSpec
 from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
 
 Transport: TypeAlias = Literal["stdio", "http", "sse", "memory"]
 
@@ -125,6 +129,9 @@ class MCPClientConfig:
     log_level: str | None = None
     """From which level on the server is asked to send log messages."""
 
+    secrets: Collection[str] = ()
+    """Texts that no report shows, beside the values of `env` and `headers`."""
+
     max_message_bytes: int = 16 * 1024 * 1024
     """The longest message taken from the server."""
 
@@ -162,9 +169,7 @@ class MCPClientConfig:
         if self.command is not None:
             return Path(self.command).name
         if self.url is not None:
-            parts = urlsplit(self.url)
-            host = parts.netloc.rpartition("@")[2]
-            return urlunsplit((parts.scheme, host, parts.path, "", ""))
+            return without_secrets(self.url)
         return type(self.server).__name__
 
     def guarded(self, spec: OperationSpec) -> OperationSpec:
@@ -184,17 +189,25 @@ class MCPClientConfig:
         """A configuration from one entry of an `mcp.json`; `options` are fields that win over it.
 
         `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
-        given). Keys this package does not know are ignored: in particular none of them grants anything.
+        given); reports do not show what came from there. Keys of other tools are ignored: in particular none of
+        them grants anything. Keys that nobody knows are ignored too, with a warning (`unknown_keys`).
 
         Raises:
             ValueError: Naming the field that is wrong, or the variable that is not set.
         """
         variables = os.environ if environ is None else environ
+        unknown = unknown_keys(entry)
+        for key, words in unknown.items():
+            logger.warning("ignored in an MCP server's entry: %s %s", ascii(key)[1:-1], words)
+        if not any(entry.get(key) for key in _TARGETS) and not options.keys() & _TARGETS:
+            known = "it needs a command (a program to start) or a url (a running server)"
+            raise ValueError(". ".join([known, *_in_words(unknown)]))
         fields: dict[str, Any] = {}
+        secrets: list[str] = []
         for key, (name, check) in _ENTRY_FIELDS.items():
             if entry.get(key) is None:
                 continue
-            value = _filled(entry[key], variables)
+            value = _filled(entry[key], variables, secrets)
             if not check(value):
                 raise ValueError(f"{key!r} has the wrong type")
             fields[name] = value
@@ -204,9 +217,16 @@ class MCPClientConfig:
                 raise ValueError(f"{kind!r} is no transport: use stdio, http or sse")
             fields["transport"] = _ENTRY_TRANSPORTS[kind]
         try:
+            fields["secrets"] = secrets
             return cls(**{**fields, **options})
         except TypeError as error:
             raise ValueError(str(error)) from None
+
+
+def without_secrets(url: str) -> str:
+    """An address without login, query and fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _is_text(value: Any) -> bool:
@@ -243,6 +263,32 @@ _ENTRY_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 """What an entry may say: our field, and what its value must be."""
 
+_TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
+
+_FOREIGN = frozenset({
+    "alwaysAllow", "authProviderType", "autoApprove", "autoStart", "description", "dev", "disabled", "disabledTools",
+    "enabled", "enabledTools", "env_vars", "envFile", "excludeTools", "extensionName", "gallery", "icon", "id",
+    "includeTools", "name", "note", "oauth", "source", "startup_timeout_sec", "timeout", "tool_timeout_sec", "tools",
+    "trust", "version",
+})  # fmt: skip
+"""What other tools write into an entry. It says nothing here, and nothing is said about it."""
+
+
+def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of an `mcp.json` entry that no tool is known to write, each with what was probably meant."""
+    return {
+        key: f"is not a known key.{suggestion(key, _ENTRY_FIELDS)}"
+        for key in entry
+        if key not in _ENTRY_FIELDS
+        and key not in _FOREIGN
+        and not key.startswith(("_", "//", "x-"))
+    }
+
+
+def _in_words(unknown: Mapping[str, str]) -> list[str]:
+    return [f"{ascii(key)[1:-1]} {words}" for key, words in unknown.items()]
+
+
 _ENTRY_TRANSPORTS: dict[str, Transport] = {
     "stdio": "stdio",
     "local": "stdio",
@@ -257,22 +303,28 @@ _ENTRY_TRANSPORTS: dict[str, Transport] = {
 _REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
-def _filled(value: Any, environ: Mapping[str, str]) -> Any:
-    """`value` with its references to the environment replaced, wherever they stand."""
+def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
+    """`value` with its references to the environment replaced, wherever they stand; `secrets` gets what was there."""
     if isinstance(value, str):
+        if "${input:" in value:
+            raise ValueError("${input:...} asks a person, which is not done here: use ${env:NAME}")
 
         def variable(match: re.Match[str]) -> str:
             name, default = match.groups()
             found = environ.get(name)
             if found is None and default is None:
                 raise ValueError(f"the environment variable {name} is not set")
+            if found:
+                secrets.append(found)
             return found or default or ""
 
         return _REFERENCE.sub(variable, value)
     if isinstance(value, list):
-        return [_filled(item, environ) for item in cast("list[object]", value)]
+        return [_filled(item, environ, secrets) for item in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {key: _filled(item, environ) for key, item in cast("JSONObject", value).items()}
+        return {
+            key: _filled(item, environ, secrets) for key, item in cast("JSONObject", value).items()
+        }
     return value
 
 
@@ -297,6 +349,8 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         if isinstance(inner, Mapping):
             document = cast("JSONObject", inner)
             break
+    else:
+        _enforce_wrapping(document)
     if not isinstance(document, Mapping):
         raise ValueError("an mcp.json is an object with mcpServers")  # noqa: TRY004 - a wrong document
     servers: dict[str, JSONObject] = {}
@@ -307,3 +361,12 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)
     return servers
+
+
+def _enforce_wrapping(document: Any) -> None:
+    """Refuse a document whose servers stand under a name that is nearly the right one."""
+    for key, entry in cast("JSONObject", document).items() if isinstance(document, Mapping) else ():
+        inner = list(cast("JSONObject", entry).values()) if isinstance(entry, Mapping) else []
+        near = suggestion(key, ("mcpServers", "servers"))
+        if near and inner and all(isinstance(each, Mapping) for each in inner):
+            raise ValueError(f"{key!a} is not a known key.{near}")

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from secrets import SystemRandom
 from typing import Any
 
@@ -23,10 +24,12 @@ from mcp import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
 from operations.errors import CallError, ErrorCode
+from operations.mcp.concealing import Concealer
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.session import Dispatcher, RelaySession
+from operations.mcp.starting import StartError, start_error
 from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
@@ -39,6 +42,8 @@ _LONGEST_PAUSE = 15.0
 
 _STABLE_SECONDS = 5.0
 """A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
+
+_SLOW = "if it only needs longer (a first start may download something), raise connect_timeout"
 
 
 def jitter(attempts: int) -> float:
@@ -75,6 +80,7 @@ class Connection:
         self.away_since: float | None = None
         """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
 
+        self._concealer = Concealer(config)
         self._callbacks = callbacks
         self._on_open = on_open
         self._owner: asyncio.Task[None] | None = None
@@ -82,8 +88,12 @@ class Connection:
         self._waiters: set[asyncio.Future[RelaySession]] = set()
         self._wanted = asyncio.Event()
         self._closed = False
+        self._has_worked = False
         self._has_served = False
         self._lost_at: float | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends the waiting of calls for a server that was lost."""
+
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
         self._failure: CallError | None = None
@@ -160,25 +170,25 @@ class Connection:
             await self._live()
         finally:
             self._closed = True
+            self._forgive()
             closed = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
             self._fail_waiters(self._failure or closed)
 
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        has_worked = False
         attempts = 0
         while not self._closed:
             self._wanted.clear()
             began = loop.time()
             failure = await self._keep()
             was_open, self._session = self._session is not None, None
-            has_worked = has_worked or was_open
+            self._has_worked = self._has_worked or was_open
             self._failure = failure
             if failure is None:
                 # Left on purpose: the next call opens it.
                 attempts = 0
                 await self._wanted.wait()
-            elif not has_worked:
+            elif not self._has_worked:
                 return
             else:
                 if was_open:
@@ -187,6 +197,8 @@ class Connection:
                     attempts = 0
                 if self._lost_at is None:
                     self._lost_at = loop.time()
+                    ends = self._lost_at + self.config.reconnect_timeout
+                    self._patience = loop.call_at(ends, self._fail_waiters, failure)
                 await self._pause(attempts)
                 attempts += 1
 
@@ -205,11 +217,12 @@ class Connection:
         """Whether the next attempt comes too late for those who wait."""
         if self._lost_at is None:
             return False
-        return self._resumes_at > self._lost_at + self.config.reconnect_timeout
+        earliest = max(self._resumes_at, asyncio.get_running_loop().time())
+        return earliest > self._lost_at + self.config.reconnect_timeout
 
     async def _keep(self) -> CallError | None:
         """One life of the connection: None if it was left on purpose, else what went wrong."""
-        child = Child(self.name)
+        child = Child(self.name, self._concealer.conceal)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
                 async with self._transport(child) as (read_stream, write_stream):
@@ -223,7 +236,7 @@ class Connection:
                             return None
         except TimeoutError:
             return self._unavailable(
-                f"did not get ready within {self.config.connect_timeout:g} s", child
+                f"did not get ready within {self.config.connect_timeout:g} s", child, advice=_SLOW
             )
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - rule 3
             return self._explain(root_cause(error), child)
@@ -251,11 +264,20 @@ class Connection:
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
         self._has_served = False
-        self._lost_at, self._failure = None, None
+        self._forgive()
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(session)
+
+    def _forgive(self) -> None:
+        """Nothing is lost any more."""
+        self._lost_at = None
+        if not self._closed:
+            self._failure = None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _fail_waiters(self, failure: CallError) -> None:
         waiters, self._waiters = self._waiters, set()
@@ -279,24 +301,48 @@ class Connection:
         if child.went_away:
             return self._unavailable("ended before it was ready", child)
         if isinstance(error, OSError):
-            return self._unavailable(f"cannot be started: {error.strerror or error}", child)
+            what, advice = _not_started(error, self.config)
+            return self._unavailable(what, child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
             told = read_failure(error, self.name).error
-            return CallError(ErrorCode.UNAVAILABLE, told.message, told.details)
-        return self._unavailable(f"failed: {error}", child)
+            return self._reported(
+                CallError(ErrorCode.UNAVAILABLE, told.message, told.details), child
+            )
+        return self._unavailable(f"failed: {self._concealer.conceal(str(error))}", child)
 
-    def _unavailable(self, what: str, child: Child) -> CallError:
+    def _unavailable(self, what: str, child: Child, *, advice: str = "") -> CallError:
         details: dict[str, Any] = {"server": self.name}
-        if child.process is not None and child.process.returncode is not None:
-            details["exitCode"] = child.process.returncode
+        if child.exit_code is not None:
+            details["exitCode"] = child.exit_code
+        failure = CallError(ErrorCode.UNAVAILABLE, f"{self.name} {what}", details)
+        return self._reported(failure, child, advice)
+
+    def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
+        """The first failure is told in full, to whoever connects; later ones reach callers."""
+        if not self._has_worked and self._session is None:
+            return start_error(failure, self.config, child, self._concealer, advice)
         if child.stderr:
             # Its last words go to the operator's log, not to whoever calls.
-            logger.warning("%s %s; it said:\n%s", self.name, what, "\n".join(child.stderr))
-        return CallError(ErrorCode.UNAVAILABLE, f"{self.name} {what}", details)
+            logger.warning("%s; it said:\n%s", failure.message, "\n".join(child.stderr))
+        return failure
+
+
+def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
+    """What kept a program from starting, and what to do about it."""
+    if config.cwd is not None and str(error.filename) == str(config.cwd):
+        return "cannot be started: there is no such folder", "name a folder that exists as cwd"
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"cannot be started: there is no program {Path(config.command or '').name}",
+            "install it, or give its whole path: it is looked for on PATH, without a shell",
+        )
+    return f"cannot be started: {error.strerror or error}", ""
 
 
 def _fresh(error: CallError) -> CallError:
     """The same error for another caller: a raised one collects the traceback of who raised it."""
+    if isinstance(error, StartError):
+        return StartError(error.message, error.details, error.report)
     return CallError(error.code, error.message, error.details, retryable=error.retryable)
 
 

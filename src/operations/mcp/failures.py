@@ -17,7 +17,9 @@ from pydantic import ValidationError
 from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
 
-Kind: TypeAlias = Literal["unreachable", "session", "lost", "too_large", "status", "malformed"]
+Kind: TypeAlias = Literal[
+    "unreachable", "closed", "session", "lost", "too_large", "status", "malformed"
+]
 
 _SEAL = token_hex(16)
 
@@ -95,9 +97,9 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
         return ServerError(CallError(ErrorCode.EXECUTION_ERROR, said, details))
     return ServerError(
         CallError(ErrorCode.UNAVAILABLE, said, details),
-        unsent=kind in ("unreachable", "session"),
+        unsent=kind in ("unreachable", "closed", "session"),
         # An HTTP exchange that failed says nothing about the next one, but a lost session does.
-        broken=kind == "session",
+        broken=kind in ("closed", "session"),
     )
 
 

@@ -8,19 +8,24 @@ Rule 2: what a response may hold is bounded while it arrives. Compressed bodies 
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, TypeAlias, cast
 
+import anyio
 import httpx2
+import mcp_types as types
 import msgspec
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
 from operations.mcp.config import ClientCredentials, MCPClientConfig
 from operations.mcp.failures import Kind, seal
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
@@ -39,17 +44,68 @@ _SSE = "text/event-stream"
 
 def open_http(config: MCPClientConfig) -> AbstractAsyncContextManager[Any]:
     """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE."""
-    if config.kind == "sse":
+    return _open_sse(config) if config.kind == "sse" else _open_streamable(config)
 
-        def build(
-            headers: dict[str, str] | None = None,
-            timeout: httpx2.Timeout | None = None,
-            auth: httpx2.Auth | None = None,
-        ) -> httpx2.AsyncClient:
-            return build_http_client(config, timeout=timeout)
 
-        return sse_client(cast("str", config.url), httpx_client_factory=build)
-    return _open_streamable(config)
+@asynccontextmanager
+async def _open_sse(config: MCPClientConfig) -> AsyncGenerator[Any]:
+    """The transport of 2024: answers come on a stream of their own, so what becomes of a message is told there too.
+
+    The SDK would stop sending for good after the first message that fails, and tell nobody.
+    """
+    merged, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+    async def report(request: httpx2.Request, response: httpx2.Response) -> None:
+        failed = _failed_message(request, response)
+        if failed is not None:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                await merged.send(failed)
+
+    def build(
+        headers: dict[str, str] | None = None,
+        timeout: httpx2.Timeout | None = None,
+        auth: httpx2.Auth | None = None,
+    ) -> httpx2.AsyncClient:
+        return build_http_client(config, timeout=timeout, report=report)
+
+    async with sse_client(cast("str", config.url), httpx_client_factory=build) as (
+        answers,
+        outgoing,
+    ):
+
+        async def merge() -> None:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                async with merged:
+                    async for message in answers:
+                        await merged.send(message)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(merge)
+            yield incoming, outgoing
+            tasks.cancel_scope.cancel()
+
+
+def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
+    """What `response` says of the message in `request`, for whoever waits for its answer; None if nobody does."""
+    request_id = _decoded(request.content).get("id")
+    if request_id is None:
+        return None
+    status = response.status_code
+    told = seal("status", f"answered with HTTP status {status}", statusCode=status)
+    error = _decoded(response.content).get("error", told)
+    wire = {"jsonrpc": "2.0", "id": request_id}
+    try:
+        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": error}))
+    except ValidationError:
+        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": told}))
+
+
+def _decoded(body: bytes) -> JSONObject:
+    with suppress(msgspec.DecodeError, RecursionError):
+        value: Any = msgspec.json.decode(body)
+        if isinstance(value, dict):
+            return cast("JSONObject", value)
+    return {}
 
 
 @asynccontextmanager
@@ -64,11 +120,18 @@ async def _open_streamable(config: MCPClientConfig) -> AsyncGenerator[Any]:
 
 
 def build_http_client(
-    config: MCPClientConfig, timeout: httpx2.Timeout | None = None
+    config: MCPClientConfig, timeout: httpx2.Timeout | None = None, report: "Report | None" = None
 ) -> httpx2.AsyncClient:
-    """A client with the configuration's headers, authentication and limits."""
+    """A client with the configuration's headers, authentication and limits.
+
+    Args:
+        config: Of the server.
+        timeout: Instead of ours.
+        report: Is told of messages that failed, which then count as delivered.
+    """
     read = max(_READ_SECONDS, config.timeout or 0)
     return _Client(
+        report,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
         auth=_authentication(config),
@@ -79,13 +142,28 @@ def build_http_client(
 # ------------------------------------------------------------ failures as answers
 
 
+Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
+"""Takes a message that failed, and the answer that says so."""
+
+
 class _Client(httpx2.AsyncClient):
+    def __init__(self, report: Report | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._report = report
+
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
             # The farewell to a session: a server that is gone must not hold up our leaving.
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
+        response = await self._post(request, **options)
+        if self._report is None or response.status_code < 400:
+            return response
+        await self._report(request, response)
+        return httpx2.Response(202, request=request)
+
+    async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
             if _is_json(response):

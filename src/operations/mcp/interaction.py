@@ -25,6 +25,9 @@ logger = logging.getLogger("operations.mcp")
 MAX_ROUNDS = 10
 """How often one call may ask back."""
 
+MAX_QUESTIONS = 32
+"""How many questions one server may have open, and one result may hold."""
+
 _PATIENCE_SECONDS = 0.1
 
 _SAMPLE_RESULT: TypeAdapter[Any] = TypeAdapter(
@@ -44,19 +47,49 @@ def callbacks(name: str, config: MCPClientConfig) -> dict[str, Any]:
 
 
 def _callback(name: str, handler: AskHandler, result_type: TypeAdapter[Any]) -> Any:
+    asked: set[asyncio.Future[JSONObject]] = set()
+
     async def answer(context: Any, params: Any) -> Any:
-        try:
+        message = f"more than {MAX_QUESTIONS} questions at a time"
+        if len(asked) < MAX_QUESTIONS:
             request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-            return result_type.validate_python(await handler(request), by_name=False)
-        except ValidationError:
-            logger.warning("the answer to a question of %s has the wrong form", name)
-            message = "the answer had the wrong form"
-        except Exception:
-            logger.exception("the handler for questions of %s failed", name)
-            message = "the question could not be answered"
+            try:
+                return result_type.validate_python(
+                    await _apart(handler, request, asked), by_name=False
+                )
+            except ValidationError:
+                logger.warning("the answer to a question of %s has the wrong form", name)
+                message = "the answer had the wrong form"
+            except Exception:
+                logger.exception("the handler for questions of %s failed", name)
+                message = "the question could not be answered"
         return types.ErrorData(code=types.INTERNAL_ERROR, message=message)
 
     return answer
+
+
+async def _apart(
+    handler: AskHandler, request: JSONObject, asked: set[asyncio.Future[JSONObject]]
+) -> JSONObject:
+    """What `handler` answers, in a task of its own: one that will not be cancelled holds up no connection."""
+    answering = asyncio.ensure_future(handler(request))
+    asked.add(answering)
+    answering.add_done_callback(asked.discard)
+    try:
+        await asyncio.wait({answering})
+    finally:
+        if not answering.done():
+            answering.cancel()
+            answering.add_done_callback(_overlook)
+    if answering.cancelled():
+        raise RuntimeError("the handler was cancelled")
+    return answering.result()
+
+
+def _overlook(answering: asyncio.Future[JSONObject]) -> None:
+    """Nobody waits for this answer any more, nor for why there is none."""
+    if not answering.cancelled():
+        answering.exception()
 
 
 # ------------------------------------------------------------ 2026-07-28
@@ -82,20 +115,21 @@ async def settle(
         context: Whose door is asked first.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if there is no end to the questions.
+        CallError: `EXECUTION_ERROR` if there is no end to the questions, or a handler fails; `TIMEOUT` if one hangs.
     """
     for _ in range(MAX_ROUNDS):
         if not is_question(result):
             return result
         asked: Any = result.get("inputRequests") or {}
-        if not isinstance(asked, dict):
+        if not isinstance(asked, dict) or len(cast("JSONObject", asked)) > MAX_QUESTIONS:
             return result
         answers: JSONObject = {}
         for key, question in cast("JSONObject", asked).items():
-            handler = _handler(question, config, context)
+            handler, result_type = _handler(question, config, context)
             if handler is None:
                 return result
-            answers[key] = await handler(cast("JSONObject", question).get("params") or {})
+            params: JSONObject = cast("JSONObject", question).get("params") or {}
+            answers[key] = await _answer(handler, params, result_type, config.timeout)
         if not answers:
             # It asks for nothing but patience.
             await asyncio.sleep(_PATIENCE_SECONDS)
@@ -108,22 +142,41 @@ async def settle(
     return result
 
 
+async def _answer(
+    handler: AskHandler, params: JSONObject, result_type: TypeAdapter[Any], seconds: float | None
+) -> JSONObject:
+    """What `handler` says, if it says something of the right form in time."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            answer = await handler(params)
+        result_type.validate_python(answer, by_name=False)
+    except CallError:
+        raise
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            message = f"nobody answered a question of the server within {seconds:g} s"
+            raise CallError(ErrorCode.TIMEOUT, message) from None
+        logger.exception("a question of a server could not be answered")
+        message = "a question of the server could not be answered"
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
+    return answer
+
+
 def _handler(
     question: Any, config: MCPClientConfig, context: OperationContext
-) -> AskHandler | None:
+) -> tuple[AskHandler | None, TypeAdapter[Any]]:
     method = cast("JSONObject", question).get("method") if isinstance(question, dict) else None
     elicit = context.door.elicit
-    if method == "elicitation/create":
-        if elicit is None:
-            return config.elicit
-
-        async def ask(params: JSONObject) -> JSONObject:
-            return await elicit(str(params.get("message", "")), params.get("requestedSchema") or {})
-
-        return ask
     if method == "sampling/createMessage":
-        return context.door.sample or config.sample
-    return None
+        return context.door.sample or config.sample, _SAMPLE_RESULT
+    if method != "elicitation/create" or elicit is None:
+        return config.elicit if method == "elicitation/create" else None, _ELICIT_RESULT
+
+    async def ask(params: JSONObject) -> JSONObject:
+        return await elicit(str(params.get("message", "")), params.get("requestedSchema") or {})
+
+    return ask, _ELICIT_RESULT
 
 
 def question_envelope(

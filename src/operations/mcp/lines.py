@@ -47,6 +47,11 @@ class LineBuffer:
         if rest:
             self._add(rest)
 
+    def rest(self) -> Iterator[bytes | Oversized]:
+        """The line that was begun and has no end, where there is one."""
+        if self._size:
+            yield self._take()
+
     def _add(self, part: bytes) -> None:
         self._size += len(part)
         if self._head is None:

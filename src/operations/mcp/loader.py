@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import anyio
+
 from operations.errors import CallError, ErrorCode
 from operations.mcp.client import MCPClient
 from operations.mcp.config import MCPClientConfig, read_servers
@@ -26,13 +28,14 @@ class MCPClientLoader:
 
     def __init__(self, *, wait: float = 10, max_starting: int = 64) -> None:
         self.failures: dict[str, CallError] = {}
-        """Why a server is not there, by its name."""
+        """Why a server is not there, by its name; `str` of it is the whole report."""
 
         self._wait = wait
         self._slots = asyncio.Semaphore(max_starting)
         self._clients: dict[str, MCPClient] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._registries: list[OperationRegistry] = []
+        self._closing: asyncio.Task[None] | None = None
 
     async def load(
         self, servers: "str | Path | Mapping[str, MCPClientConfig | Mapping[str, Any]]"
@@ -75,12 +78,15 @@ class MCPClientLoader:
             self._failed(
                 name, CallError(ErrorCode.UNAVAILABLE, f"{name}: {error}", retryable=False)
             )
+        except Exception as error:
+            logger.exception("the MCP server %s could not be started", name)
+            self._failed(name, CallError(ErrorCode.UNAVAILABLE, f"{name}: {type(error).__name__}"))
         finally:
             self._starting.pop(name, None)
 
     def _failed(self, name: str, error: CallError) -> None:
         self.failures[name] = error
-        logger.warning("the MCP server %s is not available: %s", name, error.message)
+        logger.warning("the MCP server %s is not available: %s", name, error)
 
     @property
     def clients(self) -> list[MCPClient]:
@@ -122,7 +128,14 @@ class MCPClientLoader:
             client.attach(registry)
 
     async def aclose(self) -> None:
-        """Leave every server, all at the same time; twice is harmless."""
+        """Leave every server, all at the same time; twice is harmless. Not cut short by a cancel scope."""
+        if self._closing is None or self._closing.done():
+            self._closing = asyncio.create_task(self._close(), name="mcp servers close")
+        with anyio.CancelScope(shield=True):
+            # Shielded from asyncio too: whoever is cancelled while closing leaves, the closing goes on.
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         starting = list(self._starting.values())
         for task in starting:
             task.cancel()

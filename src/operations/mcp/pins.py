@@ -1,12 +1,15 @@
 """What a server said of its tools the first time, so that a change does not go unnoticed.
 
-Rule: a definition is what a person or a model decided by: name, title, description, schemas, annotations.
+Rule: a definition is what a person or a model decided by: name, title, description, schemas, annotations; and what an
+      export of ours says beyond them, which decides what is sent twice.
 """
 
 from hashlib import sha256
+from typing import Any
 
 from operations._json import canonical
 from operations.mcp.config import PinPolicy
+from operations.mcp.exported import META_KEY
 from operations.types import JSONObject
 
 _DEFINING = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
@@ -15,6 +18,9 @@ _DEFINING = ("name", "title", "description", "inputSchema", "outputSchema", "ann
 def digest(tool: JSONObject, target: str) -> str:
     """SHA-256 over the definition of `tool` and where it lives, in any order of keys."""
     definition = {key: tool[key] for key in _DEFINING if key in tool}
+    meta: Any = tool.get("_meta")
+    if isinstance(meta, dict) and META_KEY in meta:
+        definition[META_KEY] = meta[META_KEY]
     return sha256(canonical([target, definition])).hexdigest()
 
 

@@ -5,13 +5,15 @@ can be made to run for ever. Here results pass as they are: one odd tool does no
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
 It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` on `_running`.
+`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed`, `_dispatch` and `_write`.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias, cast
 
+import anyio
 import mcp_types as types
 from mcp import MCPError
 from mcp.client._probe import (
@@ -24,14 +26,20 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
+from operations.mcp.failures import seal
 from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+_MAX_PROGRESS = 100
+"""Reports of one call that wait to be taken."""
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """`(progress, total, message)`."""
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """A dispatcher that says when its connection has ended."""
+    """A dispatcher that says when its connection has ended, and which requests surely did not leave."""
 
     def __init__(self, read_stream: Any, write_stream: Any) -> None:
         super().__init__(read_stream, write_stream)
@@ -48,6 +56,48 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             await super().run(*args, **options)
         finally:
             self.ended.set()
+
+    async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Send a request and wait for its response; `MCPError` as the SDK, or sealed if nobody took it."""
+        if self._closed:
+            raise _not_taken()
+        return await super().send_raw_request(*args, **options)
+
+    async def _dispatch(self, *args: Any, **options: Any) -> None:
+        """One message; one that trips the SDK up (a progress of 10^400) costs itself, not the connection."""
+        try:
+            await super()._dispatch(*args, **options)
+        except Exception:
+            logger.debug("dropped a message", exc_info=True)
+
+    async def _write(self, message: Any, metadata: Any = None) -> None:
+        try:
+            await super()._write(message, metadata)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # A stream without a buffer that breaks has not handed over what was being sent.
+            if isinstance(message, types.JSONRPCRequest):
+                raise _not_taken() from None
+            raise
+
+
+def _not_taken() -> MCPError:
+    return MCPError(**seal("closed", "went away before it was asked"))
+
+
+def _bounded(on_progress: OnProgress) -> OnProgress:
+    """`on_progress` for a server that reports faster than anybody listens: what is too much is dropped."""
+    waiting = 0
+
+    async def tell(done: float, total: float | None, message: str | None) -> None:
+        nonlocal waiting
+        if waiting < _MAX_PROGRESS:
+            waiting += 1
+            try:
+                await on_progress(done, total, message)
+            finally:
+                waiting -= 1
+
+    return tell
 
 
 class RelaySession(ClientSession):
@@ -129,7 +179,7 @@ class RelaySession(ClientSession):
         options: CallOptions = {}
         self._stamp(data, options)
         if on_progress is not None:
-            options["on_progress"] = cast("ProgressFnT", on_progress)
+            options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
         return await self._dispatcher.send_raw_request(method, data["params"], options)
 
     def learn(self, tools: Iterable[JSONObject]) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -45,10 +45,16 @@ _KILL_SECONDS = 2.0
 _LAST_WORDS_SECONDS = 0.02
 """Between the end of a child's stdout and the end of the connection."""
 
+_HEARING_SECONDS = 0.2
+"""For reading what a dead child wrote to stderr, which others may still hold open."""
+
 _POLL_SECONDS = 0.01
 _STDERR_LINES = 20
 _COMPLAINTS = 5
 """How many unreadable lines of one process are logged."""
+
+_COMPLAINT = 120
+"""Characters of one that are shown."""
 
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
 
@@ -56,21 +62,42 @@ _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream
 class Child:
     """What is known of a server's process while it runs and after it ended."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, conceal: Callable[[str], str]) -> None:
         self.name = name
         self.process: Process | None = None
         self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        self.complaints = 0
+        """The last lines it wrote there, without secrets."""
+
+        self.stray: list[str] = []
+        """The beginnings of the first lines on its stdout that were no messages, without secrets."""
+
         self.is_stopped = False
         self.went_away = False
         """Whether it stopped talking before we stopped it."""
+        self.is_heard = anyio.Event()
+        """Set when its stderr has ended."""
+
+        self._conceal = conceal
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended by itself; None while it runs, where it never did, and where we ended it."""
+        return self.process.returncode if self.process is not None and self.went_away else None
 
     def complain(self, problem: str, line: bytes) -> None:
         """Log an unreadable line: its beginning, and only the first few."""
-        self.complaints += 1
-        if self.complaints <= _COMPLAINTS:
-            shown = ascii(line[:80].decode("utf-8", "replace"))
-            logger.warning("%s printed %s, ignored: %s", self.name, problem, shown)
+        if len(self.stray) < _COMPLAINTS:
+            self.stray.append(self._shown(line)[:_COMPLAINT])
+            logger.warning("%s printed %s, ignored: %s", self.name, problem, self.stray[-1])
+
+    def says(self, line: bytes | Oversized) -> None:
+        """Take note of a line on its stderr."""
+        shown = self._shown(line.head if isinstance(line, Oversized) else line)
+        self.stderr.append(shown)
+        logger.debug("%s: %s", self.name, shown)
+
+    def _shown(self, line: bytes) -> str:
+        return ascii(self._conceal(line.decode("utf-8", "replace").rstrip()))[1:-1]
 
 
 @asynccontextmanager
@@ -102,7 +129,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
             with anyio.CancelScope(shield=True):
                 for stream in (read_stream, write_stream):
                     stream.close()
-                await _stop(process, config.shutdown_timeout)
+                await _stop(process, config.shutdown_timeout, child)
                 guard.release(process.pid)
             tasks.cancel_scope.cancel()
 
@@ -121,6 +148,10 @@ async def _read(process: Process, limit: int, incoming: Incoming, child: Child) 
                     for message in _messages(line, limit, child):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                             await incoming.send(message)
+            for line in lines.rest():
+                child.complain(
+                    "a line without an end", line.head if isinstance(line, Oversized) else line
+                )
             child.went_away = not child.is_stopped
             # A request that is being written finds out that nobody reads it, and is safe to repeat: its
             # failure has to arrive before the end of the connection does.
@@ -206,19 +237,21 @@ async def _read_stderr(process: Process, child: Child) -> None:
     """What the child says about itself: to our log, the end of it kept for explaining a failure."""
     assert process.stderr is not None  # noqa: S101 - asked for
     lines = LineBuffer(4096)
-    with suppress(*_GONE):
-        async for chunk in process.stderr:
-            for line in lines.feed(chunk):
-                text = line.head if isinstance(line, Oversized) else line
-                shown = ascii(text.decode("utf-8", "replace"))[1:-1]
-                child.stderr.append(shown)
-                logger.debug("%s: %s", child.name, shown)
+    try:
+        with suppress(*_GONE):
+            async for chunk in process.stderr:
+                for line in lines.feed(chunk):
+                    child.says(line)
+        for line in lines.rest():
+            child.says(line)
+    finally:
+        child.is_heard.set()
 
 
 # ------------------------------------------------------------ the end
 
 
-async def _stop(process: Process, grace: float) -> None:
+async def _stop(process: Process, grace: float, child: Child) -> None:
     """End the child, then whatever it started."""
     assert process.stdin is not None  # noqa: S101 - asked for
     with suppress(*_GONE):
@@ -229,6 +262,8 @@ async def _stop(process: Process, grace: float) -> None:
     _signal(process, signal.SIGKILL)
     if not await _ended(process, _KILL_SECONDS):
         logger.warning("process %d does not end, even killed", process.pid)
+    with anyio.move_on_after(_HEARING_SECONDS):
+        await child.is_heard.wait()
     for pipe in (process.stdout, process.stderr):
         with suppress(*_GONE):
             if pipe is not None:

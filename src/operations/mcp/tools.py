@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
 
+from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
@@ -20,7 +21,7 @@ from operations.mcp.exported import restore_spec
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.names import safe_name
 from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
-from operations.schema import Schema, from_schema
+from operations.schema import Schema, from_schema, validate_or_raise
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -134,8 +135,17 @@ def build_tool(
     return Operation(spec, call)
 
 
-def build_resume(server: str, version: str, request: Request, config: MCPClientConfig) -> Operation:
-    """`<server>.tools.resume`: answers the questions of a call that ended with `input_required`."""
+Find = Callable[[str], tuple[Operation, JSONObject] | None]
+"""The operation of a tool, and the tool as the server listed it, by the tool's name."""
+
+
+def build_resume(
+    server: str, version: str, request: Request, config: MCPClientConfig, find: Find
+) -> Operation:
+    """`<server>.tools.resume`: answers the questions of a call that ended with `input_required`.
+
+    It is another way to the same tools, so it asks for what they ask for: access, arguments that fit, no quarantine.
+    """
     spec = OperationSpec(
         name="tools.resume",
         namespace=cast("str", config.namespace),
@@ -160,8 +170,21 @@ def build_resume(server: str, version: str, request: Request, config: MCPClientC
     )
 
     async def resume(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        if not is_imported(input["name"], config):
+        found = find(input["name"])
+        if found is None:
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"{server} has no such tool")
+        operation, tool = found
+        if not context.trusted:
+            enforce_access(
+                operation.spec.access_control, context.identity, operation_id=operation.spec.id
+            )
+        if "quarantined" in operation.spec.meta:
+            return await cast("Awaitable[ResponseEnvelope[Any]]", operation.handler(None, context))
+        validate_or_raise(
+            from_schema(tool["inputSchema"], lenient=True),
+            input.get("arguments", {}),
+            subject=f"arguments of {operation.spec.id}",
+        )
         result = await request("tools/call", dict(input), context, replayable=False)
         return (
             question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))

@@ -2,15 +2,20 @@
 
 Rule 1: a caller sees its own: operations it may call, calls it made. A call made on its behalf is shown, but not by
         name where the name is not its own to see.
+Rule 2: whoever wants to know whether there is something new asks with the tag of what it has (`If-None-Match`), and
+        that costs nothing while the registry stays as it is.
 """
 
+from hashlib import sha256
 from itertools import islice
+from secrets import token_hex
 
 import msgspec
 
 from operations.access import Identity
 from operations.calls.graph import CallGraph, CallRecord
 from operations.gateway import visible_specs
+from operations.observe import CallEvent
 from operations.server.doors import Door
 from operations.server.edge import Edge, Visit
 from operations.server.replies import Reply, json_reply
@@ -63,15 +68,30 @@ class Overview:
     def __init__(self, edge: Edge, graph: CallGraph | None = None) -> None:
         self._edge = edge
         self._has_calls = graph is not None
+        self._version = 0
+        self._start = token_hex(16)
+        edge.registry.watch(self._changed)
         self.doors = {"/operations": Door(methods=("GET",), endpoint=self._operations)}
         if graph is not None:
             self._graph = graph
             self.doors["/calls"] = Door(methods=("GET",), endpoint=self._calls)
 
+    def _changed(self, _event: CallEvent) -> None:
+        self._version += 1
+
+    def _tag(self, identity: Identity | None) -> bytes:
+        """What stands for all that `identity` may call now."""
+        who = msgspec.json.encode([self._start, self._version, identity])
+        return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
+
     async def _operations(self, visit: Visit) -> Reply:
+        tag = self._tag(visit.identity)
+        if visit.headers.get(b"if-none-match") == tag:
+            return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(visible_specs(self._edge.registry, visit.context), key=lambda spec: spec.id)
         listed = [_listed(spec) for spec in specs]
-        return json_reply({"operations": listed, "hasCalls": self._has_calls})
+        told = {"operations": listed, "hasCalls": self._has_calls}
+        return json_reply(told, headers=[(b"etag", tag)])
 
     async def _calls(self, visit: Visit) -> Reply:
         named = {spec.id for spec in visible_specs(self._edge.registry, visit.context)}

@@ -1,5 +1,6 @@
 """The command: start the API and the hub, take the tour, keep serving."""
 
+import json
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,15 +18,8 @@ from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.running import until_stopped
 from operations.cli.serve import announce
 from operations.cli.serving import build_app
-from operations.config import Config, ConfigFile
-from operations.config.model import (
-    AccessEntry,
-    KeyEntry,
-    MCPEntry,
-    OpenAPIEntry,
-    ServeEntry,
-    TraceEntry,
-)
+from operations.config import ConfigFile, load_config
+from operations.config.reading import FILE_NAME, VARIABLE
 from operations.errors import OperationsError
 from operations.server import hash_key, new_key
 from operations.server.running import running
@@ -64,9 +58,14 @@ async def demo(
                 screen.note(
                     f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it", "bold"
                 )
+                screen.note(
+                    f"the commands above work in another terminal: export {VARIABLE}={hub.file.path}"
+                )
                 await until_stopped()
             else:
-                screen.note("\nthat was the tour. On a terminal it goes on serving: make demo")
+                screen.note(
+                    "\nthat was the tour; at a terminal, without --once, it goes on serving"
+                )
 
 
 @asynccontextmanager
@@ -86,22 +85,41 @@ async def open_demo(key: str) -> AsyncGenerator[Hub]:
             yield hub
 
 
+_CONFIG = """\
+modules = ["operations.cli.demo.local"]
+
+[openapi.shop]
+document = {document}
+base_url = {api}
+
+[mcp.money]
+command = {python}
+args = [{tools}]
+queries = ["convert"]
+
+[access.keys.manager]
+sha256 = {sha256}
+scopes = {scopes}
+
+[serve]
+port = 0
+
+[trace]
+file = "trace.jsonl"
+"""
+
+
 def _file(folder: Path, api: str, key: str) -> ConfigFile:
-    """What a person would have written into operations.toml."""
-    config = Config(
-        modules=("operations.cli.demo.local",),
-        openapi={"shop": OpenAPIEntry(document=f"{api}/openapi.json", base_url=api)},
-        mcp={
-            "money": MCPEntry(
-                command=sys.executable,
-                args=(str(Path(__file__).with_name("tools.py")),),
-                queries=("convert",),
-            )
-        },
-        access=AccessEntry(
-            keys={"manager": KeyEntry(sha256=hash_key(key), scopes=tuple(MANAGER.scopes))}
-        ),
-        serve=ServeEntry(port=0),
-        trace=TraceEntry(file=str(folder / "trace.jsonl")),
-    )
-    return ConfigFile(config=config, path=folder / "operations.toml")
+    """What a person would have written."""
+    values = {
+        "document": f"{api}/openapi.json",
+        "api": api,
+        "python": sys.executable,
+        "tools": str(Path(__file__).with_name("tools.py")),
+        "sha256": hash_key(key),
+        "scopes": list(MANAGER.scopes),
+    }
+    # JSON of strings and lists of them is TOML.
+    text = _CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
+    (folder / FILE_NAME).write_text(text, encoding="utf-8")
+    return load_config(folder / FILE_NAME)

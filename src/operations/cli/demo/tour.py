@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from operations.access import Identity
+from operations.cli.outline import Outline
 from operations.cli.render import Screen, encoded, plain
+from operations.cli.samples import as_typed
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.registry import OperationRegistry
@@ -47,8 +49,9 @@ async def run_tour(
     seen: list[JSONObject] = []
     for step in steps(manager):
         if not screen.json:
-            _asked(step, screen)
-        answers = [answer async for answer in _answers(step, registry)]
+            screen.show(Text(f"\n# {step.what}", style="dim"))
+            screen.out.print(Text(f"> {command_of(step, registry)}", style="cyan"), soft_wrap=True)
+        answers = [answer async for answer in answers_of(step, registry)]
         if not screen.json:
             for answer in answers:
                 _answered(answer, screen)
@@ -56,7 +59,8 @@ async def run_tour(
     return seen
 
 
-async def _answers(step: Step, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
+async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
+    """What comes back, for scripts: envelopes, or one error."""
     context = OperationContext(identity=step.identity)
     try:
         if step.streams:
@@ -69,11 +73,14 @@ async def _answers(step: Step, registry: OperationRegistry) -> AsyncIterator[JSO
         yield {"error": error.to_wire()}
 
 
-def _asked(step: Step, screen: Screen) -> None:
-    screen.show(Text(f"\n# {step.what}", style="dim"))
-    who = "" if step.identity is None else f" --as {step.identity.id}"
-    given = " ".join(f"{key}={plain(str(value))}" for key, value in step.input.items())
-    screen.show(Text(f"> operations call {step.operation_id} {given}{who}".rstrip(), style="cyan"))
+def command_of(step: Step, registry: OperationRegistry) -> str:
+    """The command that does the same: it prints the whole envelope, and calls as who calls here."""
+    spec = registry.get_spec(step.operation_id)
+    outline = Outline({}) if spec is None else Outline.of(spec.input_schema)
+    who = "anonymous" if step.identity is None else step.identity.id
+    typed = as_typed(step.input, outline) if step.input else ""
+    words = ["operations call", step.operation_id, typed, f"--as {who} --envelope"]
+    return plain(" ".join(word for word in words if word))
 
 
 def _answered(answer: JSONObject, screen: Screen) -> None:

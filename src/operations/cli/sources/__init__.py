@@ -13,6 +13,14 @@ from operations.scanner import Skipped
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
 
 
+@dataclass(frozen=True, slots=True)
+class MCPFile:
+    """An `mcp.json`, or the servers in it that have one namespace."""
+
+    path: str
+    only: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """A source that is there."""
@@ -25,6 +33,12 @@ class Opened:
 
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     """What it offered that cannot be used, with the reason."""
+
+    failed: list[Skipped] = field(default_factory=list[Skipped])
+    """Parts of it that could be there and are not: servers of an `mcp.json`."""
+
+    ignored: list[Skipped] = field(default_factory=list[Skipped])
+    """What its description says that nobody understands."""
 
     title: str = ""
     """What it calls itself."""

@@ -1,16 +1,26 @@
 """Tools, resources and prompts of MCP servers."""
 
 from operations.access import OPEN, AccessControl
-from operations.cli.sources import Opened
+from operations.cli.sources import MCPFile, Opened
 from operations.cli.sources.openapi import text_of
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
 from operations.errors import OperationsError
-from operations.mcp import MCPClient, MCPClientConfig, MCPClientLoader
+from operations.mcp import (
+    MCPClient,
+    MCPClientConfig,
+    MCPClientLoader,
+    read_servers,
+    unknown_keys,
+)
+from operations.mcp.names import safe_namespace
 from operations.scanner import Skipped
 
+_PATIENCE_SECONDS = 60
+"""For a server that is wanted: longer than it may take to connect."""
 
-async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Opened:
+
+async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) -> Opened:
     """Connect to one server, or to all that an `mcp.json` lists.
 
     Raises:
@@ -18,7 +28,7 @@ async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Ope
         CallError: `UNAVAILABLE`, if the server cannot be reached.
         OperationsError: If none of the servers of an `mcp.json` can be reached.
     """
-    if isinstance(entry, str):
+    if isinstance(entry, MCPFile):
         return await _open_file(entry, file)
     client = MCPClient(name, client_config(entry, file))
     await client.open()
@@ -30,15 +40,28 @@ async def open_server(name: str, entry: MCPEntry | str, file: ConfigFile) -> Ope
     )
 
 
-async def _open_file(path: str, file: ConfigFile) -> Opened:
-    loader = MCPClientLoader()
-    await loader.load(file.resolve(path))
-    failed = [Skipped(name, error.message) for name, error in loader.failures.items()]
+async def _open_file(listed: MCPFile, file: ConfigFile) -> Opened:
+    path, only = listed.path, listed.only
+    entries = {
+        name: entry
+        for name, entry in read_servers(file.resolve(path)).items()
+        if only in (None, entry.get("namespace"), safe_namespace(name))
+    }
+    # Where nothing else is asked for, one that is slow to start keeps nobody waiting.
+    loader = MCPClientLoader() if only is None else MCPClientLoader(wait=_PATIENCE_SECONDS)
+    await loader.load(entries)
+    failed = [Skipped(name, str(error)) for name, error in loader.failures.items()]
     if failed and not loader.clients:
         await loader.aclose()
-        raise OperationsError("; ".join(each.reason for each in failed))
+        raise OperationsError("\n".join(each.reason for each in failed))
+    failed += [Skipped(name, "it is still starting") for name in loader.pending]
     skipped = [each for client in loader.clients for each in _skipped(client)]
-    return Opened(operations=loader, origin=path, skipped=[*failed, *skipped])
+    ignored = [
+        Skipped(f"{name}.{key}", words)
+        for name, entry in entries.items()
+        for key, words in unknown_keys(entry).items()
+    ]
+    return Opened(operations=loader, origin=path, failed=failed, skipped=skipped, ignored=ignored)
 
 
 def _skipped(client: MCPClient) -> list[Skipped]:

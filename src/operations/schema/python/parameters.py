@@ -55,12 +55,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             schema["properties"][self.context] = False
         return definitions.close(schema)
 
-    def bind(self, function: Callable[..., Any]) -> Handler:
+    def bind(self, function: Callable[..., Any], subject: str) -> Handler:
         """A handler that calls `function` with an input that passed the schema."""
         convert = self.record.converter()
         if convert is None and self.context is None and not self.positional:
             return _bind_plain(function)
-        handler = self._bind_any(function, convert)
+        handler = self._bind_any(function, convert, subject)
         steps = [_step(field) for field in self.record.fields]
         if self.in_order and len(steps) == 2:
             return _bind_two(function, steps, handler)
@@ -69,7 +69,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return handler
         return _bind_guarded(function, guards, self.context, handler)
 
-    def _bind_any(self, function: Callable[..., Any], convert: Converter | None) -> Handler:
+    def _bind_any(
+        self, function: Callable[..., Any], convert: Converter | None, subject: str
+    ) -> Handler:
         """The way for every signature and every input."""
         positional, context_name = self.positional, self.context
 
@@ -78,7 +80,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             try:
                 arguments = dict(given) if convert is None else convert(given)
             except ConversionError as error:
-                raise _refusal(error) from error
+                raise _refusal(error, subject) from error
             if context_name is not None:
                 arguments[context_name] = context
             if not positional:
@@ -151,12 +153,12 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _refusal(error: ConversionError) -> CallError:
+def _refusal(error: ConversionError, subject: str) -> CallError:
     faults = [ValueFault(path, reason, "type") for path, reason in error.faults]
     first, more = faults[0], f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return CallError(
         ErrorCode.VALIDATION_ERROR,
-        f"Invalid input: {first.path}: {first.message}{more}",
+        f"Invalid {subject}: {first.path}: {first.message}{more}",
         {"errors": msgspec.to_builtins(faults)},
     )
 

@@ -44,13 +44,13 @@ class Signature:
         """The parameter that is given the call's context; it is no part of the input."""
         return self.parameters.context
 
-    def bind(self, function: Callable[..., Any]) -> Handler:
+    def bind(self, function: Callable[..., Any], subject: str = "input") -> Handler:
         """A handler that calls `function` with the context and an input that passed `input_schema`.
 
         The handler raises `CallError` with `VALIDATION_ERROR`, and does not call `function`, where
-        a value has no meaning for its type.
+        a value has no meaning for its type; `subject` is what its message calls the input.
         """
-        return self.parameters.bind(function)
+        return self.parameters.bind(function, subject)
 
 
 def signature_of(

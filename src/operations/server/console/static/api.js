@@ -25,7 +25,7 @@ async function request(path, { method = "GET", body, headers = {}, signal } = {}
   } catch (error) {
     throw error.name === "AbortError" ? error : lost(error);
   }
-  if (!response.ok) throw await failure(response);
+  if (!response.ok && response.status !== 304) throw await failure(response);
   return response;
 }
 
@@ -45,8 +45,11 @@ const json = async (path, options) => parse(await (await request(path, options))
 /** `/call` and `/subscribe` take their input as text, so that what was written is what is sent. */
 const envelopeOf = (id, inputText) => `{"operation":${stringify(id)},"input":${inputText}}`;
 
-/** Everything the caller may call, in short, and whether `recentCalls` has something to tell. */
-export const overview = () => json("operations");
+/** Everything the caller may call, in short, and whether `recentCalls` has something to tell; null if `tag` still holds. */
+export async function overview(tag) {
+  const response = await request("operations", { headers: tag ? { "if-none-match": tag } : {} });
+  return response.status === 304 ? null : { ...parse(await response.text()), tag: response.headers.get("etag") };
+}
 
 /** The whole contract of one operation. */
 export const schema = (id) => json("schema", { method: "POST", body: stringify({ operation: id }) });

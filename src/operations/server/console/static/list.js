@@ -21,13 +21,21 @@ export class OperationList {
     new ResizeObserver(() => this.paint()).observe(this.element);
   }
 
-  /** Show entries: by namespace, or in the order given where `isRanked`. */
-  show(entries, { isRanked = false } = {}) {
+  /** Show entries: by namespace, or in the order given where `isRanked`; where one was in the list if `stay`. */
+  show(entries, { isRanked = false, stay = false } = {}) {
+    const top = this.element.scrollTop;
+    const focused = this.rows[Number(this.shownFocus()?.dataset.at)]?.key;
     this.entries = entries;
     this.isRanked = isRanked;
     this.layOut();
-    this.element.scrollTop = 0;
+    this.element.scrollTop = stay ? top : 0;
     this.paint();
+    if (stay && focused !== undefined) this.focus(this.rows.findIndex((row) => row.key === focused));
+  }
+
+  /** The row that has the focus, if one has. */
+  shownFocus() {
+    return this.canvas.contains(document.activeElement) ? document.activeElement : null;
   }
 
   /** Fold all groups, or none. */

@@ -13,6 +13,8 @@ import { failure } from "./result.js";
 import { Session } from "./session.js";
 
 const MANY = 300;
+const LOOK_SECONDS = 2;
+const LONGEST_SECONDS = 60;
 const CALLS = "~calls";
 
 class Console {
@@ -42,6 +44,39 @@ class Console {
     await this.session.look();
     await this.load();
     await this.route();
+    document.addEventListener("visibilitychange", () => this.look());
+    this.look();
+  }
+
+  /** Look again and again whether there is something new, while somebody looks at the page. */
+  async look(pause = LOOK_SECONDS) {
+    clearTimeout(this.next);
+    if (document.hidden) return;
+    const tag = this.tag;
+    try {
+      const news = await api.overview(tag);
+      // Who signed in or out meanwhile has been told already.
+      if (news !== null && this.tag === tag) await this.take(news);
+      pause = LOOK_SECONDS;
+    } catch {
+      // A server that is being started again is no reason to take away what is shown.
+      pause = Math.min(2 * pause, LONGEST_SECONDS);
+    }
+    clearTimeout(this.next);
+    this.next = setTimeout(() => this.look(pause), 1000 * pause);
+  }
+
+  /** Something appeared, changed or went: the list follows, and whoever reads or types is not disturbed. */
+  async take({ operations, hasCalls, tag }) {
+    const wasMissing = this.problem !== null || !this.catalog.byId.has(this.wanted());
+    this.catalog = new Catalog(operations);
+    this.callsLink.hidden = !hasCalls;
+    this.tag = tag;
+    this.problem = null;
+    this.drawFilters();
+    this.refresh({ stay: true });
+    const wanted = this.wanted();
+    if (wanted !== CALLS && wasMissing && (wanted === "" || this.catalog.byId.has(wanted))) await this.route();
   }
 
   /** Somebody else is there: what is shown, and what was entered, may not be theirs. */
@@ -54,12 +89,14 @@ class Console {
   /** Ask what there is; after signing in or out that is something else. */
   async load() {
     try {
-      const { operations, hasCalls } = await api.overview();
+      const { operations, hasCalls, tag } = await api.overview();
       this.catalog = new Catalog(operations);
       this.callsLink.hidden = !hasCalls;
+      this.tag = tag;
       this.problem = null;
     } catch (error) {
       this.catalog = new Catalog([]);
+      this.tag = null;
       this.problem = error;
     }
     const namespaces = [...this.catalog.namespaces.keys()];
@@ -68,10 +105,10 @@ class Console {
     this.refresh();
   }
 
-  refresh() {
+  refresh({ stay = false } = {}) {
     const query = this.search.value;
     const found = this.catalog.search(query, this.filters);
-    this.list.show(found, { isRanked: query.trim() !== "" });
+    this.list.show(found, { isRanked: query.trim() !== "", stay });
     const all = this.catalog.entries.length;
     this.summary.textContent = found.length === all ? `${all.toLocaleString()} operations` : `${found.length.toLocaleString()} of ${all.toLocaleString()}`;
   }

@@ -1,0 +1,10 @@
+"""Words that messages share."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def suggestion(given: str, known: Iterable[str]) -> str:
+    """A sentence for what was probably meant, with a space before it; empty where nothing is near."""
+    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f' Did you mean "{near[0]}"?' if near else ""

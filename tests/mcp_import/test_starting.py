@@ -1,0 +1,182 @@
+"""A server that does not start: the operator is told what was run, what came of it and what to do, and no secret."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tests.mcp_import.support import free_port, nothing_left_behind, raw, serving
+
+from operations import CallError, ErrorCode, OperationRegistry
+from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp
+
+
+async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
+    """What whoever connects is told."""
+    with nothing_left_behind(), anyio.fail_after(20), pytest.raises(StartError) as caught:
+        async with connect_mcp("files", config):
+            pass
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    return str(caught.value)
+
+
+def python(code: str, *arguments: str, **options: Any) -> MCPClientConfig:
+    """A program that is no MCP server."""
+    return MCPClientConfig(command=sys.executable, args=["-c", code, *arguments], **options)
+
+
+async def test_the_command_the_folder_the_exit_code_and_the_last_words_are_told(
+    tmp_path: Path,
+) -> None:
+    code = "import sys; print('Usage: tool'); sys.exit('there is no disk')"
+    lines = (await report_of(python(code, cwd=tmp_path))).splitlines()
+
+    assert lines[0] == "files ended before it was ready"
+    assert lines[1].startswith(f"  command:   {sys.executable} -c ")
+    assert lines[2:6] == [
+        f"  folder:    {tmp_path}",
+        "  exit code: 1",
+        "  printed:   Usage: tool",
+        "  said:      there is no disk",
+    ]
+    assert lines[6].startswith("  next:      run the command by hand")
+
+
+async def test_last_words_without_a_line_end_are_heard() -> None:
+    assert "said:      panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
+
+
+async def test_only_the_last_lines_are_told_and_they_are_escaped() -> None:
+    code = "import sys; [print(n, chr(27), file=sys.stderr) for n in range(1000)]"
+    report = await report_of(python(code))
+
+    assert "999 \\x1b" in report
+    assert "\n             990" in report
+    assert "\x1b" not in report
+    assert len(report.splitlines()) < 30
+
+
+async def test_a_program_that_does_not_exist_is_named() -> None:
+    report = await report_of(MCPClientConfig(command="no-such-command-anywhere"))
+
+    assert "there is no program no-such-command-anywhere" in report
+    assert "on PATH" in report
+
+
+async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    report = await report_of(raw(cwd=tmp_path / "gone"))
+
+    assert "there is no such folder" in report
+    assert f"folder:    {tmp_path / 'gone'}" in report
+
+
+async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "server"
+    file.write_text("#!/bin/sh")
+
+    assert "Permission denied" in await report_of(MCPClientConfig(command=str(file)))
+
+
+async def test_one_that_is_too_slow_may_be_given_more_time() -> None:
+    report = await report_of(raw("silent", connect_timeout=0.3))
+
+    assert "did not get ready within 0.3 s" in report
+    assert "raise connect_timeout" in report
+    assert "exit code" not in report  # it was ended by us
+
+
+CANARIES = (
+    "canary-env",
+    "canary-arg",
+    "canary-pair",
+    "canary-header",
+    "canary-shell",
+    "canary-url",
+)
+
+
+@pytest.mark.requirement("R16")
+async def test_no_secret_is_told_whoever_says_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("FROM_SHELL", "canary-shell")
+    code = (
+        "import os, sys; print(sys.argv, os.environ); sys.exit(str([sys.argv, dict(os.environ)]))"
+    )
+    entry = {
+        "command": sys.executable,
+        "args": [
+            "-c", code, "--api-key", "canary-arg", "--token=canary-pair", "--header",
+            "Authorization: Bearer canary-header", "${FROM_SHELL}", "https://x.org/a?key=canary-url",
+        ],
+        "env": {"KEY": "canary-env\nsecond-canary-env"},
+    }  # fmt: skip
+    report = await report_of(entry)
+
+    assert "--api-key *** --token=*** --header Authorization: *** *** https://x.org/a" in report
+    assert "said:" in report
+    for canary in CANARIES:
+        assert canary not in report
+        assert canary not in caplog.text
+
+
+async def test_what_is_filled_in_from_the_environment_is_a_secret() -> None:
+    entry = {"command": "no-such-command-anywhere", "args": ["${FROM_SHELL}", "-v"]}
+
+    config = MCPClientConfig.from_entry(entry, {"FROM_SHELL": "canary-shell"})
+    assert "no-such-command-anywhere *** -v" in await report_of(config)
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"), [(401, "give headers or auth"), (404, "/mcp"), (405, "sse")]
+)
+async def test_a_refusal_comes_with_advice(status: int, advice: str) -> None:
+    async def refuse(request: Any) -> PlainTextResponse:
+        return PlainTextResponse("no", status)
+
+    app = Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])
+    with anyio.fail_after(20):
+        async with serving(app) as base:
+            with pytest.raises(StartError) as caught:
+                async with connect_mcp("web", MCPClientConfig(url=f"{base}/mcp?key=canary")):
+                    pass
+
+    assert f"HTTP status {status}" in str(caught.value)
+    assert f"address:   {base}/mcp\n" in str(caught.value)
+    assert advice in str(caught.value)
+    assert "canary" not in str(caught.value)
+
+
+async def test_nobody_at_an_address_is_told_with_the_address() -> None:
+    url = f"http://127.0.0.1:{free_port()}/mcp"
+
+    assert f"address:   {url}" in await report_of(MCPClientConfig(url=url))
+
+
+async def test_the_loader_keeps_the_whole_report(caplog: pytest.LogCaptureFixture) -> None:
+    with anyio.fail_after(20):
+        async with MCPClientLoader() as loader:
+            await loader.load({"broken": raw("exit")})
+
+    assert "said:      the configuration is missing" in str(loader.failures["broken"])
+    assert "said:      the configuration is missing" in caplog.text
+
+
+async def test_a_server_that_fails_later_tells_its_callers_nothing_of_that(tmp_path: Path) -> None:
+    config = raw("crash_later", str(tmp_path / "mark"), reconnect_timeout=0.2)
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", config) as client:
+            registry = OperationRegistry(client)
+            await registry.execute("raw.exit_after", {})
+            with pytest.raises(CallError) as caught:
+                for _ in range(3):
+                    await registry.execute("raw.pid", {})
+
+    assert not isinstance(caught.value, StartError)
+    assert "not again" not in str(caught.value)
