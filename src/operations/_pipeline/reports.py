@@ -22,10 +22,11 @@ def report_start(
 ) -> Callable[[BaseException | None], None]:
     """Report the start of a call; the function given back reports its end."""
     identity_id = context.identity.id if context.identity is not None else None
+    request_id = context.request_id
     began = perf_counter()
     around.notify(
         CallStarted(
-            request_id=context.request_id,
+            request_id=request_id,
             operation_id=operation_id,
             timestamp=now(),
             parent_request_id=context.parent_request_id,
@@ -37,10 +38,10 @@ def report_start(
     def finished(error: BaseException | None) -> None:
         code = None
         if error is not None:
-            code = error.code if isinstance(error, CallError) else str(ErrorCode.ABORTED)
+            code = error.code if isinstance(error, CallError) else _code_of_end(context)
         around.notify(
             CallFinished(
-                request_id=context.request_id,
+                request_id=request_id,
                 operation_id=operation_id,
                 timestamp=now(),
                 parent_request_id=context.parent_request_id,
@@ -51,6 +52,12 @@ def report_start(
         )
 
     return finished
+
+
+def _code_of_end(context: OperationContext) -> str:
+    """Why a call was cancelled: a door that keeps the deadline does so when it is over."""
+    is_over = context.deadline is not None and now() >= context.deadline
+    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 
 def report_item(plan: Plan, context: OperationContext, index: int) -> None:

@@ -8,7 +8,7 @@ Rule 1: a Host that is not ours is 421. An Origin that is neither ours nor allow
 Rule 2: probes are exempt: whoever checks our health knows us by address, and learns nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,19 +39,15 @@ class HostGuard:
         # Few names are ever used; what was found right stays right.
         self._known: set[bytes] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve, or refuse."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        fault = self._judge(scope)
+        fault = self._judge(scope) if scope["type"] in ("http", "websocket") else None
         if fault is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return self._app(scope, receive, send)
+        if scope["type"] == "websocket":
             # Closing before accepting is how ASGI refuses a handshake (403).
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await error_reply(fault, "-").send(send)
+            return send({"type": "websocket.close", "code": 1008})
+        return error_reply(fault, "-").send(send)
 
     def _judge(self, scope: Scope) -> RequestError | None:
         host = origin = None

@@ -11,7 +11,6 @@ from time import monotonic
 from starlette.types import Receive
 
 from operations.errors import CallError, ErrorCode
-from operations.server.alarms import Alarm
 from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
 
 _REMEMBERED = 10_000
@@ -55,7 +54,7 @@ class Gate:
         self.total = 0
 
     def enter(self, caller: str) -> "_Place":
-        """A place, which a `with` block holds for its length.
+        """Take a place, which a `with` block gives back.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if there is none left.
@@ -65,14 +64,16 @@ class Gate:
             raise _exhausted(f"Too many at a time: you have {mine}")
         if self.total >= self._most:
             raise _exhausted("Too many at a time")
+        self._by_caller[caller] = mine + 1
+        self.total += 1
         return _Place(self, caller)
 
-    def count(self, caller: str, change: int) -> None:
-        """Note that a caller has one more, or one less, under way."""
-        self.total += change
-        now = self._by_caller.get(caller, 0) + change
-        if now:
-            self._by_caller[caller] = now
+    def leave(self, caller: str) -> None:
+        """Note that a caller has one less under way."""
+        self.total -= 1
+        left = self._by_caller[caller] - 1
+        if left:
+            self._by_caller[caller] = left
         else:
             del self._by_caller[caller]
 
@@ -87,10 +88,10 @@ class _Place:
         self._caller = caller
 
     def __enter__(self) -> None:
-        self._gate.count(self._caller, 1)
+        """Nothing to do: it was taken at the gate."""
 
     def __exit__(self, *exc_info: object) -> None:
-        self._gate.count(self._caller, -1)
+        self._gate.leave(self._caller)
 
 
 def _exhausted(message: str) -> CallError:
@@ -125,10 +126,10 @@ class Rate:
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
-    """The body of a request.
+    """The body of a request. Whoever reads it sees to it that it does not take too long.
 
     Raises:
-        RequestError: 413 as soon as it is known to be too large, 408 if it takes too long.
+        RequestError: 413 as soon as it is known to be too large.
         ClientLeftError: If the client did not finish it.
     """
     length = headers.get(b"content-length")
@@ -137,12 +138,6 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
             raise malformed("Content-Length is no number")
         if len(length) > 18 or int(length) > limits.body_bytes:
             raise _too_large(limits)
-    with Alarm(limits.body_seconds):
-        return await _collect(receive, limits)
-    raise RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
-
-
-async def _collect(receive: Receive, limits: Limits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -153,9 +148,9 @@ async def _collect(receive: Receive, limits: Limits) -> bytes:
         size += len(chunk)
         if size > limits.body_bytes:
             raise _too_large(limits)
-        chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            return b"".join((*chunks, chunk)) if chunks else chunk
+        chunks.append(chunk)
 
 
 def _too_large(limits: Limits) -> RequestError:
