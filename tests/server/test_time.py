@@ -104,9 +104,11 @@ async def test_a_batch_gives_what_was_done_in_time() -> None:
         return 8
 
     calls = {"calls": [{"operation": "test.slow"}, {"operation": "test.quick"}]}
-    async with serving(registry, timeout=0.2) as (url, session):
-        async with session.post(f"{url}/batch", json=calls) as response:
-            slowly, quickly = (await response.json())["results"]
+    async with (
+        serving(registry, timeout=0.2) as (url, session),
+        session.post(f"{url}/batch", json=calls) as response,
+    ):
+        slowly, quickly = (await response.json())["results"]
 
     assert slowly["error"]["code"] == "TIMEOUT"
     assert quickly["envelope"]["data"] == 8
@@ -123,9 +125,11 @@ async def test_what_a_cancelled_handler_still_gives_is_given() -> None:
             return "half of it"
         raise AssertionError
 
-    async with serving(registry, timeout=0.05) as (url, session):
-        async with session.post(f"{url}/test/partial") as response:
-            assert (response.status, await response.json()) == (200, "half of it")
+    async with (
+        serving(registry, timeout=0.05) as (url, session),
+        session.post(f"{url}/test/partial") as response,
+    ):
+        assert (response.status, await response.json()) == (200, "half of it")
 
 
 async def test_a_client_that_leaves_after_a_slow_body_is_noticed() -> None:

@@ -14,12 +14,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
+from operations._rates import Rate, SignIns, address_of
 from operations._watch import Watch
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
@@ -29,13 +30,14 @@ from operations.registry import OperationRegistry
 from operations.server.faults import (
     ClientLeftError,
     Header,
+    RequestError,
     malformed,
     refused_credential,
     slow_body,
     unsupported,
 )
 from operations.server.identity import IdentityResolver, resolved
-from operations.server.limits import Gate, Limits, Rate, read_body
+from operations.server.limits import Gate, Limits, read_body
 from operations.server.replies import Reply, error_reply
 from operations.server.sessions import COOKIE, Sessions
 from operations.specs import OperationSpec
@@ -48,6 +50,7 @@ IDENTITY = "operations.identity"
 REQUEST_ID = "operations.request_id"
 
 _COOKIE = COOKIE.encode()
+_NOTHING_SHOWN = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,7 @@ class Edge:
         self.calls = Gate(limits.calls, limits.calls_per_caller)
         self.streams = Gate(limits.streams, limits.streams_per_caller)
         self.rate = Rate(limits.rate_per_caller, limits.burst)
+        self.sign_ins = SignIns(limits.guesses_per_address, limits.guesses)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
         """Take one request through all steps and send what comes out."""
@@ -201,13 +205,32 @@ class Edge:
 
         Raises:
             RequestError: 401 if it does not hold, or finding out failed.
+            CallError: `RESOURCE_EXHAUSTED` if too many from there did not hold.
         """
         if self.resolver is None:
             return None
+        shown = (headers.get(b"authorization"), headers.get(b"x-api-key"))
+        if shown == _NOTHING_SHOWN:
+            return await self._resolve(scope, headers)
+        address = address_of(scope.get("client"))
+        is_guess = self.sign_ins.begin(address, shown)
+        was_wrong = False
+        try:
+            return await self._resolve(scope, headers)
+        except RequestError as error:
+            # A credential that could not be looked at was not wrong.
+            was_wrong = not isinstance(error.__cause__, OSError)
+            raise
+        finally:
+            if is_guess:
+                self.sign_ins.end(address, shown, was_wrong=was_wrong)
+
+    async def _resolve(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+        resolver = cast("IdentityResolver", self.resolver)
         ended: list[Header] = []
         try:
             connection = HTTPConnection(scope)
-            identity = await resolved(self.resolver, connection)
+            identity = await resolved(resolver, connection)
             if identity is None and _COOKIE in headers.get(b"cookie", b""):
                 # No script can take the cookie of a session that is over away: the refusal does.
                 ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]

@@ -8,7 +8,7 @@ Rule 2: anything that goes wrong while finding out refuses the request. No crede
 import inspect
 import logging
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.requests import HTTPConnection
 
@@ -99,4 +99,4 @@ def header(connection: HTTPConnection, name: bytes) -> str | None:
         return None
     if len(values) > 1:
         raise CredentialError(f"more than one {name.decode()} header")
-    return values[0].decode("latin-1")
+    return cast("bytes", values[0]).decode("latin-1")

@@ -3,18 +3,14 @@
 Rule 1: a limit is judged before the work it protects from, and refuses at once: nothing queues here.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 
 from starlette.types import Receive
 
+from operations._rates import GUESSES, GUESSES_PER_SECOND
 from operations.errors import CallError, ErrorCode
 from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
-
-_REMEMBERED = 10_000
-"""Callers whose rate is kept; the longest silent one is forgotten first, which forgives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +38,13 @@ class Limits:
 
     burst: int = 100
     """Requests beyond the rate that a caller has saved up after a silence."""
+
+    guesses_per_address: float | None = GUESSES_PER_SECOND
+    """Different wrong credentials per second that one address may show, on average; None for as many as it likes.
+    Beyond that, what it has not shown before is refused unseen."""
+
+    guesses: int = GUESSES
+    """Wrong credentials that an address may show at once."""
 
 
 class Gate:
@@ -96,33 +99,6 @@ class _Place:
 
 def _exhausted(message: str) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-
-
-class Rate:
-    """A token bucket for each caller."""
-
-    def __init__(self, per_second: float | None, burst: int) -> None:
-        self._per_second = per_second
-        self._burst = float(burst)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def spend(self, caller: str, amount: int = 1) -> None:
-        """Take what a request costs.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has spent it all.
-        """
-        if self._per_second is None:
-            return
-        now = monotonic()
-        tokens, then = self._buckets.pop(caller, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - then) * self._per_second)
-        enough = tokens >= amount
-        self._buckets[caller] = (tokens - amount if enough else tokens, now)
-        if len(self._buckets) > _REMEMBERED:
-            self._buckets.popitem(last=False)
-        if not enough:
-            raise _exhausted("Too many requests: slow down")
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:

@@ -6,9 +6,9 @@ Rule 1: who asks is found out here, in the same way as for every other request, 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from operations.errors import CallError
 from operations.server.doors import route_path
 from operations.server.edge import IDENTITY, Edge, Visit
-from operations.server.faults import RequestError
 
 
 class HTTPMount(BaseRoute):
@@ -52,7 +52,7 @@ class SocketMount(BaseRoute):
         """Identify the caller, then let the application talk."""
         try:
             scope[IDENTITY] = await self._edge.identity_of(scope, dict(scope["headers"]))
-        except RequestError:
+        except CallError:
             # Closing before accepting is how ASGI refuses a handshake (403).
             await send({"type": "websocket.close", "code": 1008})
             return
