@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.errors import HTTP_STATUS
+from operations.errors import HTTP_STATUS, ErrorCode
 from operations.openapi.components import Components
 from operations.openapi.extension import KEY, Exported, event_schema
 from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape, may_be_empty
@@ -231,7 +231,7 @@ class _Builder:
                 "type": "object",
                 "required": ["code", "message"],
                 "properties": {
-                    "code": {"const": error.code},
+                    "code": _code_schema(error.code, status),
                     "message": {"type": "string"},
                     "details": placed[0] if placed is not None else {},
                 },
@@ -253,6 +253,13 @@ class _Builder:
             responses[str(status)] = _error_response(" ".join(texts) or _phrase(status), schema)
         responses["default"] = {"$ref": "#/components/responses/Failed"}
         return responses
+
+
+def _code_schema(code: str, status: int) -> JSONObject:
+    """The code in an error's body. What an imported API declared comes with the code of every HTTP error."""
+    if code == f"HTTP_{status}":
+        return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
+    return {"const": code}
 
 
 def declared_status(status: int | None) -> int:
