@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from operations.errors import HTTP_STATUS, ErrorCode
-from operations.openapi.components import Components
-from operations.openapi.extension import KEY, Exported, event_schema
+from operations.openapi.components import Components, has_definitions
+from operations.openapi.extension import KEY, PLACED, Exported, event_schema
 from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape, may_be_empty
 from operations.schema import Schema
 from operations.schema.kinds import is_array
@@ -152,10 +152,8 @@ class _Builder:
             "required": not may_be_empty(spec.input_schema),
             "content": {JSON: {"schema": input_schema}},
         }
-        operation["responses"] = {
-            "200": _result(spec, output_schema),
-            **self._errors(spec, came_from),
-        }
+        errors, responses = self._errors(spec, came_from)
+        operation["responses"] = {"200": _result(spec, output_schema), **responses}
         if not spec.access_control.is_open and self._schemes:
             self.is_secured = True
             scopes = [*spec.access_control.required_scopes]
@@ -166,7 +164,7 @@ class _Builder:
                 type=spec.type,
                 version=spec.version,
                 idempotent=spec.idempotent,
-                errors=tuple(error.to_wire() for error in spec.error_schemas),
+                errors=errors,
                 components=dict(sorted(came_from.items())),
                 input_schema=whole_input,
                 output_schema=whole_output,
@@ -221,11 +219,20 @@ class _Builder:
             written["schema"] = shown
         return written
 
-    def _errors(self, spec: OperationSpec, came_from: dict[str, str]) -> JSONObject:
-        """Declared errors by status, what can always happen, and the rest."""
+    def _errors(
+        self, spec: OperationSpec, came_from: dict[str, str]
+    ) -> tuple[tuple[JSONObject, ...], JSONObject]:
+        """The declared errors for the extension; and by status, with what can always happen and the rest."""
+        wires: list[JSONObject] = []
         declared: dict[int, list[tuple[str, JSONObject]]] = {}
         for error in spec.error_schemas:
             placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
+            wire = error.to_wire()
+            if placed is not None and has_definitions(error.schema.document):
+                # Errors often share what they define, and would repeat it in every operation.
+                came_from.update(placed[1])
+                wire |= {"schema": placed[0], PLACED: True}
+            wires.append(wire)
             status = declared_status(error.http_status)
             body: JSONObject = {
                 "type": "object",
@@ -252,7 +259,7 @@ class _Builder:
             schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
             responses[str(status)] = _error_response(" ".join(texts) or _phrase(status), schema)
         responses["default"] = {"$ref": "#/components/responses/Failed"}
-        return responses
+        return tuple(wires), responses
 
 
 def _code_schema(code: str, status: int) -> JSONObject:
