@@ -351,7 +351,10 @@ def test_errors_that_share_definitions_do_not_repeat_them() -> None:
     large = {f"D{n}": {"description": "x" * 1000, "type": "string"} for n in range(20)}
     properties = {name: {"$ref": f"#/$defs/{name}"} for name in large}
     why = {"type": "object", "properties": properties, "$defs": large}
-    specs = [spec(name=f"n{n}", error_schemas=[ErrorDefinition("BAD", "", why)]) for n in range(50)]
+    specs = [
+        spec(name=f"n{n}", error_schemas=[ErrorDefinition("BAD", "", from_schema(why))])
+        for n in range(50)
+    ]
 
     document = document_of(*specs)
 

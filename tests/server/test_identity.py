@@ -329,6 +329,17 @@ async def test_sessions_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (await client.get("/who/secret", headers=sent)).status == 401
 
 
+async def test_a_session_does_not_beget_another() -> None:
+    client = serving(APIKeys({hash_key("k"): Identity("alice")}))
+    signed_in = await client.post("/session", headers=bearer("k"))
+    cookie = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
+
+    response = await client.post("/session", headers=cookie)
+
+    assert response.status == 403
+    assert "set-cookie" not in response.headers
+
+
 async def test_the_cookie_of_a_made_up_session_is_refused() -> None:
     client = serving(APIKeys({}))
 

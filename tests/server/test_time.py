@@ -66,6 +66,23 @@ async def test_who_calls_what_will_not_be_cancelled_is_answered_in_time() -> Non
 
 
 @pytest.mark.requirement("R12")
+async def test_what_has_no_time_left_is_not_started() -> None:
+    registry = OperationRegistry()
+    ran: list[int] = []
+
+    @registry.operation("test.run")
+    async def run() -> None:
+        ran.append(1)
+
+    now = {"Operations-Timeout": "0"}
+    async with (
+        serving(registry) as (url, session),
+        session.post(f"{url}/test/run", headers=now) as response,
+    ):
+        assert (response.status, ran) == (504, [])
+
+
+@pytest.mark.requirement("R12")
 async def test_nested_calls_end_with_the_time_of_the_call_they_are_part_of() -> None:
     registry = OperationRegistry()
     outcomes: list[str] = []

@@ -47,6 +47,9 @@ logger = logging.getLogger("operations.server")
 IDENTITY = "operations.identity"
 """Where the scope of a request holds who asks, for apps mounted here."""
 
+BY_COOKIE = "operations.by_cookie"
+"""Set in the scope of a request whose sender is known by a session alone."""
+
 REQUEST_ID = "operations.request_id"
 
 _COOKIE = COOKIE.encode()
@@ -235,6 +238,7 @@ class Edge:
                 # No script can take the cookie of a session that is over away: the refusal does.
                 ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]
                 identity = self.sessions(connection)
+                scope[BY_COOKIE] = True
         except Exception as error:
             logger.info("refused a credential: %s", error)
             logger.debug("refused a credential", exc_info=error)
@@ -279,9 +283,15 @@ class Edge:
         )
 
     def watch_work(self, visit: Visit) -> None:
-        """From now on the request's work ends with its time, where its door keeps that, and with its client."""
+        """From now on the request's work ends with its time, where its door keeps that, and with its client.
+
+        Raises:
+            CallError: `TIMEOUT` if there is no time left; reading has taken it all, say.
+        """
         deadline = visit.context.door.deadline
-        seconds = None if deadline is None else max(0.0, deadline / 1000 - time())
+        seconds = None if deadline is None else deadline / 1000 - time()
+        if seconds is not None and seconds <= 0:
+            raise CallError(ErrorCode.TIMEOUT, "It was not started: its time had run out")
         visit.watch.until(seconds, visit.receive)
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
