@@ -190,8 +190,13 @@ class _Source:
             return False
         references: set[str] = set()
         definitions = (root[holder].values() for holder in _HOLDERS if is_object(root.get(holder)))
+        held: Any
         for held in (self._rest, *chain.from_iterable(definitions)):
-            piece = self._look(_as_object(held)) if isinstance(held, (dict, bool)) else None
+            piece = (
+                self._look(_as_object(cast("JSONSchema", held)))
+                if isinstance(held, (dict, bool))
+                else None
+            )
             if piece is None or not piece.is_plain:
                 return False
             references.update(piece.references)

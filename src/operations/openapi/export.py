@@ -46,6 +46,9 @@ _SHARED: Mapping[int, tuple[str, str]] = {
     403: ("Denied", "The caller may not."),
     422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
 }
+_MANY = 3
+"""Operations that must have a response alike for it to stand among the components."""
+
 _FAILED = "The call failed: a limit, a time-out, or an error of the operation."
 
 
@@ -84,6 +87,7 @@ def to_openapi(
             for name, text in (*_SHARED.values(), ("Failed", _FAILED))
         },
     }
+    _share_responses(paths, components["responses"])
     if builder.is_secured:
         components["securitySchemes"] = dict(security_schemes)
     return {
@@ -93,6 +97,28 @@ def to_openapi(
         "paths": paths,
         "components": components if paths else {},
     }
+
+
+def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
+    """Let error responses that many operations have alike stand once."""
+    found: dict[bytes, list[tuple[JSONObject, str]]] = {}
+    for item in paths.values():
+        # The GET beside it has the same ones.
+        responses: JSONObject = item["post"]["responses"]
+        for status, response in responses.items():
+            if status != "200" and "$ref" not in response:
+                found.setdefault(msgspec.json.encode(response), []).append((responses, status))
+    for places in found.values():
+        if len(places) < _MANY:
+            continue
+        holder, status = places[0]
+        name, number = f"Status{status}", 1
+        while name in shared:
+            number += 1
+            name = f"Status{status}_{number}"
+        shared[name] = holder[status]
+        for responses, each in places:
+            responses[each] = {"$ref": f"#/components/responses/{name}"}
 
 
 def has_path(spec: OperationSpec) -> bool:
