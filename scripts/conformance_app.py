@@ -1,13 +1,14 @@
-"""Serves what `scripts/conform-http` tests: the demo's registry, and operations of every shape beside it."""
+"""Serves what `scripts/conform-http` tests: the demo, and operations of every shape beside it."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from operations import CallError, ErrorDefinition, Identity
-from operations.cli.demo import build_tracker
-from operations.server import APIKeys, create_app, hash_key
+from operations import CallError, ErrorDefinition, OperationRegistry
+from operations.cli.demo.command import open_demo
+from operations.cli.serving import build_app
 from operations.server.running import build_server
 
 
@@ -19,9 +20,8 @@ class Node:
     children: "list[Node]"
 
 
-def main() -> None:
-    """Serve on the port and with the key that the arguments name."""
-    registry = build_tracker()
+def add_shapes(registry: OperationRegistry) -> None:
+    """Operations with every kind of input, result, error and stream."""
 
     @registry.operation("shape.scalars", type="query")
     async def scalars(
@@ -74,10 +74,14 @@ def main() -> None:
         for number in range(3):
             yield after + number + 1
 
-    port, key = int(sys.argv[1]), sys.argv[2]
-    keys = APIKeys({hash_key(key): Identity("conformance", ["task:write"])})
-    build_server(create_app(registry, identity=keys), port=port).run()
+
+async def main(port: int, key: str) -> None:
+    """Serve on a port; the key signs the demo's manager in."""
+    async with open_demo(key) as hub:
+        add_shapes(hub.registry)
+        app = build_app(hub, doors=("http", "mcp", "websocket"), host="127.0.0.1")
+        await build_server(app, port=port).serve()
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))

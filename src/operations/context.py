@@ -8,7 +8,7 @@ Rule 2: what costs something (the request id, `env`) is made when it is read.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from secrets import token_hex
+from os import urandom
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -347,6 +347,6 @@ def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep
     setattr(OperationContext, field, property(read, doc=field))
 
 
-_made_when_read("request_id", lambda _: token_hex(16), keep=True)
+_made_when_read("request_id", lambda _: urandom(16).hex(), keep=True)
 # Not kept: a copy of the context for another caller would call as this one.
 _made_when_read("env", lambda context: OperationEnv(context.registry, context), keep=False)

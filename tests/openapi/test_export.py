@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from openapi_spec_validator import validate
 
 from operations import (
@@ -19,7 +20,7 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.openapi.components import Components
+from operations.openapi.components import Components, has_definitions
 from operations.openapi.export import to_openapi
 from operations.openapi.extension import item_schema, read_extension, restore_schema
 
@@ -67,7 +68,7 @@ def restored(document: Any, operation_id: str) -> OperationSpec:
         tags=tuple(operation.get("tags", ())),
         input_schema=from_schema(schema(given, exported.input_schema)),
         output_schema=from_schema(schema(output, exported.output_schema)),
-        error_schemas=exported.error_schemas(),
+        error_schemas=exported.error_schemas(shared),
         idempotent=exported.idempotent,
     )
 
@@ -335,8 +336,30 @@ def test_what_was_exported_is_what_is_read_back(exported: list[OperationSpec]) -
             each.description,
             each.tags,
         )
-        assert back.error_schemas == each.error_schemas
+        assert [replace(error, schema=True) for error in back.error_schemas] == [
+            replace(error, schema=True) for error in each.error_schemas
+        ]
+        for here, there in zip(each.error_schemas, back.error_schemas, strict=True):
+            expected = here.schema.document
+            assert there.schema.document == (
+                used_only(expected) if has_definitions(expected) else expected
+            )
         assert back.idempotent is each.idempotent
+
+
+def test_errors_that_share_definitions_do_not_repeat_them() -> None:
+    large = {f"D{n}": {"description": "x" * 1000, "type": "string"} for n in range(20)}
+    properties = {name: {"$ref": f"#/$defs/{name}"} for name in large}
+    why = {"type": "object", "properties": properties, "$defs": large}
+    specs = [
+        spec(name=f"n{n}", error_schemas=[ErrorDefinition("BAD", "", from_schema(why))])
+        for n in range(50)
+    ]
+
+    document = document_of(*specs)
+
+    assert len(json.dumps(document)) < 300_000
+    assert restored(document, "test.n7").error_schemas[0].schema.document == why
 
 
 def test_hundreds_of_operations_over_shared_definitions_export_quickly() -> None:

@@ -165,3 +165,31 @@ async def test_names_and_pages_can_be_allowed() -> None:
     assert (
         await serving(allowed_hosts=["*"]).post("/test/run", headers={"host": "x"})
     ).status == 200
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    ("site", "mode", "dest", "status"),
+    [
+        ("cross-site", "no-cors", "image", 403),
+        ("same-site", "no-cors", "script", 403),
+        ("cross-site", "navigate", "iframe", 403),
+        ("cross-site", "navigate", "document", 200),
+        ("same-origin", "cors", "empty", 200),
+        ("none", "navigate", "document", 200),
+    ],
+)
+async def test_pages_elsewhere_may_not_embed_what_is_here(
+    site: str, mode: str, dest: str, status: int
+) -> None:
+    sent = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+
+    response = await serving().get("/schema?operation=test.run", headers=sent)
+
+    assert response.status == status
+    assert (ran == []) == (status == 403)
+
+
+async def test_probes_answer_head() -> None:
+    assert (await serving().request("HEAD", "/healthz")).status == 200
+    assert (await serving().request("HEAD", "/test/run")).status == 405

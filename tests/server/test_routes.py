@@ -321,6 +321,28 @@ async def test_the_status_comes_from_one_table(code: str, status: int) -> None:
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
+@pytest.mark.parametrize(
+    ("upstream", "status"),
+    [(404, 404), (409, 409), (401, 500), (407, 500), (410, 500), ("404", 500)],
+)
+async def test_an_imported_apis_error_has_the_status_its_document_declares(
+    upstream: Any, status: int
+) -> None:
+    async def fail(input: Any, context: OperationContext) -> Any:
+        raise CallError("EXECUTION_ERROR", f"HTTP {upstream}", {"statusCode": upstream, "body": 1})
+
+    declared = [ErrorDefinition(f"HTTP_{code}", http_status=code) for code in (401, 404, 407, 409)]
+    client = serving(fail, error_schemas=declared)
+    response = await client.post("/test/run")
+    document = (await client.get("/openapi.json")).json
+
+    assert (response.status, response.json["code"]) == (status, "EXECUTION_ERROR")
+    assert "www-authenticate" not in response.headers
+    schema = document["paths"]["/test/run"]["post"]["responses"]["409"]["content"]
+    code = schema["application/json"]["schema"]["properties"]["code"]
+    assert code == {"enum": ["HTTP_409", "EXECUTION_ERROR"]}
+
+
 @pytest.mark.requirement("R17", "R16")
 async def test_an_unexpected_exception_shows_its_code_and_the_request_id_only(
     caplog: pytest.LogCaptureFixture,

@@ -106,7 +106,8 @@ def _inline(handler: Callable[[Any, OperationContext], Any]) -> Callable[..., An
     """An ordinary function that says it does not block."""
 
     async def run(value: Any, context: OperationContext) -> Any:
-        return await _awaited(handler(value, context))
+        result = handler(value, context)
+        return await result if inspect.isawaitable(result) else result
 
     return run
 

@@ -24,10 +24,11 @@ def report_start(
 ) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
     """Report the start of a call; the function given back reports its end: an error, a result, or neither."""
     identity_id = context.identity.id if context.identity is not None else None
+    request_id = context.request_id
     began = perf_counter()
     around.notify(
         CallStarted(
-            request_id=context.request_id,
+            request_id=request_id,
             operation_id=operation_id,
             timestamp=now(),
             parent_request_id=context.parent_request_id,
@@ -39,12 +40,12 @@ def report_start(
     def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
         code = None
         if isinstance(end, BaseException):
-            code = end.code if isinstance(end, CallError) else str(ErrorCode.ABORTED)
+            code = end.code if isinstance(end, CallError) else _code_of_end(context)
         elif end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
             code = str(ErrorCode.EXECUTION_ERROR)
         around.notify(
             CallFinished(
-                request_id=context.request_id,
+                request_id=request_id,
                 operation_id=operation_id,
                 timestamp=now(),
                 parent_request_id=context.parent_request_id,
@@ -55,6 +56,12 @@ def report_start(
         )
 
     return finished
+
+
+def _code_of_end(context: OperationContext) -> str:
+    """Why a call was cancelled: a door that keeps the deadline does so when it is over."""
+    is_over = context.deadline is not None and now() >= context.deadline
+    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 
 def report_item(plan: Plan, context: OperationContext, index: int) -> None:

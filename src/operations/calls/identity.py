@@ -28,13 +28,16 @@ async def identify(credential: str, resolve: CredentialResolver | None) -> Ident
     """Who a credential belongs to.
 
     Raises:
-        CallError: `ACCESS_DENIED` if it does not hold.
+        CallError: `ACCESS_DENIED` if it does not hold; or what the resolver raised.
     """
     identity = None
     if resolve is not None:
         try:
             found = resolve(credential)
             identity = await found if inspect.isawaitable(found) else found
+        except CallError:
+            # The resolver's own words: it is asked too often, say.
+            raise
         except Exception:
             logger.exception("a credential could not be judged")
     if identity is None:

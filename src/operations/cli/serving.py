@@ -1,5 +1,6 @@
 """The doors of `operations serve`, on one ASGI application."""
 
+import inspect
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -9,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from operations._rates import SignIns, address_of
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
@@ -120,6 +122,7 @@ class SocketDoor:
     def __init__(self, registry: OperationRegistry, resolve: CredentialResolver) -> None:
         self._registry = registry
         self._resolve = resolve
+        self._sign_ins = SignIns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
@@ -128,9 +131,27 @@ class SocketDoor:
         identity: Identity | None = scope.get("operations.identity")
         async with (
             accept_websocket(_Socket(socket), identity=identity) as target,
-            serve_calls(self._registry, target, resolve=self._resolve, grace=0),
+            serve_calls(
+                self._registry, target, resolve=self._from(address_of(scope.get("client"))), grace=0
+            ),
         ):
             await target.wait_closed()
+
+    def _from(self, address: str) -> CredentialResolver:
+        """Who a credential from an address belongs to; it may not guess as often as it likes."""
+
+        async def resolve(credential: str) -> Identity | None:
+            is_guess = self._sign_ins.begin(address, credential)
+            identity: Identity | None = None
+            try:
+                found = self._resolve(credential)
+                identity = await found if inspect.isawaitable(found) else found
+            finally:
+                if is_guess:
+                    self._sign_ins.end(address, credential, was_wrong=identity is None)
+            return identity
+
+        return resolve
 
 
 class _Socket:

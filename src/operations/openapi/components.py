@@ -10,7 +10,9 @@ Rule 3: a schema that OpenAPI 3.1 cannot hold as it is (another dialect, identif
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from hashlib import sha256
+from itertools import chain
+from typing import Any, cast
 
 from operations._json import canonical
 from operations.schema.kinds import is_array, is_object
@@ -32,6 +34,27 @@ _HOPS = 32
 
 _HOLDERS = ("$defs", "definitions")
 _PENDING: JSONObject = {}
+_ANYTHING: JSONObject = {}
+_NOTHING: JSONObject = {"not": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A definition, or a schema without its definitions, looked at once: importers share them among operations."""
+
+    schema: JSONObject
+    """Kept, so that its id stays its own."""
+
+    digest: bytes
+    """Of its canonical text: alike for schemas that are alike."""
+
+    references: tuple[str, ...]
+
+    parts: tuple[str, ...]
+    """The parts of its document that it refers to."""
+
+    is_plain: bool
+    """Whether it means the same in any document of OpenAPI 3.1 that has what it refers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,7 @@ class Components:
     def __init__(self) -> None:
         self.schemas: JSONObject = {}
         self._known: dict[tuple[str, bytes], list[_Component]] = {}
+        self._pieces: dict[int, _Piece] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
         """`schema` as it can stand in the document, its definitions moved to the components.
@@ -64,13 +88,13 @@ class Components:
         if isinstance(schema, bool):
             # Some tools know schemas only as objects.
             return ({} if schema else {"not": {}}), {}
-        if not _is_holdable(schema):
+        source = _Source(schema, self._piece)
+        if not source.is_holdable:
             return None
-        source = _Source(schema)
         names = self._names(source, title)
 
         def moved(reference: str) -> str:
-            part = source.part_of(reference)
+            part = part_of(reference)
             return PREFIX + names[part] + reference[len(part) :]
 
         for part, name in names.items():
@@ -84,7 +108,7 @@ class Components:
     def _names(self, source: "_Source", title: str) -> dict[str, str]:
         """A component for every part that is referred to: one that says the same, or a new one."""
         keys = {
-            part: (part if part != "#" else title, canonical(source.held(part)))
+            part: (part if part != "#" else title, source.piece(part).digest)
             for part in source.used
         }
         alike = {part: list(self._known.get(key, ())) for part, key in keys.items()}
@@ -107,9 +131,22 @@ class Components:
                 names[part] = self._fresh(part, title)
         for part, key in keys.items():
             if not alike[part]:
-                targets = {target: names[target] for target in source.refers(part)}
+                targets = {target: names[target] for target in source.piece(part).parts}
                 self._known.setdefault(key, []).append(_Component(names[part], targets))
         return names
+
+    def _piece(self, schema: JSONObject) -> _Piece:
+        known = self._pieces.get(id(schema))
+        if known is None:
+            references = tuple(_references(schema))
+            known = self._pieces[id(schema)] = _Piece(
+                schema,
+                sha256(canonical(schema)).digest(),
+                references,
+                tuple(dict.fromkeys(map(part_of, references))),
+                _is_plain(schema, len(references)),
+            )
+        return known
 
     def _fresh(self, part: str, title: str) -> str:
         wanted = _UNSAFE.sub("_", title if part == "#" else _unescaped(part.rpartition("/")[2]))
@@ -125,45 +162,72 @@ class Components:
 class _Source:
     """One schema document, seen as parts that refer to each other: its definitions, and the rest (`#`)."""
 
-    def __init__(self, root: JSONObject) -> None:
+    def __init__(self, root: JSONObject, piece: Callable[[JSONObject], _Piece]) -> None:
         self._root = root
         self._rest = {
             key: value for key, value in root.items() if key not in (*_HOLDERS, "$schema")
         }
-        self._targets: dict[str, tuple[str, ...]] = {}
-        self.used = sorted(self._reach(self.refers("#")))
+        self._look = piece
+        self.is_holdable = self._is_holdable()
+        """Whether an OpenAPI 3.1 document can hold it as it is."""
+        self.used = sorted(self._reach(self.piece("#").parts)) if self.is_holdable else []
         """The parts that some reference leads to."""
+
+    def piece(self, part: str) -> _Piece:
+        """What is known of a part."""
+        return self._look(self.held(part))
 
     def held(self, part: str) -> JSONObject:
         """The schema of a part."""
         if part == "#":
             return self._rest
         _, holder, name = part.split("/")
-        held = self._root[holder][_unescaped(name)]
-        return {} if held is True else {"not": {}} if held is False else held
+        return _as_object(self._root[holder][_unescaped(name)])
 
-    def part_of(self, reference: str) -> str:
-        """The part that a reference leads into."""
-        match = _DEFINITION.match(reference)
-        return match.group() if match else "#"
+    def _is_holdable(self) -> bool:
+        root = self._root
+        if named_dialect(root) not in (None, DRAFT_2020_12):
+            return False
+        references: set[str] = set()
+        definitions = (root[holder].values() for holder in _HOLDERS if is_object(root.get(holder)))
+        held: Any
+        for held in (self._rest, *chain.from_iterable(definitions)):
+            piece = (
+                self._look(_as_object(cast("JSONSchema", held)))
+                if isinstance(held, (dict, bool))
+                else None
+            )
+            if piece is None or not piece.is_plain:
+                return False
+            references.update(piece.references)
+        return all(_leads_somewhere(reference, root) for reference in references)
 
     def _reach(self, parts: Iterable[str]) -> set[str]:
         """These parts and all that they refer to, directly or not."""
         reached = set(parts)
         waiting = list(reached)
         while waiting:
-            for target in self.refers(waiting.pop()):
+            for target in self.piece(waiting.pop()).parts:
                 if target not in reached:
                     reached.add(target)
                     waiting.append(target)
         return reached
 
-    def refers(self, part: str) -> tuple[str, ...]:
-        """The parts that a part refers to."""
-        if part not in self._targets:
-            found = dict.fromkeys(map(self.part_of, _references(self.held(part))))
-            self._targets[part] = tuple(found)
-        return self._targets[part]
+
+def has_definitions(schema: JSONSchema) -> bool:
+    """Whether a schema holds others beside itself."""
+    return not isinstance(schema, bool) and any(holder in schema for holder in _HOLDERS)
+
+
+def part_of(reference: str) -> str:
+    """The part of its document that a reference leads into."""
+    match = _DEFINITION.match(reference)
+    return match.group() if match else "#"
+
+
+def _as_object(schema: JSONSchema) -> JSONObject:
+    """A schema as an object; the same object for the same schema."""
+    return _ANYTHING if schema is True else _NOTHING if schema is False else schema
 
 
 def rewritten(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
@@ -187,18 +251,12 @@ def _moved(schema: JSONSchema, move: Callable[[str], str]) -> JSONSchema:
     return schema if isinstance(schema, bool) else rewritten(schema, move)
 
 
-def _is_holdable(schema: JSONObject) -> bool:
-    if named_dialect(schema) not in (None, DRAFT_2020_12):
-        return False
-    references = 0
+def _is_plain(schema: JSONObject, references: int) -> bool:
     for part in _schemas(schema):
         if not _BOUND.isdisjoint(part) or isinstance(part.get("items"), list):
             return False
-        reference = part.get("$ref")
-        if reference is not None:
-            references += 1
-            if not _leads_somewhere(reference, schema):
-                return False
+        if "$ref" in part and not isinstance(part["$ref"], str):
+            return False
     # Where a `$ref` is data (in a default, as a property's name), many tools would follow it all the same.
     return references == _count_references(schema)
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.errors import HTTP_STATUS
-from operations.openapi.components import Components
-from operations.openapi.extension import KEY, Exported, event_schema
+from operations.errors import HTTP_STATUS, ErrorCode
+from operations.openapi.components import Components, has_definitions
+from operations.openapi.extension import KEY, PLACED, Exported, event_schema
 from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape, may_be_empty
 from operations.schema import Schema
 from operations.schema.kinds import is_array
@@ -46,6 +46,9 @@ _SHARED: Mapping[int, tuple[str, str]] = {
     403: ("Denied", "The caller may not."),
     422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
 }
+_MANY = 3
+"""Operations that must have a response alike for it to stand among the components."""
+
 _FAILED = "The call failed: a limit, a time-out, or an error of the operation."
 
 
@@ -84,6 +87,7 @@ def to_openapi(
             for name, text in (*_SHARED.values(), ("Failed", _FAILED))
         },
     }
+    _share_responses(paths, components["responses"])
     if builder.is_secured:
         components["securitySchemes"] = dict(security_schemes)
     return {
@@ -93,6 +97,28 @@ def to_openapi(
         "paths": paths,
         "components": components if paths else {},
     }
+
+
+def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
+    """Let error responses that many operations have alike stand once."""
+    found: dict[bytes, list[tuple[JSONObject, str]]] = {}
+    for item in paths.values():
+        # The GET beside it has the same ones.
+        responses: JSONObject = item["post"]["responses"]
+        for status, response in responses.items():
+            if status != "200" and "$ref" not in response:
+                found.setdefault(msgspec.json.encode(response), []).append((responses, status))
+    for places in found.values():
+        if len(places) < _MANY:
+            continue
+        holder, status = places[0]
+        name, number = f"Status{status}", 1
+        while name in shared:
+            number += 1
+            name = f"Status{status}_{number}"
+        shared[name] = holder[status]
+        for responses, each in places:
+            responses[each] = {"$ref": f"#/components/responses/{name}"}
 
 
 def has_path(spec: OperationSpec) -> bool:
@@ -152,10 +178,8 @@ class _Builder:
             "required": not may_be_empty(spec.input_schema),
             "content": {JSON: {"schema": input_schema}},
         }
-        operation["responses"] = {
-            "200": _result(spec, output_schema),
-            **self._errors(spec, came_from),
-        }
+        errors, responses = self._errors(spec, came_from)
+        operation["responses"] = {"200": _result(spec, output_schema), **responses}
         if not spec.access_control.is_open and self._schemes:
             self.is_secured = True
             scopes = [*spec.access_control.required_scopes]
@@ -166,7 +190,7 @@ class _Builder:
                 type=spec.type,
                 version=spec.version,
                 idempotent=spec.idempotent,
-                errors=tuple(error.to_wire() for error in spec.error_schemas),
+                errors=errors,
                 components=dict(sorted(came_from.items())),
                 input_schema=whole_input,
                 output_schema=whole_output,
@@ -221,17 +245,26 @@ class _Builder:
             written["schema"] = shown
         return written
 
-    def _errors(self, spec: OperationSpec, came_from: dict[str, str]) -> JSONObject:
-        """Declared errors by status, what can always happen, and the rest."""
+    def _errors(
+        self, spec: OperationSpec, came_from: dict[str, str]
+    ) -> tuple[tuple[JSONObject, ...], JSONObject]:
+        """The declared errors for the extension; and by status, with what can always happen and the rest."""
+        wires: list[JSONObject] = []
         declared: dict[int, list[tuple[str, JSONObject]]] = {}
         for error in spec.error_schemas:
             placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
+            wire = error.to_wire()
+            if placed is not None and has_definitions(error.schema.document):
+                # Errors often share what they define, and would repeat it in every operation.
+                came_from.update(placed[1])
+                wire |= {"schema": placed[0], PLACED: True}
+            wires.append(wire)
             status = declared_status(error.http_status)
             body: JSONObject = {
                 "type": "object",
                 "required": ["code", "message"],
                 "properties": {
-                    "code": {"const": error.code},
+                    "code": _code_schema(error.code, status),
                     "message": {"type": "string"},
                     "details": placed[0] if placed is not None else {},
                 },
@@ -252,7 +285,14 @@ class _Builder:
             schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
             responses[str(status)] = _error_response(" ".join(texts) or _phrase(status), schema)
         responses["default"] = {"$ref": "#/components/responses/Failed"}
-        return responses
+        return tuple(wires), responses
+
+
+def _code_schema(code: str, status: int) -> JSONObject:
+    """The code in an error's body. What an imported API declared comes with the code of every HTTP error."""
+    if code == f"HTTP_{status}":
+        return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
+    return {"const": code}
 
 
 def declared_status(status: int | None) -> int:

@@ -7,6 +7,7 @@ Rule 1: whatever OpenAPI itself can say is said there (`summary` is the title, `
         extension carries the rest.
 """
 
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +18,9 @@ from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema
 
 KEY = "x-operations"
+
+PLACED = "placed"
+"""Set in an error whose schema refers to the document's components; another stands whole."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -32,7 +36,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     idempotent: bool = False
 
     errors: tuple[JSONObject, ...] = ()
-    """As `ErrorDefinition.to_wire` gives them."""
+    """As `ErrorDefinition.to_wire` gives them, their schemas as the document holds them."""
 
     components: dict[str, str] = {}
     """Where components came from in the operation's own schemas, unless it was `#/$defs/` and their name."""
@@ -41,16 +45,27 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     output_schema: JSONSchema | None = None
     """A schema that the document could not hold as it is."""
 
-    def error_schemas(self) -> tuple[ErrorDefinition, ...]:
+    def error_schemas(self, components: JSONObject) -> tuple[ErrorDefinition, ...]:
         """The declared errors.
+
+        Args:
+            components: The document's `components/schemas`.
 
         Raises:
             ValueError: If they are none.
         """
-        return tuple(
-            msgspec.convert(error, ErrorDefinition, dec_hook=_schema_from_wire)
-            for error in self.errors
-        )
+        return tuple(self._error(error, components) for error in self.errors)
+
+    def _error(self, error: JSONObject, components: JSONObject) -> ErrorDefinition:
+        schema: Any = error.get("schema")
+        if error.get(PLACED) is True and isinstance(schema, dict):
+            restored = partial(
+                restore_schema, cast("JSONObject", schema), components, self.components
+            )
+            error = {**error, "schema": True}
+            found = msgspec.convert(error, ErrorDefinition, dec_hook=_schema_from_wire)
+            return msgspec.structs.replace(found, schema=Schema(restored, lenient=True))
+        return msgspec.convert(error, ErrorDefinition, dec_hook=_schema_from_wire)
 
 
 def read_extension(operation: JSONObject) -> Exported | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -158,8 +158,20 @@ class QueryArguments:
         return choose
 
 
+_PLAIN_OBJECT: Final = frozenset({
+    "$defs", "additionalProperties", "description", "properties", "required", "title", "type",
+})  # fmt: skip
+"""Keywords of which only two decide whether an empty object fits."""
+
+
 def may_be_empty(schema: Schema) -> bool:
     """Whether a call without input can work."""
+    document = schema.document
+    if not isinstance(document, bool) and document.keys() <= _PLAIN_OBJECT:
+        # Seen at a glance, without compiling what a large API defines.
+        kind, required = document.get("type"), document.get("required", [])
+        if kind == "object" and isinstance(required, list):
+            return not required
     try:
         return schema.check(None) or schema.check({})
     except SchemaError:

@@ -84,9 +84,12 @@ class ExportedEndpoint(Endpoint):
     def _original(self, shown: JSONSchema, whole: JSONSchema | None) -> JSONSchema:
         if whole is not None:
             return whole
-        components = object_of(self._shared.description.document.get("components"))
-        schemas = object_of(components.get("schemas"))
-        return restore_schema(shown, schemas, self._exported.components)
+        return restore_schema(shown, _components(self._shared), self._exported.components)
+
+
+def _components(shared: Shared) -> JSONObject:
+    components = object_of(shared.description.document.get("components"))
+    return object_of(components.get("schemas"))
 
 
 def _schema_in(holder: JSONObject, media_type: str) -> JSONSchema:
@@ -124,7 +127,7 @@ def restored(
         tags=tuple(tag for tag in list_of(operation.get("tags")) if type(tag) is str),
         input_schema=Schema(endpoint.input_schema, lenient=True),
         output_schema=Schema(endpoint.output_schema, lenient=True),
-        error_schemas=exported.error_schemas(),
+        error_schemas=exported.error_schemas(_components(shared)),
         access_control=access,
         idempotent=exported.idempotent,
         meta={"method": entry.method, "path": entry.path, "source": source},

@@ -16,9 +16,9 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from operations.access import Identity
-from operations.server.identity import CredentialError, bearer_token
+from operations.server.identity import CredentialError, bearer_token, header
 
-HEADER = "x-api-key"
+HEADER = b"x-api-key"
 
 _BUCKET = 8
 """Hex digits of a digest by which keys are found; the rest is compared in constant time."""
@@ -67,22 +67,31 @@ class APIKeys:
         """
         return cls(_File(Path(path)).find)
 
-    async def __call__(self, connection: HTTPConnection) -> Identity | None:
+    def __call__(
+        self, connection: HTTPConnection
+    ) -> "Identity | Awaitable[Identity | None] | None":
         """Whose key the request shows.
 
         Raises:
             CredentialError: If it is nobody's.
         """
-        key = bearer_token(connection) or connection.headers.get(HEADER)
+        key = bearer_token(connection) or header(connection, HEADER)
         if not key:
             return None
         if len(key) > _MAX_KEY:
             raise CredentialError("a key that is too long")
         found = self._find(hash_key(key))
-        identity = await found if inspect.isawaitable(found) else found
-        if identity is None:
-            raise CredentialError("an unknown key")
-        return identity
+        return _later(found) if inspect.isawaitable(found) else _somebody(found)
+
+
+async def _later(found: Awaitable[Identity | None]) -> Identity:
+    return _somebody(await found)
+
+
+def _somebody(identity: Identity | None) -> Identity:
+    if identity is None:
+        raise CredentialError("an unknown key")
+    return identity
 
 
 class _Table:

@@ -3,12 +3,11 @@
 access log -> Host and Origin -> operations, gateway, pages, what is mounted
 """
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp
@@ -95,34 +94,55 @@ def create_app(
     if websocket is not None:
         routes.append(SocketMount("/ws", websocket, edge))
     routes.append(Mount("/", console) if console is not None else Nothing(edge))
-    middleware = [
-        Middleware(AccessLog),
-        Middleware(HostGuard, hosts=allowed_hosts, origins=allowed_origins),
-    ]
-    if allowed_origins:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=[origin.rstrip("/") for origin in allowed_origins],
-                allow_methods=["GET", "POST", "DELETE"],
-                allow_headers=[
-                    "authorization",
-                    "content-type",
-                    "last-event-id",
-                    "operations-meta",
-                    "operations-timeout",
-                    "traceparent",
-                    "tracestate",
-                    "x-api-key",
-                ],
-                expose_headers=["operations-meta", "x-request-id"],
-            )
-        )
-    middleware.append(Middleware(OperationPaths, edge=edge))
-    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+
+    def front(inside: ASGIApp) -> ASGIApp:
+        app: ASGIApp = OperationPaths(inside, edge)
+        if allowed_origins:
+            app = _cors(app, allowed_origins)
+        return AccessLog(HostGuard(app, hosts=allowed_hosts, origins=allowed_origins))
+
+    app = _App(front, routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.edge = edge
     return app
+
+
+class _App(Starlette):
+    """What stands in front also stands in front of Starlette's own error handling, which calls do not need.
+
+    Middleware that is added goes around all of it.
+    """
+
+    def __init__(self, front: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
+        super().__init__(**options)
+        self._front = front
+
+    def build_middleware_stack(self) -> ASGIApp:
+        added, self.user_middleware = self.user_middleware, []
+        app = self._front(super().build_middleware_stack())
+        self.user_middleware = added
+        for kind, args, options in reversed(added):
+            app = kind(app, *args, **options)
+        return app
+
+
+def _cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    return CORSMiddleware(
+        app,
+        allow_origins=[origin.rstrip("/") for origin in origins],
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=[
+            "authorization",
+            "content-type",
+            "last-event-id",
+            "operations-meta",
+            "operations-timeout",
+            "traceparent",
+            "tracestate",
+            "x-api-key",
+        ],
+        expose_headers=["operations-meta", "x-request-id"],
+    )
 
 
 def _one(

@@ -43,7 +43,7 @@ class Doors(BaseRoute):
 
         async def endpoint(visit: Visit) -> Reply | None:
             if not door.is_probe:
-                visit.context = await self._edge.enter(visit, is_stream=door.is_stream)
+                await self._edge.enter(visit, is_stream=door.is_stream)
             if scope["method"] not in door.methods:
                 raise wrong_method(door.methods)
             return await door.endpoint(visit)

@@ -5,32 +5,39 @@
 Rule 1: each step can refuse, and then no later one happens.
 Rule 2: an endpoint gives a `Reply`, sends its response itself and gives none, or raises; turning errors into
         responses happens here alone.
+Rule 3: the request's own task does the work. When its time is over, or its client has left, the task is cancelled;
+        the answer is given in time even if the work goes on.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
+from operations._rates import Rate, SignIns, address_of
+from operations._watch import Watch
 from operations.access import Identity
-from operations.context import NOTHING, OperationContext
-from operations.errors import CallError, map_error
+from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.errors import CallError, ErrorCode, map_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
 from operations.server.faults import (
     ClientLeftError,
     Header,
+    RequestError,
     malformed,
     refused_credential,
+    slow_body,
     unsupported,
 )
 from operations.server.identity import IdentityResolver, resolved
-from operations.server.limits import Gate, Limits, Rate, read_body
+from operations.server.limits import Gate, Limits, read_body
 from operations.server.replies import Reply, error_reply
 from operations.server.sessions import COOKIE, Sessions
 from operations.specs import OperationSpec
@@ -40,9 +47,13 @@ logger = logging.getLogger("operations.server")
 IDENTITY = "operations.identity"
 """Where the scope of a request holds who asks, for apps mounted here."""
 
+BY_COOKIE = "operations.by_cookie"
+"""Set in the scope of a request whose sender is known by a session alone."""
+
 REQUEST_ID = "operations.request_id"
 
 _COOKIE = COOKIE.encode()
+_NOTHING_SHOWN = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +75,39 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
-@dataclass(slots=True)
 class Visit:
     """One request on its way."""
 
-    scope: Scope
-    receive: Receive
-    send: Send
-    headers: dict[bytes, bytes]
-    identity: Identity | None = None
-    context: OperationContext = field(default_factory=OperationContext)
+    __slots__ = (
+        "_context", "caller", "headers", "identity", "is_answered", "receive", "scope", "send", "spec", "watch",
+    )  # fmt: skip
 
-    spec: OperationSpec | None = None
-    """The operation that is called, once that is known."""
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, insist: Callable[["Visit"], None]
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.watch = Watch(lambda: insist(self))
+        self.identity: Identity | None = None
+        self._context: OperationContext | None = None
 
-    caller: str = ""
-    """By whom limits are counted: an identity, or an address."""
+        self.spec: OperationSpec | None = None
+        """The operation that is called, once that is known."""
+
+        self.caller = ""
+        """By whom limits are counted: an identity, or an address."""
+
+        self.is_answered = False
+        """Whether the answer was given while the work was still under way."""
+
+    @property
+    def context(self) -> OperationContext:
+        """The context of the call that the request makes; before it is admitted, one for nobody."""
+        if self._context is None:
+            self._context = OperationContext()
+        return self._context
 
     def identified(self, identity: Identity | None) -> None:
         """Note who asks."""
@@ -89,6 +117,10 @@ class Visit:
         else:
             client = self.scope.get("client")
             self.caller = f"at:{client[0]}" if client else "at:"
+
+    def admitted(self, context: OperationContext) -> None:
+        """Note what the request's call knows."""
+        self._context = context
 
 
 Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]
@@ -118,8 +150,47 @@ class Edge:
         self.calls = Gate(limits.calls, limits.calls_per_caller)
         self.streams = Gate(limits.streams, limits.streams_per_caller)
         self.rate = Rate(limits.rate_per_caller, limits.burst)
+        self.sign_ins = SignIns(limits.guesses_per_address, limits.guesses)
 
-    async def identify(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
+        """Take one request through all steps and send what comes out."""
+        visit = Visit(scope, receive, send, self._answer_late)
+        watch = visit.watch
+        try:
+            reply = await endpoint(visit)
+        except CallError as error:
+            reply = self.failure(error, visit)
+        except ClientLeftError:
+            reply = None
+        except asyncio.CancelledError:
+            if not (watch.is_late or watch.is_left) or watch.stop():
+                raise
+            reply = self._ended(visit)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer
+            unexpected = map_error(error)
+            unexpected.__cause__ = error
+            reply = self.failure(unexpected, visit)
+        watch.stop()
+        if reply is not None and not visit.is_answered:
+            scope[REQUEST_ID] = visit.context.request_id
+            await reply.send(send)
+
+    def _ended(self, visit: Visit) -> Reply | None:
+        """The answer to a request that the watch ended: none where the client left."""
+        if visit.watch.is_left:
+            return None
+        if visit.watch.is_reading:
+            return self.failure(slow_body(), visit)
+        return self.failure(_too_late(visit), visit)
+
+    def _answer_late(self, visit: Visit) -> None:
+        """Answer although the work is still under way: it was cancelled, and takes no notice."""
+        visit.is_answered = True
+        visit.context.abort_nested()
+        reply = self.failure(_too_late(visit), visit)
+        self.registry.keep(asyncio.ensure_future(reply.send(visit.send)))
+
+    async def identify(self, visit: Visit) -> Identity | None:
         """Who asks; also noted in the scope.
 
         Raises:
@@ -127,57 +198,101 @@ class Edge:
         """
         identity = None
         if self.resolver is not None:
-            ended: list[Header] = []
-            try:
-                connection = HTTPConnection(scope)
-                identity = await resolved(self.resolver, connection)
-                if identity is None and _COOKIE in headers.get(b"cookie", b""):
-                    # No script can take the cookie of a session that is over away: the refusal does.
-                    ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]
-                    identity = self.sessions(connection)
-            except Exception as error:
-                logger.info("refused a credential: %s", error)
-                logger.debug("refused a credential", exc_info=error)
-                raise refused_credential(ended) from error
-        scope[IDENTITY] = identity
+            identity = await self.identity_of(visit.scope, visit.headers)
+        visit.scope[IDENTITY] = identity
+        visit.identified(identity)
         return identity
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
-        """Take one request through all steps and send what comes out."""
-        visit = Visit(scope, receive, send, dict(scope["headers"]))
+    async def identity_of(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+        """Whose credential a request shows.
+
+        Raises:
+            RequestError: 401 if it does not hold, or finding out failed.
+            CallError: `RESOURCE_EXHAUSTED` if too many from there did not hold.
+        """
+        if self.resolver is None:
+            return None
+        shown = (headers.get(b"authorization"), headers.get(b"x-api-key"))
+        if shown == _NOTHING_SHOWN:
+            return await self._resolve(scope, headers)
+        address = address_of(scope.get("client"))
+        is_guess = self.sign_ins.begin(address, shown)
+        was_wrong = False
         try:
-            reply = await endpoint(visit)
-        except CallError as error:
-            reply = self.failure(error, visit)
-        except ClientLeftError:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets an answer
-            unexpected = map_error(error)
-            unexpected.__cause__ = error
-            reply = self.failure(unexpected, visit)
-        if reply is not None:
-            scope[REQUEST_ID] = visit.context.request_id
-            await reply.send(send)
+            return await self._resolve(scope, headers)
+        except RequestError as error:
+            # A credential that could not be looked at was not wrong.
+            was_wrong = not isinstance(error.__cause__, OSError)
+            raise
+        finally:
+            if is_guess:
+                self.sign_ins.end(address, shown, was_wrong=was_wrong)
 
-    async def enter(self, visit: Visit, *, is_stream: bool = False) -> OperationContext:
-        """The context of the call a request makes: who, until when, as part of what.
+    async def _resolve(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
+        resolver = cast("IdentityResolver", self.resolver)
+        ended: list[Header] = []
+        try:
+            connection = HTTPConnection(scope)
+            identity = await resolved(resolver, connection)
+            if identity is None and _COOKIE in headers.get(b"cookie", b""):
+                # No script can take the cookie of a session that is over away: the refusal does.
+                ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]
+                identity = self.sessions(connection)
+                scope[BY_COOKIE] = True
+        except Exception as error:
+            logger.info("refused a credential: %s", error)
+            logger.debug("refused a credential", exc_info=error)
+            raise refused_credential(ended) from error
+        return identity
 
-        A stream lasts as long as it lasts, unless the request says otherwise.
+    async def enter(self, visit: Visit, *, is_stream: bool = False) -> None:
+        """Find out who asks, and let the request in.
 
         Raises:
             CallError: If it may not come in.
         """
-        identity = await self.identify(visit.scope, visit.headers)
-        visit.identified(identity)
+        await self.identify(visit)
+        self.admit(visit, is_stream=is_stream)
+
+    def admit(self, visit: Visit, *, is_stream: bool = False, keeps_time: bool = False) -> None:
+        """Make the context of the call an identified request makes: who, until when, as part of what.
+
+        A stream lasts as long as it lasts, unless the request says otherwise.
+
+        Args:
+            visit: The request.
+            is_stream: Whether it stays open.
+            keeps_time: Whether `run` will keep the deadline, so that the registry need not.
+
+        Raises:
+            CallError: If it may not come in.
+        """
         self.rate.spend(visit.caller)
-        trace = visit.headers.get(b"traceparent")
-        seconds = self._seconds(visit.headers, None if is_stream else self.settings.timeout)
-        return OperationContext(
-            identity=identity,
-            deadline=None if seconds is None else (time() + seconds) * 1000,
-            metadata=NOTHING if trace is None else _trace(trace, visit.headers),
-            registry=self.registry,
+        headers = visit.headers
+        trace = headers.get(b"traceparent")
+        seconds = self._seconds(headers, None if is_stream else self.settings.timeout)
+        deadline = None if seconds is None else (time() + seconds) * 1000
+        visit.admitted(
+            OperationContext(
+                identity=visit.identity,
+                deadline=deadline,
+                metadata=NOTHING if trace is None else _trace(trace, headers),
+                door=Door(deadline=deadline) if keeps_time else CLOSED,
+                registry=self.registry,
+            )
         )
+
+    def watch_work(self, visit: Visit) -> None:
+        """From now on the request's work ends with its time, where its door keeps that, and with its client.
+
+        Raises:
+            CallError: `TIMEOUT` if there is no time left; reading has taken it all, say.
+        """
+        deadline = visit.context.door.deadline
+        seconds = None if deadline is None else deadline / 1000 - time()
+        if seconds is not None and seconds <= 0:
+            raise CallError(ErrorCode.TIMEOUT, "It was not started: its time had run out")
+        visit.watch.until(seconds, visit.receive)
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
         """An error as the response to a request."""
@@ -213,7 +328,9 @@ class Edge:
             RequestError: 413, 408, 415.
         """
         headers = visit.headers
-        body = await read_body(visit.receive, headers, self.settings.limits)
+        limits = self.settings.limits
+        visit.watch.until(limits.body_seconds)
+        body = await read_body(visit.receive, headers, limits)
         if not body:
             return body
         if headers.get(b"content-encoding", b"identity") != b"identity":
@@ -235,6 +352,11 @@ def decode_json(body: bytes | str) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(f"The body is not JSON: {error}") from None
+
+
+def _too_late(visit: Visit) -> CallError:
+    what = visit.spec.id if visit.spec is not None else "The call"
+    return CallError(ErrorCode.TIMEOUT, f"{what} did not finish in time")
 
 
 def _is_json(content_type: bytes) -> bool:

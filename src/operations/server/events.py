@@ -46,6 +46,8 @@ async def serve_events(edge: Edge, visit: Visit, spec: OperationSpec, input: Any
         CallError: If it failed before anything was sent.
         ClientLeftError: If the client is gone.
     """
+    # The stream watches its client itself.
+    visit.watch.stop()
     resuming = Resuming(spec)
     input = resuming.resume(input, visit.headers)  # noqa: A001 - the contract's word
     with edge.streams.enter(visit.caller):

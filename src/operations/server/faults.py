@@ -34,6 +34,11 @@ def malformed(message: str) -> RequestError:
     return RequestError(400, ErrorCode.VALIDATION_ERROR, message)
 
 
+def slow_body() -> RequestError:
+    """The body takes too long to arrive."""
+    return RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
+
+
 def unsupported(message: str) -> RequestError:
     """The body is of a kind nobody here reads."""
     return RequestError(415, ErrorCode.VALIDATION_ERROR, message)

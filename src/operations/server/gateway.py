@@ -10,13 +10,11 @@ import msgspec
 
 from operations.errors import CallError, ErrorCode
 from operations.gateway import BatchCall
-from operations.server.alarms import Departure
 from operations.server.doors import Door
 from operations.server.edge import Edge, Visit, decode_json
 from operations.server.events import serve_events
-from operations.server.faults import ClientLeftError, malformed
+from operations.server.faults import malformed
 from operations.server.replies import JSON, Reply, error_wire, json_reply
-from operations.server.routes import run_call
 from operations.specs import OperationType
 
 T = TypeVar("T")
@@ -92,7 +90,8 @@ class GatewayDoors:
         with edge.calls.enter(visit.caller):
             wanted = await self._read(visit, Called)
             visit.spec = edge.registry.get_spec(wanted.operation)
-            envelope = await run_call(edge, visit, wanted.operation, wanted.input)
+            edge.watch_work(visit)
+            envelope = await edge.registry.execute(wanted.operation, wanted.input, visit.context)
         request_id = (b"x-request-id", visit.context.request_id.encode())
         return Reply(200, envelope.encode(), [JSON, request_id])
 
@@ -107,10 +106,9 @@ class GatewayDoors:
                     error, visit.context.request_id, exposed=edge.settings.expose_errors
                 )
 
-            with Departure(visit.receive):
-                results = await edge.gateway.batch(wanted.calls, visit.context, describe=shown)
-                return json_reply({"results": results})
-        raise ClientLeftError
+            edge.watch_work(visit)
+            results = await edge.gateway.batch(wanted.calls, visit.context, describe=shown)
+            return json_reply({"results": results})
 
     async def _subscribe(self, visit: Visit) -> None:
         wanted = await self._read(visit, Called, as_json=("input",))

@@ -3,12 +3,12 @@
 A page somewhere on the web can make a browser send requests to a server on the visitor's own machine, or point a
 name of its own at it (DNS rebinding). Host and Origin tell; both are looked at before anything else.
 
-Rule 1: a Host that is not ours is 421. An Origin that is neither ours nor allowed is 403. No Origin: no browser
-        page, so nothing to ask.
+Rule 1: a Host that is not ours is 421. An Origin that is neither ours nor allowed is 403, and so is what a page
+        elsewhere embeds, for which browsers send no Origin (`Sec-Fetch-Site`). Neither: no page, nothing to ask.
 Rule 2: probes are exempt: whoever checks our health knows us by address, and learns nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +19,9 @@ from operations.server.faults import RequestError
 from operations.server.replies import error_reply
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+_FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
+"""What browsers say of a request that they send no Origin with."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
@@ -39,23 +42,20 @@ class HostGuard:
         # Few names are ever used; what was found right stays right.
         self._known: set[bytes] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve, or refuse."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        fault = self._judge(scope)
+        fault = self._judge(scope) if scope["type"] in ("http", "websocket") else None
         if fault is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return self._app(scope, receive, send)
+        if scope["type"] == "websocket":
             # Closing before accepting is how ASGI refuses a handshake (403).
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await error_reply(fault, "-").send(send)
+            return send({"type": "websocket.close", "code": 1008})
+        return error_reply(fault, "-").send(send)
 
     def _judge(self, scope: Scope) -> RequestError | None:
         host = origin = None
         count = 0
+        fetch: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value
@@ -63,13 +63,19 @@ class HostGuard:
             elif name == b"origin":
                 # Two origins are no origin of ours.
                 origin = value if origin is None else b"null"
+            elif name in _FETCH:
+                fetch[name] = value
         if scope["path"] in PROBES:
             return None
         if host is None or count != 1 or not self._is_ours(host):
             return RequestError(
                 421, ErrorCode.ACCESS_DENIED, "This server does not answer to that Host"
             )
-        if origin is not None and not self._may_talk(origin, host):
+        if (
+            not self._may_talk(origin, host)
+            if origin is not None
+            else fetch and _is_embedded(fetch)
+        ):
             return RequestError(
                 403, ErrorCode.ACCESS_DENIED, "Pages of that Origin may not talk to this server"
             )
@@ -94,6 +100,16 @@ class HostGuard:
             return False
         # Behind a proxy that ends TLS we do not know our own scheme: the name and port decide.
         return there.scheme in ("http", "https") and there.netloc == host.decode("latin-1").lower()
+
+
+def _is_embedded(fetch: dict[bytes, bytes]) -> bool:
+    """Whether a page elsewhere has what is asked for in it, as an image or a frame, say. A link leads here openly."""
+    if fetch.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
+        return False
+    return (fetch.get(b"sec-fetch-mode"), fetch.get(b"sec-fetch-dest")) != (
+        b"navigate",
+        b"document",
+    )
 
 
 def _without_port(name: str) -> str:

@@ -8,7 +8,7 @@ Rule 2: anything that goes wrong while finding out refuses the request. No crede
 import inspect
 import logging
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.requests import HTTPConnection
 
@@ -67,8 +67,9 @@ async def resolved(resolver: IdentityResolver, connection: HTTPConnection) -> Id
     Raises:
         Exception: Whatever the resolver raises; also where it gives something else than an identity.
     """
-    found = resolver(connection)
-    identity: Any = await found if inspect.isawaitable(found) else found
+    identity: Any = resolver(connection)
+    if inspect.isawaitable(identity):
+        identity = await identity
     if identity is not None and not isinstance(identity, Identity):
         raise TypeError(f"a resolver gave {type(identity).__name__}, which is no Identity")
     return identity
@@ -78,12 +79,24 @@ def bearer_token(connection: HTTPConnection) -> str | None:
     """The token of `Authorization: Bearer`, if there is one.
 
     Raises:
-        CredentialError: If there are two such headers: no telling which one a proxy looked at.
+        CredentialError: If there are two such headers.
     """
-    values = connection.headers.getlist("authorization")
-    if len(values) > 1:
-        raise CredentialError("more than one Authorization header")
+    held = header(connection, b"authorization")
+    if held is None:
+        return None
+    scheme, _, token = held.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def header(connection: HTTPConnection, name: bytes) -> str | None:
+    """The one value of a header that names the caller.
+
+    Raises:
+        CredentialError: If there are several: no telling which one a proxy looked at.
+    """
+    values = [value for key, value in connection.scope["headers"] if key == name]
     if not values:
         return None
-    scheme, _, token = values[0].partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+    if len(values) > 1:
+        raise CredentialError(f"more than one {name.decode()} header")
+    return cast("bytes", values[0]).decode("latin-1")

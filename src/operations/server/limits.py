@@ -3,19 +3,14 @@
 Rule 1: a limit is judged before the work it protects from, and refuses at once: nothing queues here.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 
 from starlette.types import Receive
 
+from operations._rates import GUESSES, GUESSES_PER_SECOND
 from operations.errors import CallError, ErrorCode
-from operations.server.alarms import Alarm
 from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
-
-_REMEMBERED = 10_000
-"""Callers whose rate is kept; the longest silent one is forgotten first, which forgives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +39,13 @@ class Limits:
     burst: int = 100
     """Requests beyond the rate that a caller has saved up after a silence."""
 
+    guesses_per_address: float | None = GUESSES_PER_SECOND
+    """Different wrong credentials per second that one address may show, on average; None for as many as it likes.
+    Beyond that, what it has not shown before is refused unseen."""
+
+    guesses: int = GUESSES
+    """Wrong credentials that an address may show at once."""
+
 
 class Gate:
     """Counts what is under way, and keeps it within a bound for each caller and for all."""
@@ -55,7 +57,7 @@ class Gate:
         self.total = 0
 
     def enter(self, caller: str) -> "_Place":
-        """A place, which a `with` block holds for its length.
+        """Take a place, which a `with` block gives back.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if there is none left.
@@ -65,14 +67,16 @@ class Gate:
             raise _exhausted(f"Too many at a time: you have {mine}")
         if self.total >= self._most:
             raise _exhausted("Too many at a time")
+        self._by_caller[caller] = mine + 1
+        self.total += 1
         return _Place(self, caller)
 
-    def count(self, caller: str, change: int) -> None:
-        """Note that a caller has one more, or one less, under way."""
-        self.total += change
-        now = self._by_caller.get(caller, 0) + change
-        if now:
-            self._by_caller[caller] = now
+    def leave(self, caller: str) -> None:
+        """Note that a caller has one less under way."""
+        self.total -= 1
+        left = self._by_caller[caller] - 1
+        if left:
+            self._by_caller[caller] = left
         else:
             del self._by_caller[caller]
 
@@ -87,48 +91,21 @@ class _Place:
         self._caller = caller
 
     def __enter__(self) -> None:
-        self._gate.count(self._caller, 1)
+        """Nothing to do: it was taken at the gate."""
 
     def __exit__(self, *exc_info: object) -> None:
-        self._gate.count(self._caller, -1)
+        self._gate.leave(self._caller)
 
 
 def _exhausted(message: str) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
 
 
-class Rate:
-    """A token bucket for each caller."""
-
-    def __init__(self, per_second: float | None, burst: int) -> None:
-        self._per_second = per_second
-        self._burst = float(burst)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def spend(self, caller: str, amount: int = 1) -> None:
-        """Take what a request costs.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has spent it all.
-        """
-        if self._per_second is None:
-            return
-        now = monotonic()
-        tokens, then = self._buckets.pop(caller, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - then) * self._per_second)
-        enough = tokens >= amount
-        self._buckets[caller] = (tokens - amount if enough else tokens, now)
-        if len(self._buckets) > _REMEMBERED:
-            self._buckets.popitem(last=False)
-        if not enough:
-            raise _exhausted("Too many requests: slow down")
-
-
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
-    """The body of a request.
+    """The body of a request. Whoever reads it sees to it that it does not take too long.
 
     Raises:
-        RequestError: 413 as soon as it is known to be too large, 408 if it takes too long.
+        RequestError: 413 as soon as it is known to be too large.
         ClientLeftError: If the client did not finish it.
     """
     length = headers.get(b"content-length")
@@ -137,12 +114,6 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
             raise malformed("Content-Length is no number")
         if len(length) > 18 or int(length) > limits.body_bytes:
             raise _too_large(limits)
-    with Alarm(limits.body_seconds):
-        return await _collect(receive, limits)
-    raise RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
-
-
-async def _collect(receive: Receive, limits: Limits) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -153,9 +124,9 @@ async def _collect(receive: Receive, limits: Limits) -> bytes:
         size += len(chunk)
         if size > limits.body_bytes:
             raise _too_large(limits)
-        chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            return b"".join((*chunks, chunk)) if chunks else chunk
+        chunks.append(chunk)
 
 
 def _too_large(limits: Limits) -> RequestError:

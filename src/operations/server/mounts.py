@@ -6,9 +6,9 @@ Rule 1: who asks is found out here, in the same way as for every other request, 
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from operations.errors import CallError
 from operations.server.doors import route_path
-from operations.server.edge import Edge, Visit
-from operations.server.faults import RequestError
+from operations.server.edge import IDENTITY, Edge, Visit
 
 
 class HTTPMount(BaseRoute):
@@ -28,7 +28,7 @@ class HTTPMount(BaseRoute):
         """Identify the caller, then let the application answer."""
 
         async def endpoint(visit: Visit) -> None:
-            visit.identified(await self._edge.identify(scope, visit.headers))
+            await self._edge.identify(visit)
             self._edge.rate.spend(visit.caller)
             await self._app(scope, receive, send)
 
@@ -51,8 +51,8 @@ class SocketMount(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, then let the application talk."""
         try:
-            await self._edge.identify(scope, dict(scope["headers"]))
-        except RequestError:
+            scope[IDENTITY] = await self._edge.identity_of(scope, dict(scope["headers"]))
+        except CallError:
             # Closing before accepting is how ASGI refuses a handshake (403).
             await send({"type": "websocket.close", "code": 1008})
             return

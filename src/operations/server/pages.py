@@ -17,7 +17,7 @@ from operations.errors import CallError, ErrorCode
 from operations.gateway import visible_specs
 from operations.openapi.export import to_openapi
 from operations.server.doors import Door
-from operations.server.edge import Edge, Visit
+from operations.server.edge import BY_COOKIE, Edge, Visit
 from operations.server.replies import JSON, Reply, json_reply
 from operations.specs import OperationSpec
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
@@ -47,8 +47,8 @@ class Pages:
             "/openapi.json": Door(methods=("GET",), endpoint=self._openapi),
             "/session": Door(methods=("GET", "POST", "DELETE"), endpoint=self._session),
             "/metrics": Door(methods=("GET",), endpoint=self._show_metrics),
-            "/healthz": Door(methods=("GET",), endpoint=self._healthz, is_probe=True),
-            "/readyz": Door(methods=("GET",), endpoint=self._readyz, is_probe=True),
+            "/healthz": Door(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
+            "/readyz": Door(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
         }
 
     async def _openapi(self, visit: Visit) -> Reply:
@@ -79,7 +79,8 @@ class Pages:
                 cookie = (b"set-cookie", sessions.cookie("", secure=is_secure))
                 return json_reply({"identity": None}, headers=[cookie])
             case "POST":
-                if visit.identity is None:
+                if visit.identity is None or BY_COOKIE in visit.scope:
+                    # A session does not beget another: it would never end.
                     raise CallError(ErrorCode.ACCESS_DENIED, "Show a credential to sign in")
                 secret = sessions.sign_in(visit.identity)
                 cookie = (b"set-cookie", sessions.cookie(secret, secure=is_secure))

@@ -7,7 +7,7 @@ Rule 2: what nobody declared goes out as its code, a neutral sentence and the re
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.types import Send
@@ -35,6 +35,9 @@ _SANDBOX: Header = (b"content-security-policy", b"sandbox; default-src 'none'")
 """Bytes of a third party must not act as a page of this origin."""
 
 _RETRY: Header = (b"retry-after", b"1")
+
+_BETWEEN_US = frozenset({401, 407, 421})
+"""What an API says about us who call it, not about who called us."""
 
 
 @dataclass(slots=True)
@@ -101,10 +104,22 @@ def status_of(error: CallError, identity: Identity | None, spec: OperationSpec |
         return error.status
     if error.code == ErrorCode.ACCESS_DENIED and identity is None:
         return 401
+    relayed = _relayed_status(error)
     for declared in spec.error_schemas if spec is not None else ():
-        if declared.code == error.code:
+        if declared.code == error.code or (
+            relayed is not None and declared.code == f"HTTP_{relayed}"
+        ):
             return declared_status(declared.http_status)
     return HTTP_STATUS.get(error.code, 500)
+
+
+def _relayed_status(error: CallError) -> int | None:
+    """The status that an imported HTTP API answered with, where it says something to our caller, too."""
+    details: Any = error.details
+    if error.code != ErrorCode.EXECUTION_ERROR or not isinstance(details, dict):
+        return None
+    status: Any = cast("JSONObject", details).get("statusCode")
+    return status if type(status) is int and status not in _BETWEEN_US else None
 
 
 def error_wire(error: CallError, request_id: str, *, exposed: bool) -> JSONObject:

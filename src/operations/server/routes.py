@@ -9,6 +9,7 @@ Rule 1: a path has exactly one spelling. Ids are made of letters that need no es
 Rule 2: whether a caller may call is the registry's to say, not the route's.
 """
 
+from collections.abc import Awaitable
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,11 +18,10 @@ from operations.gateway import may_call
 from operations.openapi.export import has_path
 from operations.openapi.query_arguments import QueryArguments
 from operations.schema import validate_or_raise
-from operations.server.alarms import Departure
 from operations.server.doors import route_path
-from operations.server.edge import Edge, Visit, decode_json
+from operations.server.edge import Edge, Endpoint, Visit, decode_json
 from operations.server.events import serve_events
-from operations.server.faults import ClientLeftError, malformed, wrong_method
+from operations.server.faults import malformed, wrong_method
 from operations.server.replies import Reply, result_reply
 from operations.specs import OperationSpec, OperationType
 
@@ -30,24 +30,66 @@ _METHODS = {
     OperationType.MUTATION: ("POST",),
     OperationType.SUBSCRIPTION: ("GET", "POST"),
 }
-_FOUND = "operations.path"
 
 
 class _Path:
     """One operation as it is served."""
 
-    __slots__ = ("_arguments", "methods", "spec", "streams")
+    __slots__ = ("_arguments", "_edge", "_id", "_methods", "_spec", "endpoint")
 
-    def __init__(self, spec: OperationSpec) -> None:
-        self.spec = spec
-        self.methods = _METHODS[spec.type]
-        self.streams = spec.type is OperationType.SUBSCRIPTION
+    def __init__(self, edge: Edge, spec: OperationSpec) -> None:
+        self._edge = edge
+        self._spec = spec
+        self._id = spec.id
+        self._methods = _METHODS[spec.type]
         self._arguments: QueryArguments | None = None
+        self.endpoint: Endpoint = (
+            self._stream if spec.type is OperationType.SUBSCRIPTION else self._call
+        )
 
-    def read(self, query: bytes) -> Any:
+    async def _call(self, visit: Visit) -> Reply:
+        edge = self._edge
+        if edge.resolver is None:
+            visit.identified(None)
+        else:
+            await edge.identify(visit)
+        edge.admit(visit, keeps_time=True)
+        context = visit.context
+        with edge.calls.enter(visit.caller):
+            value = await self._read(visit)
+            edge.watch_work(visit)
+            envelope = await edge.registry.execute(self._id, value, context)
+        return result_reply(
+            envelope, context.request_id, with_meta=b"operations-meta" in visit.headers
+        )
+
+    async def _stream(self, visit: Visit) -> None:
+        edge = self._edge
+        await edge.enter(visit, is_stream=True)
+        value = await self._read(visit)
+        await serve_events(edge, visit, self._spec, value)
+
+    async def _read(self, visit: Visit) -> Any:
+        """The input of a call."""
+        method = visit.scope["method"]
+        if method not in self._methods:
+            raise wrong_method(self._methods)
+        visit.spec = spec = self._spec
+        if method == "GET":
+            return self._query(visit.scope["query_string"])
+        body = await self._edge.read(visit)
+        if not body:
+            return None
+        value = decode_json(body)
+        if value is None and may_call(spec, visit.context):
+            # No body is no input; a null is a value like any other.
+            validate_or_raise(spec.input_schema, None, subject=f"input of {spec.id}")
+        return value
+
+    def _query(self, query: bytes) -> Any:
         """The input in a query string."""
         if self._arguments is None:
-            self._arguments = QueryArguments(self.spec.input_schema)
+            self._arguments = QueryArguments(self._spec.input_schema)
         try:
             return self._arguments.read(query)
         except ValueError as error:
@@ -66,15 +108,12 @@ class OperationPaths:
         self._paths: dict[str, _Path] = {}
         self._revision = -1
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve a call, or leave the request to the application."""
         path = self._find(route_path(scope)) if scope["type"] == "http" else None
         if path is None or b"%" in scope.get("raw_path", b""):
-            await self._app(scope, receive, send)
-            return
-        scope[_FOUND] = path
-        endpoint = self._stream if path.streams else self._call
-        await self._edge.serve(scope, receive, send, endpoint)
+            return self._app(scope, receive, send)
+        return self._edge.serve(scope, receive, send, path.endpoint)
 
     def _find(self, text: str) -> _Path | None:
         registry = self._edge.registry
@@ -90,53 +129,5 @@ class OperationPaths:
             if spec is None or not has_path(spec):
                 # Not kept: there is no end to the paths that are nobody's.
                 return None
-            known = self._paths[text] = _Path(spec)
+            known = self._paths[text] = _Path(self._edge, spec)
         return known
-
-    async def _call(self, visit: Visit) -> Reply:
-        edge = self._edge
-        visit.context = await edge.enter(visit)
-        with edge.calls.enter(visit.caller):
-            spec, input = await self._read(visit)  # noqa: A001 - the contract's word
-            envelope = await run_call(edge, visit, spec.id, input)
-        return result_reply(
-            envelope,
-            visit.context.request_id,
-            with_meta=b"operations-meta" in visit.headers,
-        )
-
-    async def _stream(self, visit: Visit) -> None:
-        edge = self._edge
-        visit.context = await edge.enter(visit, is_stream=True)
-        spec, input = await self._read(visit)  # noqa: A001 - the contract's word
-        await serve_events(edge, visit, spec, input)
-
-    async def _read(self, visit: Visit) -> tuple[OperationSpec, Any]:
-        path: _Path = visit.scope[_FOUND]
-        method = visit.scope["method"]
-        if method not in path.methods:
-            raise wrong_method(path.methods)
-        visit.spec = path.spec
-        if method == "GET":
-            return path.spec, path.read(visit.scope["query_string"])
-        body = await self._edge.read(visit)
-        if not body:
-            return path.spec, None
-        value = decode_json(body)
-        if value is None and may_call(path.spec, visit.context):
-            # No body is no input; a null is a value like any other.
-            validate_or_raise(path.spec.input_schema, None, subject=f"input of {path.spec.id}")
-        return path.spec, value
-
-
-async def run_call(edge: Edge, visit: Visit, operation_id: str, input: Any) -> Any:
-    """Execute, for as long as the client is there.
-
-    Raises:
-        CallError: As `execute`.
-        ClientLeftError: If it left; the handler has been stopped.
-    """
-    with Departure(visit.receive):
-        return await edge.registry.execute(operation_id, input, visit.context)
-    # Only a departure ends the block in silence.
-    raise ClientLeftError

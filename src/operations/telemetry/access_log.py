@@ -27,11 +27,13 @@ class AccessLog:
     def __init__(self, app: _App) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> Awaitable[None]:
         """Serve, and log how it went."""
-        if scope["type"] != "http" or not logger.isEnabledFor(logging.INFO):
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] == "http" and logger.isEnabledFor(logging.INFO):
+            return self._logged(scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _logged(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         began = perf_counter()
         status = size = 0
 

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.specs import ErrorDefinition, operation
 
+_NO_SUCH_ITEM = ErrorDefinition("NO_SUCH_ITEM", "It is not on the menu.", http_status=404)
 _SOLD_OUT = ErrorDefinition("SOLD_OUT", "There is none left.", http_status=409)
 
 
@@ -28,19 +32,27 @@ class Cup:
     ready: bool
 
 
-@operation("cafe.quote", type="query", tags=["order"])
+@operation("cafe.quote", type="query", tags=["order"], errors=[_NO_SUCH_ITEM])
 async def quote(
-    item: int, context: OperationContext, currency: str = "EUR", cups: int = 1
+    item: int,
+    context: OperationContext,
+    currency: Literal["EUR", "USD", "JPY"] = "EUR",
+    cups: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1,
 ) -> Quote:
     """What an order costs: the price of the shop's API, converted by the MCP server's tool.
 
     Args:
         item: The number on the menu.
         context: Calls the other two.
-        currency: EUR, USD or JPY.
+        currency: Which one to count in.
         cups: How many.
     """
-    found = await context.env.shop.get_item({"id": item})
+    try:
+        found = await context.env.shop.get_item({"id": item})
+    except CallError as error:
+        if error.message.startswith("HTTP 404"):
+            raise CallError("NO_SUCH_ITEM", f"there is no item {item}", {"item": item}) from error
+        raise
     total = found.data["price"] * cups
     money = (await context.env.money.convert({"amount": total, "to": currency})).raise_for_error()
     return Quote(found.data["name"], money.data["amount"], money.data["currency"])

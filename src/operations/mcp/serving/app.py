@@ -22,7 +22,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from operations._rates import SignIns, address_of
 from operations.access import Identity
+from operations.errors import CallError
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.replay import ReplayStore
 
@@ -32,6 +34,8 @@ _HOST = re.compile(r"[^@/?#\\]+")
 
 _RETRY_MILLISECONDS = 500
 """When a client whose stream ended early should come back."""
+
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -106,6 +110,7 @@ class MCPApp:
         self._max_sessions = options.get("max_sessions", 1_000)
         self._body_timeout = options.get("body_timeout", 30.0)
         self._idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
+        self._sign_ins = SignIns()
         self._manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
@@ -217,12 +222,25 @@ class MCPApp:
         return None if ours else PlainTextResponse("Invalid Origin header", 403)
 
     async def _signed_in(self, scope: Scope) -> PlainTextResponse | None:
-        """The refusal of a request whose sender could not be made out."""
+        """The refusal of a request whose sender could not be made out, or has guessed too often."""
+        shown = tuple(value for name, value in scope["headers"] if name in _CREDENTIALS)
+        # Whoever mounted us may have asked already, and counted.
+        is_asked = not shown or "operations.identity" in scope
+        address = address_of(scope.get("client"))
+        try:
+            is_guess = not is_asked and self._sign_ins.begin(address, shown)
+        except CallError as error:
+            return PlainTextResponse(error.message, 429, {"Retry-After": "5"})
+        was_wrong = False
         try:
             identity = await self._identify(Request(scope))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong while asking who it is, refuses
+            was_wrong = not isinstance(error, OSError)
             logger.warning("a request was refused: %s", type(error).__name__)
             return PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
+        finally:
+            if is_guess:
+                self._sign_ins.end(address, shown, was_wrong=was_wrong)
         if identity is not None:
             # By this the SDK keeps one caller's session from another.
             token = AccessToken(token="", client_id=identity.id, scopes=[])

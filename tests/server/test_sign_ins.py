@@ -1,0 +1,190 @@
+"""Credentials cannot be guessed at full speed, and those who have the right one are not kept out."""
+
+import asyncio
+
+import anyio
+import pytest
+from starlette.requests import HTTPConnection
+from tests.server.asgi import Client
+
+from operations import CallError, Identity, OperationRegistry
+from operations._rates import SignIns, address_of
+from operations.calls import PendingRequestMap
+from operations.cli.serving import SocketDoor
+from operations.mcp import to_mcp
+from operations.pubsub.websocket import connect_websocket
+from operations.server import APIKeys, Limits, create_app, hash_key
+from operations.server.identity import IdentityResolver
+from operations.server.running import running
+
+HERE, ELSEWHERE = "10.0.0.1", "10.0.0.2"
+FEW = Limits(guesses=3, guesses_per_address=0.0001)
+
+
+def attacked(identity: IdentityResolver | None = None, limits: Limits = FEW) -> Client:
+    registry = OperationRegistry()
+
+    @registry.operation("test.open")
+    async def opened() -> str:
+        return "open"
+
+    @registry.operation("test.run", scopes=["run"])
+    async def run() -> str:
+        return "fine"
+
+    keys = APIKeys({hash_key(key): Identity(key, ["run"]) for key in ("alice", "bob")})
+    return Client(create_app(registry, identity=identity or keys, limits=limits), address=HERE)
+
+
+async def shown(client: Client, key: str, target: str = "/test/run", address: str = "") -> int:
+    there = Client(client.app, address=address or client.address)
+    return (await there.post(target, headers={"x-api-key": key})).status
+
+
+@pytest.mark.requirement("R13", "R21")
+async def test_an_address_has_so_many_guesses() -> None:
+    client = attacked()
+
+    answers = [await shown(client, f"guess {number}") for number in range(6)]
+
+    assert answers == [401, 401, 401, 429, 429, 429]
+    # Also at a path where no credential is needed: an answer there would tell as much.
+    assert await shown(client, "guess", "/test/open") == 429
+    # The right one is not told from a wrong one any more.
+    assert await shown(client, "alice") == 429
+    response = await client.post("/test/run", headers={"authorization": "Bearer guess"})
+    assert (response.status, response.json["code"]) == (429, "RESOURCE_EXHAUSTED")
+    assert "retry-after" in response.headers
+
+
+async def test_whoever_guesses_keeps_nobody_else_out() -> None:
+    client = attacked()
+    assert await shown(client, "alice") == 200
+
+    for number in range(6):
+        await shown(client, f"guess {number}")
+
+    assert await shown(client, "alice") == 200, "who signed in from here goes on"
+    assert await shown(client, "bob", address=ELSEWHERE) == 200
+    assert (await client.post("/test/open")).status == 200, "who shows nothing guesses nothing"
+
+
+async def test_a_mistake_that_is_repeated_is_one_guess() -> None:
+    client = attacked()
+
+    assert {await shown(client, "old key") for _ in range(10)} == {401}
+    assert await shown(client, "alice") == 200
+
+
+async def test_guesses_at_the_same_time_are_no_way_around() -> None:
+    async def later(connection: HTTPConnection) -> Identity | None:
+        await asyncio.sleep(0)
+        raise KeyError("unknown")
+
+    client = attacked(later)
+    answers = await asyncio.gather(*(shown(client, f"guess {number}") for number in range(20)))
+
+    assert sorted(answers) == [401] * 3 + [429] * 17
+
+
+async def test_what_could_not_be_looked_at_was_not_wrong() -> None:
+    async def down(connection: HTTPConnection) -> Identity | None:
+        raise ConnectionError("the directory is down")
+
+    client = attacked(down)
+
+    assert {await shown(client, f"key {number}") for number in range(10)} == {401}
+
+
+async def test_the_limit_can_be_taken_away() -> None:
+    client = attacked(limits=Limits(guesses_per_address=None))
+
+    assert {await shown(client, f"guess {number}") for number in range(50)} == {401}
+
+
+async def test_sessions_are_not_begun_by_guessing_either() -> None:
+    client = attacked()
+
+    assert [await shown(client, f"{number}", "/session") for number in range(4)][-1] == 429
+
+
+async def test_mcp_alone_counts_guesses_as_well() -> None:
+    def identify(request: HTTPConnection) -> Identity | None:
+        key = request.headers.get("x-api-key")
+        return None if key is None else {"alice": Identity("alice")}[key]
+
+    app = to_mcp(OperationRegistry(), identify=identify).asgi_app()
+    async with app.running():
+        client = Client(app, address=HERE)
+        answers = [await shown(client, f"guess {number}", "/mcp") for number in range(25)]
+        other = await shown(client, "alice", "/mcp", address=ELSEWHERE)
+
+    assert answers == [401] * 20 + [429] * 5
+    assert other not in (401, 429)
+
+
+async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
+    registry = OperationRegistry()
+    registry.operation("test.run", scopes=["run"])(_fine)
+    door = SocketDoor(registry, {"alice": Identity("alice", ["run"])}.get)
+    app = create_app(registry, websocket=door)
+    with anyio.fail_after(20):
+        async with (
+            running(app) as url,
+            connect_websocket(url.replace("http", "ws") + "/ws") as target,
+            PendingRequestMap(target) as calls,
+        ):
+            assert (await calls.call("test.run", {}, credential="alice")).data == "fine"
+            codes: list[str] = []
+            for number in range(25):
+                with pytest.raises(CallError) as caught:
+                    await calls.call("test.run", {}, credential=f"guess {number}")
+                codes.append(caught.value.code)
+            assert (await calls.call("test.run", {}, credential="alice")).data == "fine"
+
+    assert codes == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 5
+
+
+async def _fine() -> str:
+    return "fine"
+
+
+def test_guesses_come_back_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("operations._rates.monotonic", lambda: now)
+    sign_ins = SignIns(0.5, 1)
+
+    assert sign_ins.begin(HERE, "a")
+    sign_ins.end(HERE, "a", was_wrong=True)
+    with pytest.raises(CallError):
+        sign_ins.begin(HERE, "b")
+    now = 2.0
+    assert sign_ins.begin(HERE, "b")
+
+
+def test_memory_of_guesses_is_bounded() -> None:
+    sign_ins = SignIns(None, 1, remembered=10)
+
+    for number in range(100):
+        sign_ins.begin(HERE, number)
+        sign_ins.end(HERE, number, was_wrong=True)
+
+    assert not sign_ins.begin(HERE, 99)
+    assert not sign_ins.begin(HERE, 90)
+    assert sign_ins.begin(HERE, 89), "forgotten"
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("not:an:address", "not:an:address"),
+    ],
+)
+def test_a_household_has_one_address(host: str, address: str) -> None:
+    assert address_of((host, 5000)) == address
+    assert address_of(None) == ""

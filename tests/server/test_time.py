@@ -1,0 +1,221 @@
+"""Deadlines: who is answered when, and what becomes of the work."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+from starlette.types import Message
+
+from operations import OperationContext, OperationRegistry
+from operations._watch import Watch
+from operations.server import Limits, create_app
+from operations.server.running import running
+
+Serving = tuple[str, aiohttp.ClientSession]
+
+
+@asynccontextmanager
+async def serving(registry: OperationRegistry, **options: Any) -> AsyncGenerator[Serving]:
+    app = create_app(registry, **options)
+    with anyio.fail_after(20):
+        async with running(app) as url, aiohttp.ClientSession() as session:
+            yield url, session
+
+
+async def wait_for(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.requirement("R12")
+async def test_who_calls_what_will_not_be_cancelled_is_answered_in_time() -> None:
+    registry = OperationRegistry()
+    release = asyncio.Event()
+    ended: list[int] = []
+
+    @registry.operation("test.stubborn")
+    async def stubborn() -> int:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.append(1)
+        return 7
+
+    @registry.operation("test.quick")
+    async def quick() -> int:
+        return 8
+
+    async with serving(registry, timeout=0.1) as (url, session):
+        # The second request goes over the same connection: the late result must not stand in its way.
+        async with session.post(f"{url}/test/stubborn") as response:
+            assert (response.status, (await response.json())["code"]) == (504, "TIMEOUT")
+        assert ended == []
+        async with session.post(f"{url}/test/quick") as response:
+            assert await response.json() == 8
+        release.set()
+        await wait_for(lambda: ended == [1])
+        async with session.post(f"{url}/test/quick") as response:
+            assert await response.json() == 8
+
+
+@pytest.mark.requirement("R12")
+async def test_what_has_no_time_left_is_not_started() -> None:
+    registry = OperationRegistry()
+    ran: list[int] = []
+
+    @registry.operation("test.run")
+    async def run() -> None:
+        ran.append(1)
+
+    now = {"Operations-Timeout": "0"}
+    async with (
+        serving(registry) as (url, session),
+        session.post(f"{url}/test/run", headers=now) as response,
+    ):
+        assert (response.status, ran) == (504, [])
+
+
+@pytest.mark.requirement("R12")
+async def test_nested_calls_end_with_the_time_of_the_call_they_are_part_of() -> None:
+    registry = OperationRegistry()
+    outcomes: list[str] = []
+
+    @registry.operation("test.inner")
+    async def inner() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            outcomes.append("inner ended")
+
+    @registry.operation("test.outer")
+    async def outer(context: OperationContext) -> None:
+        await context.env.test.inner()
+
+    async with serving(registry, timeout=0.1) as (url, session):
+        async with session.post(f"{url}/test/outer") as response:
+            assert response.status == 504
+        assert outcomes == ["inner ended"]
+        async with session.get(f"{url}/metrics") as response:
+            text = await response.text()
+
+    assert 'operations_calls_total{operation="test.outer",code="TIMEOUT"} 1' in text
+    assert 'operations_calls_running{operation="test.outer"} 0' in text
+
+
+async def test_a_batch_gives_what_was_done_in_time() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.slow")
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    @registry.operation("test.quick")
+    async def quick() -> int:
+        return 8
+
+    calls = {"calls": [{"operation": "test.slow"}, {"operation": "test.quick"}]}
+    async with (
+        serving(registry, timeout=0.2) as (url, session),
+        session.post(f"{url}/batch", json=calls) as response,
+    ):
+        slowly, quickly = (await response.json())["results"]
+
+    assert slowly["error"]["code"] == "TIMEOUT"
+    assert quickly["envelope"]["data"] == 8
+
+
+async def test_what_a_cancelled_handler_still_gives_is_given() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.partial")
+    async def partial() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "half of it"
+        raise AssertionError
+
+    async with (
+        serving(registry, timeout=0.05) as (url, session),
+        session.post(f"{url}/test/partial") as response,
+    ):
+        assert (response.status, await response.json()) == (200, "half of it")
+
+
+async def test_a_client_that_leaves_after_a_slow_body_is_noticed() -> None:
+    registry = OperationRegistry()
+    seen: list[str] = []
+
+    @registry.operation("test.wait")
+    async def wait(text: str) -> None:
+        seen.append(text)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    async with serving(registry) as (url, _):
+        port = int(url.rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /test/wait HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 12\r\n\r\n{"text"'
+        )
+        await writer.drain()
+        # Longer than the watch's patience: it has looked already, and must look again.
+        await asyncio.sleep(0.1)
+        writer.write(b':"x"}')
+        await wait_for(lambda: seen == ["x"])
+        writer.close()
+        await wait_for(lambda: seen == ["x", "ended"])
+
+
+async def test_a_slow_body_has_its_own_time_and_then_the_call_has_all_of_its_own() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.run")
+    async def run(text: str) -> str:
+        return text
+
+    limits = Limits(body_seconds=0.3)
+    async with serving(registry, limits=limits) as (url, _):
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /test/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(head + b"Content-Length: 12\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
+        assert await reader.read() != b""
+        writer.close()
+
+
+async def test_a_watch_takes_back_its_own_cancellation_alone() -> None:
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    task = asyncio.current_task()
+    assert task is not None
+    watch = Watch()
+    watch.until(0.01, never)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert (watch.is_late, watch.is_left, watch.stop()) == (True, False, False)
+    assert task.cancelling() == 0
+
+    watch = Watch()
+    watch.until(0.01, never)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    task.cancel()
+    assert watch.stop()
+    assert task.cancelling() == 1
+    task.uncancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.sleep(0)
