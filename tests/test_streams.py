@@ -480,18 +480,19 @@ async def test_a_cleanup_that_fails_costs_neither_the_result_nor_the_report(
 
 async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
     registry = OperationRegistry()
-    log: list[str] = []
+    running, cleaned = asyncio.Event(), asyncio.Event()
 
     @registry.operation("test.ticks")
     async def ticks() -> AsyncIterator[int]:
         try:
             while True:
                 await asyncio.sleep(0)
+                running.set()
                 yield 1
         finally:
-            log.append("begins")
-            await asyncio.sleep(0.005)
-            log.append("ends")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            cleaned.set()
 
     @registry.operation("test.read")
     async def read(context: OperationContext) -> None:
@@ -499,17 +500,18 @@ async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
             pass
 
     with pytest.raises(CallError) as caught:
-        await registry.execute("test.read", {}, soon(20))
+        await registry.execute("test.read", {}, soon(50))
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert log == ["begins", "ends"]
+    await asyncio.wait_for(cleaned.wait(), 5)
 
     for context in (None, soon(10_000)):
-        log.clear()
+        running.clear()
+        cleaned.clear()
         task = asyncio.create_task(registry.execute("test.read", {}, context))
-        await asyncio.sleep(0.005)
+        await running.wait()
         task.cancel()
         await asyncio.wait({task})
-        assert log == ["begins", "ends"]
+        await asyncio.wait_for(cleaned.wait(), 5)
 
 
 async def test_a_task_group_that_is_open_across_a_yield_closes_quietly() -> None:
