@@ -56,7 +56,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() 
         for index in range(20_000):
             yield {"index": index, "fill": "x" * 1000}
 
-    target = MemoryTarget()
+    target = MemoryTarget(as_text=True)
     async with serve_calls(registry, target) as server, PendingRequestMap(target) as calls:
         original = server.receive
 

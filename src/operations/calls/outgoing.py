@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from time import time
+from typing import Any
 
 import msgspec
 
 from operations.calls.entries import PendingCall
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
+from operations.calls.snapshots import snapshot
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -48,6 +50,7 @@ class Outgoing:
 
     def __init__(self, target: EventTarget, mailbox: str, is_settling: Callable[[], bool]) -> None:
         self._target = target
+        self._local = target.local
         self._mailbox = mailbox
         self._is_settling = is_settling
         self._waiting = 0
@@ -60,16 +63,21 @@ class Outgoing:
         """
         request = call.payload
         target = self._target
+        if self._local is not None:
+            try:
+                self._local.hand(group, request, self._mailbox)
+            except NotSentError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+            return
         try:
             # Encoding would turn NaN into null, and dates into texts; in this process they are refused.
             guard(request.input)
             body = encode_event(CallRequested(payload=request))
         except (TypeError, ValueError, RecursionError) as error:
-            reason = f"the input of {request.operation_id} is not JSON: {error}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, reason) from error
+            raise _not_json(request.operation_id, error) from error
         if len(body) > target.max_bytes:
-            reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
+            raise _too_large(len(body), target.max_bytes)
         if self._waiting >= MAX_WAITING and not target.is_connected:
             raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
         key = request.request_id
@@ -87,6 +95,20 @@ class Outgoing:
         finally:
             self._waiting -= 1
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    def prepared(self, operation_id: str, input: Any) -> Any:
+        """`input` as it is handed over within this process.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` or `RESOURCE_EXHAUSTED`.
+        """
+        try:
+            copy, size = snapshot(input, self._target.max_bytes)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _not_json(operation_id, error) from error
+        if size > self._target.max_bytes:
+            raise _too_large(size, self._target.max_bytes)
+        return copy
 
     async def _insist(self, group: str, body: bytes, key: str, error: NobodyThereError) -> None:
         """Try again while the group may be about to come back."""
@@ -129,8 +151,18 @@ class Outgoing:
         """Ask the worker to stop: the one that is known to have the call, or all of them."""
         request_id = call.payload.request_id
         worker = call.worker or self._target.topic(f"{group}.workers")
-        body = encode_event(CallAborted(payload=AbortPayload(request_id=request_id)))
+        event = CallAborted(payload=AbortPayload(request_id=request_id))
         try:
-            await self._target.send(worker, body)
+            await self._target.send(worker, encode_event(event))
         except TransportError as error:
             logger.debug("%s could not be aborted: %s", request_id, error)
+
+
+def _not_json(operation_id: str, error: Exception) -> CallError:
+    reason = f"the input of {operation_id} is not JSON: {error}"
+    return CallError(ErrorCode.VALIDATION_ERROR, reason)
+
+
+def _too_large(size: int, limit: int) -> CallError:
+    reason = f"the request is {size} bytes, more than the {limit} allowed"
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)

@@ -95,6 +95,7 @@ class WebSocketTarget:
         self.identity = identity
         self.max_bytes = max_bytes
         self.direct = True
+        self.local = None
         self.malformed = 0
         self._interop = interop
         self._topics: set[str] = set()

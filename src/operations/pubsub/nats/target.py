@@ -46,6 +46,7 @@ class NatsTarget:
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._boxes = f"{prefix}.box.{client}"
         self._nats = Client()

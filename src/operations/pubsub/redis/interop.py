@@ -42,6 +42,7 @@ class RedisInteropTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._pool = open_pool(url)
         self._link = Link(self._pool, _nothing, self._lost, self._restored)

@@ -66,6 +66,7 @@ class RedisTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._client = client
         self._max_backlog = max_backlog
