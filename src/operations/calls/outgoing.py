@@ -77,7 +77,8 @@ class Outgoing:
         except (TypeError, ValueError, RecursionError) as error:
             raise _not_json(request.operation_id, error) from error
         if len(body) > target.max_bytes:
-            raise _too_large(len(body), target.max_bytes)
+            reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
         if self._waiting >= MAX_WAITING and not target.is_connected:
             raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
         key = request.request_id
@@ -103,12 +104,11 @@ class Outgoing:
             CallError: `VALIDATION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
         try:
-            copy, size = snapshot(input, self._target.max_bytes)
+            return snapshot(input, self._target.max_bytes)
+        except TooLargeError as error:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:
             raise _not_json(operation_id, error) from error
-        if size > self._target.max_bytes:
-            raise _too_large(size, self._target.max_bytes)
-        return copy
 
     async def _insist(self, group: str, body: bytes, key: str, error: NobodyThereError) -> None:
         """Try again while the group may be about to come back."""
@@ -161,8 +161,3 @@ class Outgoing:
 def _not_json(operation_id: str, error: Exception) -> CallError:
     reason = f"the input of {operation_id} is not JSON: {error}"
     return CallError(ErrorCode.VALIDATION_ERROR, reason)
-
-
-def _too_large(size: int, limit: int) -> CallError:
-    reason = f"the request is {size} bytes, more than the {limit} allowed"
-    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)

@@ -337,7 +337,7 @@ class PendingRequestMap:
             operation_id=operation_id,
             input=input,
             parent_request_id=parent,
-            deadline=time() * 1000 + limit * 1000 if bounded else None,
+            deadline=(time() + limit) * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
             # What nobody will believe need not be told to everyone who can read the broker.
             identity=identity if self._send_identity else None,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from operations._json import MAX_DEPTH
+from operations.errors import TooLargeError
 from operations.schema.guard import guard
 
 _encode = msgspec.json.Encoder().encode
@@ -17,7 +18,7 @@ _decode = msgspec.json.Decoder().decode
 _pack = msgspec.msgpack.Encoder().encode
 
 _STRETCH = 8
-"""How many times longer than MessagePack JSON can be: a control character takes six, and has a neighbour."""
+"""How many bytes of JSON one of what is counted can become: a control character takes six, and has its quotes."""
 
 _SCALARS: frozenset[type] = frozenset({bool, type(None)})
 
@@ -29,48 +30,63 @@ class _UnusualError(Exception):
     """Something that the quick way does not know."""
 
 
-def snapshot(value: Any, limit: int) -> tuple[Any, int]:
-    """A copy of `value` in JSON builtins, and its size as `size_of` gives it.
+def snapshot(value: Any, limit: int) -> Any:
+    """A copy of `value` in JSON builtins.
 
     Raises:
+        TooLargeError: If it takes more than `limit` bytes.
         ValueError, TypeError, RecursionError: If it is not JSON.
     """
+    meter = [0]
     try:
-        return _copy(value, MAX_DEPTH), size_of(value, limit)
+        copy = _copy(value, MAX_DEPTH, meter)
     except _UnusualError:
         guard(value)
-        text = _encode(value)
-        return _decode(text), len(text)
+        copy = _decode(_encode(value))
+        meter[0] = limit
+    if meter[0] * _STRETCH > limit:
+        enforce_size(len(_encode(copy)), limit)
+    return copy
 
 
-def _copy(value: Any, room: int) -> Any:
+def _copy(value: Any, room: int, meter: list[int]) -> Any:
+    """A copy of `value`; `meter` is turned on by at least an eighth of the bytes that it takes."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         if room <= 0:
             raise _UnusualError
         room -= 1
+        length = 1
         result: dict[str, Any] = {}
         for key, item in value.items():
             if type(key) is not str or not key.isascii():
                 raise _UnusualError
-            # Most items are plain text, which spares a call.
-            result[key] = item if type(item) is str and item.isascii() else _copy(item, room)
+            length += len(key) + 1
+            if type(item) is str and item.isascii():
+                # What most items are, which spares a call.
+                length += len(item)
+                result[key] = item
+            else:
+                result[key] = _copy(item, room, meter)
+        meter[0] += length
         return result
-    if kind is str:
-        if not value.isascii():
-            raise _UnusualError
-        return value
-    if kind in _SCALARS:
-        return value
-    if kind is int:
-        if not -_LONGEST < value < _LONGEST:
-            raise _UnusualError
-        return value
     if kind is list:
         if room <= 0:
             raise _UnusualError
         room -= 1
-        return [_copy(item, room) for item in value]
+        meter[0] += 1
+        return [_copy(item, room, meter) for item in value]
+    if kind is str:
+        if not value.isascii():
+            raise _UnusualError
+        meter[0] += len(value) + 1
+        return value
+    if kind in _SCALARS:
+        meter[0] += 1
+        return value
+    meter[0] += 3
+    if kind is int and -_LONGEST < value < _LONGEST:
+        return value
     # The difference is 0 for every number and NaN for NaN and both infinities.
     if kind is float and value - value == 0:
         return value
@@ -89,5 +105,15 @@ def size_of(value: Any, limit: int) -> int:
         size = len(_pack(value))
     except OverflowError:
         size = limit
-    # Packed is quicker, and at most so much shorter.
+    # Packed is quicker, and never that much shorter.
     return size if size * _STRETCH < limit else len(_encode(value))
+
+
+def enforce_size(size: int, limit: int) -> None:
+    """Refuse what is too large to be carried.
+
+    Raises:
+        TooLargeError: Saying so.
+    """
+    if size > limit:
+        raise TooLargeError(f"{size} bytes are more than the {limit} allowed")

@@ -93,10 +93,8 @@ class StreamEntry:
         if isinstance(event, CallResponded):
             output = event.payload.output
             envelope = read_output(output)
-            if envelope is output:
-                size = size_of(envelope.data, MAX_BUFFERED_BYTES)
-            else:
-                size = len(memoryview(output))
+            handed_over = envelope is output
+            size = size_of(envelope.data, 0) if handed_over else len(memoryview(output))
             self._items.append((envelope, size))
             self._bytes += size
             if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
