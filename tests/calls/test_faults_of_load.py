@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from tests.calls.waiting import caller, lines, started, until
-from tests.calls.worlds import World, calling
+from tests.calls.worlds import World, calling, nats_world
+from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
@@ -76,6 +77,51 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() 
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert 0 < items <= 1001
+
+
+@pytest.mark.requirement("F9")
+async def test_f9_items_that_a_nats_client_had_to_drop_are_an_error_and_not_silence(
+    nats_server: Broker, registry: OperationRegistry
+) -> None:
+    world = nats_world(nats_server.url)
+    # Less than arrives in one read: what is beyond is dropped before anybody can take it.
+    async with (
+        world.serve(registry) as (worker,),
+        world.connect(max_unread=8000) as target,
+        PendingRequestMap(target) as calls,
+    ):
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            async for _ in calls.subscribe("count.up", {"n": 5000, "size": 500}):
+                pass
+        await until(lambda: worker.active == 0)
+        # An answer that was dropped is asked for again.
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("F9")
+async def test_f9_requests_that_a_nats_worker_had_to_drop_are_refused_and_not_forgotten(
+    nats_server: Broker, registry: OperationRegistry
+) -> None:
+    world = nats_world(nats_server.url)
+    loop = asyncio.get_running_loop()
+    async with (
+        world.serve(registry, target={"max_unread": 8000}) as (worker,),
+        caller(world) as calls,
+    ):
+        before = loop.time()
+        outcomes = await asyncio.gather(
+            *(calls.call("echo.any", {"value": "x" * 500}, timeout=10) for _ in range(200)),
+            return_exceptions=True,
+        )
+        took = loop.time() - before
+        refused = worker.refused
+
+    codes = [outcome.code for outcome in outcomes if isinstance(outcome, CallError)]
+    assert codes == [ErrorCode.RESOURCE_EXHAUSTED] * refused
+    assert 0 < refused < 200
+    assert took < 3
 
 
 @pytest.mark.requirement("R40", "F20")

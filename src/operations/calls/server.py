@@ -255,6 +255,15 @@ class CallServer:
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
 
+    def dropped(self, key: str, reply_to: str) -> None:
+        """A request was dropped before it could be read: its caller need not wait to find out."""
+        self.refused += 1
+        request_id = key.partition("-")[0]
+        if request_id and reply_to:
+            reason = "requests arrive here faster than they can be read"
+            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
         if self.target.direct:

@@ -21,6 +21,12 @@ PUT_TYPE = "call.requested"
 """The type of the events that are put into queues. Every other event is sent to a mailbox."""
 
 
+NOT_PRIVATE = (
+    "the broker lets this client into the mailboxes of others: give it permissions as in docs/recipes, "
+    "or connect without private=True"
+)
+
+
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
@@ -35,6 +41,15 @@ class Receiver(Protocol):
 
     def undelivered(self, key: str) -> None:
         """The message put under `key` found nobody to take it."""
+        ...
+
+    def dropped(self, key: str, reply_to: str) -> None:
+        """A message arrived, and was dropped because this process does not keep up.
+
+        Args:
+            key: The name of the message, if it was taken from a queue; else empty.
+            reply_to: The mailbox for its answers, if it was taken from a queue; else empty.
+        """
         ...
 
     def lost(self, reason: str) -> None:

@@ -16,14 +16,15 @@ from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.link import Link, ask, open_pool
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.signing import signed
 
 logger = logging.getLogger("operations")
 
@@ -94,6 +95,25 @@ class RedisTarget:
         await self._channels.aclose()
         await self._link.aclose()
         await self._pool.disconnect()
+
+    async def check_privacy(self) -> None:
+        """Make sure that Redis keeps this client from the mailboxes of others.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        elsewhere = f"{self._prefix}box:{token_hex(8)}:{token_hex(16)}"
+        for command in (
+            ("XADD", elsewhere, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", elsewhere, "0"),
+        ):
+            try:
+                await self._link.request(*command)
+            except NoPermissionError:
+                continue
+            except ResponseError as error:
+                raise TransportError(f"Redis: {error}") from error
+            raise TransportError(NOT_PRIVATE)
 
     async def _prepare(self, connection: Any) -> None:
         self._script = (await ask(connection, "SCRIPT", "LOAD", _PUT)).decode()
@@ -304,7 +324,9 @@ async def connect_redis(
     trusted: bool = False,
     max_bytes: int = 16 * 1024 * 1024,
     max_backlog: int = 100_000,
-) -> AsyncGenerator[RedisTarget]:
+    private: bool = False,
+    secret: str | bytes | None = None,
+) -> AsyncGenerator[EventTarget]:
     """Connect to Redis for the length of an `async with` block; lost connections are restored.
 
     Args:
@@ -314,9 +336,12 @@ async def connect_redis(
         trusted: Believe the `identity` inside events: only where everyone who can write may be anyone.
         max_bytes: The largest message.
         max_backlog: Requests that may wait in a queue before more are refused.
+        private: Refuse to start unless Redis keeps this client from the mailboxes of others.
+        secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
 
     Raises:
-        TransportError: If Redis cannot be reached now.
+        TransportError: If Redis cannot be reached now, or is not private although it should be.
+        ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(
         url,
@@ -326,8 +351,11 @@ async def connect_redis(
         max_bytes=max_bytes,
         max_backlog=max_backlog,
     )
+    signing = signed(target, secret)
     await target.open()
     try:
-        yield target
+        if private:
+            await target.check_privacy()
+        yield signing
     finally:
         await target.aclose()
