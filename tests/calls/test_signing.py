@@ -18,7 +18,7 @@ from operations.errors import CallError, ErrorCode
 from operations.pubsub.generations import Generations
 from operations.pubsub.signing import MAX_AGE, Seal, SignedTarget
 
-SECRET = "correct horse battery staple"  # noqa: S105
+SECRET = "correct horse battery staple"
 
 pytestmark = pytest.mark.requirement("R41", "F18")
 

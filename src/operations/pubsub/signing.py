@@ -2,10 +2,10 @@
 
 For brokers on which strangers can write: whoever does not know the secret can neither answer a call nor make one.
 
-Rule 1: what is not signed, not signed with our secret, meant for another queue, too old, or here for the second time, is
+Rule 1: what is not signed, or not with our secret, or for another queue, or too old, or here for the second time, is
         dropped and counted. It looks as if it had never come.
-Rule 2: a signed message is still the JSON of its event, with one member more. The signature is over the text as it is,
-        so that nobody has to agree on how to write JSON.
+Rule 2: a signed message is still the JSON of its event, with one member more. What is signed is the text as it is, so
+        that nobody has to agree on how to write JSON.
 Rule 3: this is about writing. Who may read is for the broker to say, and TLS.
 """
 

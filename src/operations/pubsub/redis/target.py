@@ -11,7 +11,7 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
@@ -75,6 +75,7 @@ class RedisTarget:
         self._script = ""
         self._link = Link(self._pool, self._prepare, self._lost, self._restored)
         self._channels = Channels(self._pool, self._lost, self._restored)
+        self._wiring = (self._pool, self._link, self._lost, self._restored)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
@@ -146,32 +147,28 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Listening":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Undoing":
         """Listen at `addresses`."""
         boxes = [address for address in addresses if self._is_mailbox(address)]
         reader = None
         if boxes:
-            reader = MailboxReader(
-                self._pool, self._link, boxes, receiver, self._lost, self._restored
-            )
+            reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
             await reader.open()
             self._readers.add(reader)
         self._receivers.append(receiver)
         for address in addresses:
             await self._channels.subscribe(address, None if address in boxes else receiver)
-        return _Listening(self, addresses, receiver, reader)
 
-    async def stop_listening(
-        self, addresses: Sequence[str], receiver: Receiver, reader: MailboxReader | None
-    ) -> None:
-        """Undo `listen`."""
-        if receiver in self._receivers:
-            self._receivers.remove(receiver)
-        for address in addresses:
-            await self._channels.unsubscribe(address, receiver)
-        if reader is not None:
-            self._readers.discard(reader)
-            await reader.aclose()
+        async def stop() -> None:
+            if receiver in self._receivers:
+                self._receivers.remove(receiver)
+            for address in addresses:
+                await self._channels.unsubscribe(address, receiver)
+            if reader is not None:
+                self._readers.discard(reader)
+                await reader.aclose()
+
+        return _Undoing(stop)
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}box:")
@@ -202,22 +199,21 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Taking":
+    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Undoing":
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
-        reader = QueueReader(
-            self._pool, self._link, name, receiver, capacity, self._lost, self._restored
-        )
+        reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
         await reader.open()
         self._readers.add(reader)
         await self._channels.subscribe(name, None)
-        return _Taking(self, name, receiver, reader)
 
-    async def stop_taking(self, name: str, receiver: Receiver, reader: QueueReader) -> None:
-        """Undo `take`; what was taken is delivered first."""
-        await self._channels.unsubscribe(name, receiver)
-        self._readers.discard(reader)
-        await reader.aclose()
+        async def stop() -> None:
+            # What was taken is delivered first.
+            await self._channels.unsubscribe(name, None)
+            self._readers.discard(reader)
+            await reader.aclose()
+
+        return _Undoing(stop)
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
@@ -285,34 +281,16 @@ class _Batch:
         self.answer.exception()
 
 
-class _Listening:
-    """A receiver at some addresses, until closed."""
+class _Undoing:
+    """A receiver somewhere, until closed; closing twice is harmless."""
 
-    def __init__(
-        self,
-        target: RedisTarget,
-        addresses: Sequence[str],
-        receiver: Receiver,
-        reader: MailboxReader | None,
-    ) -> None:
-        self._target = target
-        self._undo = (addresses, receiver, reader)
+    def __init__(self, undo: Callable[[], Awaitable[None]]) -> None:
+        self._undo: Callable[[], Awaitable[None]] | None = undo
 
     async def aclose(self) -> None:
-        await self._target.stop_listening(*self._undo)
-
-
-class _Taking:
-    """A receiver at a queue, until closed."""
-
-    def __init__(
-        self, target: RedisTarget, name: str, receiver: Receiver, reader: QueueReader
-    ) -> None:
-        self._target = target
-        self._undo = (name, receiver, reader)
-
-    async def aclose(self) -> None:
-        await self._target.stop_taking(*self._undo)
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            await undo()
 
 
 @asynccontextmanager
