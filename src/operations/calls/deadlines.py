@@ -1,7 +1,7 @@
 """Many deadlines, one timer.
 
-Most calls end long before their deadline, so whatever is done for each of them when it starts is done in vain. Here that
-is one comparison: the timer is set for the nearest deadline, and when it rings the table is looked through.
+Most calls end long before their deadline, so whatever is done for each of them when it starts is done in vain. Here
+that is one comparison: the timer is set for the nearest deadline, and when it rings the table is looked through.
 """
 
 import asyncio

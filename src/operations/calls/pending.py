@@ -328,14 +328,15 @@ class PendingRequestMap:
             identity = context.identity if identity is None else identity
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
+        value = input
         if self._local is not None:
-            input = self._outgoing.prepared(operation_id, input)
+            value = self._outgoing.prepared(operation_id, input)
             if metadata is not None:
                 metadata = self._outgoing.prepared(operation_id, metadata)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,
-            input=input,
+            input=value,
             parent_request_id=parent,
             deadline=(time() + limit) * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
