@@ -163,12 +163,14 @@ async def test_r11_bob_cannot_fetch_or_follow_alices_call_even_if_he_knows_its_i
         connect(broker, "bob") as target,
         PendingRequestMap(target) as bob,
     ):
-        heard: list[Any] = []
+        heard: list[bytes] = []
         original = bob._incoming.receive
-        bob._incoming.receive = lambda body, reply_to: (  # type: ignore[method-assign]
-            heard.append(bytes(body)),
-            original(body, reply_to),
-        )[1]
+
+        def overhear(body: bytes, reply_to: str) -> None:
+            heard.append(body)
+            original(body, reply_to)
+
+        bob._incoming.receive = overhear  # type: ignore[method-assign]
         call = asyncio.create_task(
             alice.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
         )

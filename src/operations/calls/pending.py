@@ -198,7 +198,8 @@ class PendingRequestMap:
         request_id = payload.request_id
         now = loop.time()
         call = PendingCall(payload, replayable, now + limit)
-        future = call.future = loop.create_future()
+        future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
+        call.future = future
         self.pending[request_id] = call
         if call.expires_at < self._deadlines.next:
             self._deadlines.schedule(call.expires_at)

@@ -91,7 +91,7 @@ class StreamEntry:
         if self._ended:
             return
         if isinstance(event, CallResponded):
-            output = event.payload.output
+            output: Any = event.payload.output
             envelope = read_output(output)
             handed_over = envelope is output
             size = size_of(envelope.data, 0) if handed_over else len(memoryview(output))

@@ -100,10 +100,25 @@ class EventTarget(Protocol):
     """
 
     trusted: bool
-    identity: Identity | None
-    max_bytes: int
     direct: bool
-    local: Local | None
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest message that can be carried."""
+        ...
+
+    @max_bytes.setter
+    def max_bytes(self, size: int) -> None: ...
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who is at the other end, where that is known."""
+        ...
+
+    @property
+    def local(self) -> Local | None:
+        """The short way, where there is one."""
+        ...
 
     @property
     def is_connected(self) -> bool:

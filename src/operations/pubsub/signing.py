@@ -94,6 +94,10 @@ class SignedTarget:
         """The largest message that can be carried, without its signature."""
         return self._target.max_bytes - _LENGTH
 
+    @max_bytes.setter
+    def max_bytes(self, size: int) -> None:
+        self._target.max_bytes = size + _LENGTH
+
     @property
     def is_connected(self) -> bool:
         """Whether the other end can be reached now."""

@@ -62,7 +62,7 @@ class NatsTarget:
         self._receivers: list[Receiver] = []
         self.dropped = 0
         self._max_unread = max_unread
-        self._receivers_of: dict[int, Receiver] = {}
+        self._receivers_of: dict[Any, Receiver] = {}
         self._violations = 0
         self._attempt = 0
         self._connected = asyncio.Event()
@@ -135,7 +135,7 @@ class NatsTarget:
         self.dropped += 1
         level = logging.ERROR if self.dropped == 1 else logging.DEBUG
         logger.log(level, "a message was dropped: they arrive faster than they are read")
-        receiver = self._receivers_of.get(error.sid)
+        receiver = self._receivers_of.get(error.sub)
         if receiver is None:
             return
         mailbox, _, key = (error.reply or "").rpartition(".")
@@ -313,12 +313,12 @@ class NatsTarget:
             )
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
-        self._receivers_of[subscription._id] = receiver  # noqa: SLF001 - what its errors are known by
+        self._receivers_of[subscription] = receiver
         return subscription
 
     def forget(self, subscription: Any) -> None:
         """The subscription is closed."""
-        self._receivers_of.pop(subscription._id, None)  # noqa: SLF001
+        self._receivers_of.pop(subscription, None)
 
     async def _arrive(self) -> None:
         """Wait until the server has seen every subscription made so far.
