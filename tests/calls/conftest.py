@@ -1,6 +1,8 @@
 """Real brokers for every test that asks for a world."""
 
-from collections.abc import Iterator
+import asyncio
+import gc
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 from tests.calls.operations_under_test import build_registry
@@ -47,3 +49,15 @@ def broker_world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def registry() -> OperationRegistry:
     return build_registry()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_unheard(anyio_backend: str) -> AsyncGenerator[None]:
+    """No test leaves an exception behind that nobody looked at."""
+    complaints: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(repr(context)))
+    yield
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not complaints

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,27 +136,45 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
 ) -> None:
     path = tmp_path / "log"
     took: list[float] = []
+    refusals: list[CallError] = []
+    rng = random.Random(3)
     loop = asyncio.get_running_loop()
+    done = 0
 
-    async def one(calls: PendingRequestMap) -> str:
-        before = loop.time()
-        try:
-            await calls.call("slow.sleep", {"seconds": 0.2, "path": str(path)}, timeout=5)
-        except CallError as error:
-            took.append(loop.time() - before)
-            return error.code
-        return "done"
+    async def caller_of(calls: PendingRequestMap, until_time: float) -> None:
+        nonlocal done
+        while loop.time() < until_time:
+            before = loop.time()
+            try:
+                await calls.call("slow.sleep", {"seconds": 0.1, "path": str(path)}, timeout=5)
+                done += 1
+            except CallError as error:
+                refusals.append(error)
+                took.append(loop.time() - before)
+                await asyncio.sleep(rng.uniform(0.1, 0.3))
+
+    async def goodput(calls: PendingRequestMap, callers: int) -> int:
+        nonlocal done
+        done = 0
+        ends = loop.time() + 1.5
+        await asyncio.gather(*(caller_of(calls, ends) for _ in range(callers)))
+        return done
 
     async with calling(world, registry, concurrency=10, queue=10) as calls:
         await calls.call("math.add", {"a": 1, "b": 1})
-        outcomes = await asyncio.gather(*(one(calls) for _ in range(200)))
+        peak = await goodput(calls, 20)
+        assert took == []
+        overloaded = await goodput(calls, 200)
 
-    done = outcomes.count("done")
-    assert 20 <= done < 100
-    assert outcomes.count(ErrorCode.RESOURCE_EXHAUSTED) == 200 - done
     took.sort()
-    assert took[len(took) // 2] < 0.25
-    assert len(started(path)) == done
+    assert len(took) > 100
+    assert {(error.code, error.retryable) for error in refusals} == {
+        (ErrorCode.RESOURCE_EXHAUSTED, True)
+    }
+    # The quickest quarter: two hundred callers keep this one process, which is the worker too, busy themselves.
+    assert took[len(took) // 4] < 0.05
+    assert overloaded >= 0.8 * peak
+    assert len(started(path)) <= peak + overloaded
 
 
 @pytest.mark.requirement("R39", "F21")
@@ -176,7 +195,7 @@ async def test_f21_work_whose_time_has_passed_is_not_started(
         await blocker
         await calls.call("math.add", {"a": 1, "b": 1})
 
-    assert {getattr(result, "code", None) for result in results} == {ErrorCode.TIMEOUT}
+    assert {getattr(result, "code", repr(result)) for result in results} == {ErrorCode.TIMEOUT}
     assert started(path) == []
 
 
@@ -209,6 +228,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
 ) -> None:
     rng = random.Random(7)
     async with calling(world, registry, concurrency=100) as calls:
+        tasks_before = len(asyncio.all_tasks())
 
         async def start_and_cancel(index: int) -> None:
             task = asyncio.create_task(calls.call("math.add", {"a": index, "b": 0}))
@@ -219,8 +239,40 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
             assert getattr(outcome, "data", index) == index
             assert getattr(outcome, "code", "") in ("", ErrorCode.RESOURCE_EXHAUSTED)
 
-        for start in range(0, 3000, 300):
-            await asyncio.gather(*(start_and_cancel(start + index) for index in range(300)))
+        for start in range(0, 10_000, 500):
+            await asyncio.gather(*(start_and_cancel(start + index) for index in range(500)))
+            # Those of the worker that runs in this process too, and a few that say farewell.
+            assert len(asyncio.all_tasks()) < tasks_before + 300
         await until(lambda: len(calls) == 0, seconds=2)
         with anyio.fail_after(3):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        await asyncio.sleep(1)
+        before = time.process_time()
+        await asyncio.sleep(1)
+        idle = time.process_time() - before
+
+    assert idle < 0.2
+
+
+@pytest.mark.requirement("F31")
+async def test_f31_what_was_cancelled_but_still_runs_counts(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    async with (
+        serve_calls(registry, target, concurrency=2, queue=0, grace=0) as worker,
+        PendingRequestMap(target) as calls,
+    ):
+        stubborn = [
+            asyncio.create_task(calls.call("slow.stubborn", {"seconds": 0.4})) for _ in range(2)
+        ]
+        await asyncio.sleep(0.05)
+        for task in stubborn:
+            task.cancel()
+        await asyncio.sleep(0.05)
+        assert len(calls) == 0
+        assert worker.active == 2
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2})
+        await until(lambda: worker.active == 0)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED

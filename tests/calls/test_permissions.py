@@ -212,6 +212,9 @@ async def test_a_worker_writes_to_no_address_but_mailboxes(
         for target, address in (
             (on_nats, "billing.orders"),
             (on_nats, "operations.queue.operations"),
+            (on_nats, "operations.box.any.x\r\nPUB billing.orders 1\r\nx"),
+            (on_nats, "operations.box.any." + "x" * 5000),
+            (on_nats, "operations.box.>"),
             (on_redis, "session:alice"),
             (on_redis, "operations:queue:operations"),
         ):

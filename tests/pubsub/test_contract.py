@@ -184,3 +184,16 @@ async def test_mailboxes_cannot_be_guessed(broker_world: World) -> None:
 
     assert len(names) == 100
     assert all(len(name) > 32 for name in names)
+
+
+@pytest.mark.slow
+async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        # Longer than every transport waits between signs of life.
+        await asyncio.sleep(6)
+        assert near.is_connected
+        listener = Listener()
+        box = near.mailbox()
+        await near.listen((box,), listener)
+        await far.send(box, event(1))
+        await until(lambda: listener.bodies == [event(1)])

@@ -210,13 +210,16 @@ class PendingRequestMap:
             else:
                 await self._outgoing.send(self.group, call, limit)
             return await future
-        except asyncio.CancelledError:
-            self.stop(call)
-            raise
-        except NotSentError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
-        finally:
+        except BaseException as error:
             self.pending.pop(request_id, None)
+            # Its deadline may have come while it was being sent: then nobody has looked at this.
+            if not future.cancel() and not future.cancelled():
+                future.exception()
+            if isinstance(error, asyncio.CancelledError):
+                self.stop(call)
+            if isinstance(error, NotSentError):
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            raise
 
     def subscribe(
         self,
@@ -357,7 +360,9 @@ class PendingRequestMap:
 
     def stop(self, call: PendingCall) -> None:
         """Tell the worker to stop, in the background."""
-        self.spawn(self._outgoing.tell_to_stop(self.group, call))
+        farewell = self._outgoing.tell_to_stop(self.group, call)
+        if farewell is not None:
+            self.spawn(farewell)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run something in the background until this map is closed."""

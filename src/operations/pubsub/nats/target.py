@@ -10,6 +10,7 @@ Durable queues live in `durable`.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
@@ -28,6 +29,9 @@ from operations.pubsub.signing import signed
 logger = logging.getLogger("operations")
 
 _NATS_ERRORS = (Error, OSError, EOFError)
+
+_SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
+"""An address without wild cards, much shorter than the longest line that a server reads."""
 
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
@@ -198,16 +202,18 @@ class NatsTarget:
         return address.startswith(f"{self._prefix}.box.")
 
     def _subject(self, address: str) -> str:
-        """Where a message to `address` is published.
+        """Where a message to `address` is published. It may come from anybody, so it is looked at closely.
 
         Raises:
-            NotSentError: If it is neither ours nor an inbox of a plain NATS client.
+            NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
+                server closes the connection of whoever publishes to something it cannot read.
         """
-        if self._is_mailbox(address):
-            return f"{address}._"
-        if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
-            return address
-        raise NotSentError(f"{address!r} is no address of ours")
+        if _SUBJECT.fullmatch(address) is not None:
+            if self._is_mailbox(address):
+                return f"{address}._"
+            if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
+                return address
+        raise NotSentError(f"{address[:100]!r} is no address of ours")
 
     # ---------------------------------------------------------------------------------------- mailboxes
 

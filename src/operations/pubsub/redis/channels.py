@@ -75,7 +75,9 @@ class Ear:
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
-                self._deliver(message)
+                # Without any subscription the answer to a PING is no message.
+                if isinstance(message, list):
+                    self._deliver(message)
         finally:
             self._connection = None
             if keep_alive is not None:
