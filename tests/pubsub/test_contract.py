@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import World
+from tests.servers import Broker
 
 from operations.errors import NobodyThereError, TooLargeError
 from operations.pubsub.base import EventTarget
+from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 
 
@@ -196,4 +198,19 @@ async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: Worl
         box = near.mailbox()
         await near.listen((box,), listener)
         await far.send(box, event(1))
+        await until(lambda: listener.bodies == [event(1)])
+
+
+async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
+    nats_server: Broker,
+) -> None:
+    async with connect_nats(nats_server.url) as target:
+        assert isinstance(target, NatsTarget)
+        listener = Listener()
+        box = target.mailbox()
+        await target.listen((box,), listener)
+        # Longer than any line the server reads: it says so, and hangs up.
+        await target._nats.publish("x" * 5000, b"1")
+        await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
+        await target.send(box, event(1))
         await until(lambda: listener.bodies == [event(1)])

@@ -43,6 +43,17 @@ MAX_UNREAD = 32 * 1024 * 1024
 """Bytes that may wait in this process for one subscription before more are dropped."""
 
 
+class _StayingClient(Client):
+    """A client that connects again whatever the server says; the library's own closes for good at most errors."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connecting or "permissions violation" in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            logger.warning("NATS: %s", err_msg)
+            await self._process_op_err(Error(f"nats: {err_msg}"))
+
+
 class NatsTarget:
     """One client of a NATS server. Made by `connect_nats`.
 
@@ -60,7 +71,7 @@ class NatsTarget:
         self.local = None
         self._prefix = prefix
         self._boxes = f"{prefix}.box.{client}"
-        self._nats = Client()
+        self._nats = _StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
