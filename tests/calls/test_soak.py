@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import random
 import time
@@ -104,8 +105,12 @@ def held() -> tuple[int, int]:
 
 
 @pytest.mark.requirement("R42", "F32")
-@pytest.mark.timeout(SECONDS + 120)
-async def test_f32_mixed_load_with_faults_leaks_nothing(request: pytest.FixtureRequest) -> None:
+@pytest.mark.timeout(2 * SECONDS + 120)
+async def test_f32_mixed_load_with_faults_leaks_nothing(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Every cut is a warning, and pytest keeps them all.
+    caplog.set_level(logging.ERROR, "operations")
     complaints: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
