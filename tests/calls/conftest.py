@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 from collections.abc import AsyncGenerator, Iterator
 
 import pytest
@@ -52,12 +53,19 @@ def registry() -> OperationRegistry:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_unheard(anyio_backend: str) -> AsyncGenerator[None]:
+def nothing_unheard(request: pytest.FixtureRequest) -> None:
     """No test leaves an exception behind that nobody looked at."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("complaints")
+
+
+@pytest.fixture
+async def complaints(anyio_backend: str) -> AsyncGenerator[list[str]]:
+    """What the event loop complains of; nothing, at the end."""
     complaints: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(repr(context)))
-    yield
+    yield complaints
     gc.collect()
     await asyncio.sleep(0)
     assert not complaints

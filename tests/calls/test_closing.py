@@ -30,7 +30,7 @@ async def test_a_call_can_be_cancelled_at_every_step(
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             assert isinstance(outcome, asyncio.CancelledError) or outcome.data == steps + 1
             assert len(calls) == 0
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -49,7 +49,7 @@ async def test_a_subscription_can_be_cancelled_at_every_step(
             for _ in range(steps):
                 await asyncio.sleep(0)
             task.cancel()
-            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             assert isinstance(outcome, asyncio.CancelledError) or outcome == [0, 1, 2, 3, 4]
         await until(lambda: len(calls) == 0)
         assert await read(calls) == [0, 1, 2, 3, 4]
@@ -81,7 +81,7 @@ async def test_what_is_closed_in_the_wrong_order_ends_all_the_same(
                 await calls.aclose()
             else:
                 await serving.aclose()
-            (outcome,) = await asyncio.gather(call, return_exceptions=True)
+            outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
         with anyio.fail_after(10):
             await outer.aclose()
 
@@ -114,7 +114,7 @@ async def test_everything_closes_while_the_broker_is_gone(
         await until(lambda: not target.is_connected)
         before = loop.time()
     took = loop.time() - before
-    (outcome,) = await asyncio.gather(call, return_exceptions=True)
+    outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
 
     assert isinstance(outcome, CallError)
     assert took < 8

@@ -7,7 +7,7 @@ Rule 3: what every worker says about itself is not imported: here it would speak
 
 import logging
 from collections.abc import Callable, Container, Iterator
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -72,7 +72,7 @@ class RemoteService:
         if not isinstance(listed, list):
             raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
         self.operations = []
-        for wire in cast("list[Any]", listed):
+        for wire in listed:
             try:
                 spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)
