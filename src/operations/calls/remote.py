@@ -72,7 +72,8 @@ class RemoteService:
         if not isinstance(listed, list):
             raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
         self.operations = []
-        for wire in listed:
+        offered: list[Any] = listed
+        for wire in offered:
             try:
                 spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)
