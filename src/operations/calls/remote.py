@@ -6,8 +6,8 @@ Rule 3: what every worker says about itself is not imported: here it would speak
 """
 
 import logging
-from collections.abc import Callable, Container, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
@@ -72,8 +72,7 @@ class RemoteService:
         if not isinstance(listed, list):
             raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
         self.operations = []
-        offered: list[Any] = listed
-        for wire in offered:
+        for wire in cast("Iterable[Any]", listed):
             try:
                 spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)
