@@ -172,6 +172,8 @@ class CallServer:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
+        # Whoever keeps a worker that was closed does not keep what it remembered.
+        self._recent = Recent()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
