@@ -1,6 +1,9 @@
 """Real brokers for every test that asks for a world."""
 
-from collections.abc import Iterator
+import asyncio
+import gc
+import inspect
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 from tests.calls.operations_under_test import build_registry
@@ -47,3 +50,22 @@ def broker_world(request: pytest.FixtureRequest) -> World:
 @pytest.fixture
 def registry() -> OperationRegistry:
     return build_registry()
+
+
+@pytest.fixture(autouse=True)
+def nothing_unheard(request: pytest.FixtureRequest) -> None:
+    """No test leaves an exception behind that nobody looked at."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("complaints")
+
+
+@pytest.fixture
+async def complaints(anyio_backend: str) -> AsyncGenerator[list[str]]:
+    """What the event loop complains of; nothing, at the end."""
+    complaints: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(repr(context)))
+    yield complaints
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not complaints

@@ -12,6 +12,8 @@ def as_they_are(body: bytes) -> Iterable[bytes]:
 class Shim:
     """Wraps a target; what is sent or put becomes whatever `on_send` or `on_put` make of it."""
 
+    local = None
+
     def __init__(
         self,
         target: Any,

@@ -1,15 +1,15 @@
 """Faults F4-F7, F27 and F28: brokers and connections that come and go."""
 
 import asyncio
-import os
-import resource
+import logging
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import anyio
 import pytest
-from tests.calls.waiting import caller, lines, started, until
+from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
 from tests.calls.worlds import BrokerWorld, WebSocketWorld, nats_world, redis_world
 from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
@@ -29,6 +29,7 @@ def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld
         yield broker, make(broker.url)
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("R34", "F4")
 async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
@@ -36,6 +37,15 @@ async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
     broker, world = mortal
     loop = asyncio.get_running_loop()
     path, mutations = tmp_path / "queries", tmp_path / "mutations"
+    late: list[float] = []
+
+    async def hurried(calls: PendingRequestMap, seconds: float) -> str:
+        before = loop.time()
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 3, "b": 3}, timeout=seconds)
+        late.append(abs(loop.time() - before - seconds))
+        return caught.value.code
+
     async with world.serve(registry), caller(world) as calls:
         await calls.call("math.add", {"a": 1, "b": 1})
         running_query = asyncio.create_task(
@@ -49,25 +59,49 @@ async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
         await until(lambda: not calls.target.is_connected, seconds=1)
         down_at = loop.time()
         waiting = asyncio.create_task(calls.call("math.add", {"a": 2, "b": 2}, timeout=20))
-        hurried = asyncio.create_task(calls.call("math.add", {"a": 3, "b": 3}, timeout=1))
-        with pytest.raises(CallError) as in_a_hurry:
-            await hurried
-        assert loop.time() - down_at == pytest.approx(1, abs=0.15)
+        codes = await asyncio.gather(*(hurried(calls, 0.5 + 0.1 * number) for number in range(5)))
         await asyncio.sleep(3 - (loop.time() - down_at))
         broker.start()
         up_at = loop.time()
         assert (await waiting).data == 4
-        assert loop.time() - up_at < 2
+        assert loop.time() - up_at < 1
         assert (await running_query).data == "slept"
         mutation = (await asyncio.gather(running_mutation, return_exceptions=True))[0]
         assert getattr(mutation, "data", "written") == "written"
         assert getattr(mutation, "code", ErrorCode.UNAVAILABLE) == ErrorCode.UNAVAILABLE
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
-    assert in_a_hurry.value.code in (ErrorCode.TIMEOUT, ErrorCode.UNAVAILABLE)
+    assert set(codes) == {ErrorCode.TIMEOUT}
+    # The machine may hiccup; the promise is about the rule.
+    assert sorted(late)[2] < 0.05
     assert len(started(mutations)) == 1
 
 
+@pytest.mark.requirement("R34", "F4")
+async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    """The broker is away and back: whoever served is reachable again, and a new subscription runs to its end."""
+    broker, world = mortal
+    async with world.serve(registry), caller(world) as calls:
+        stream = calls.subscribe("count.forever", {"pause": 0.05})
+        seen = [(await anext(stream)).data for _ in range(3)]
+        broker.kill()
+        await until(lambda: not calls.target.is_connected, seconds=1)
+        broker.start()
+        # Items that were sent meanwhile may be gone: then there is an error, and no gap.
+        with anyio.fail_after(10), suppress(CallError):
+            async for envelope in stream:
+                seen.append(envelope.data)
+                if len(seen) > 100:
+                    break
+        await stream.aclose()
+        assert seen == list(range(len(seen)))
+        items = [item.data async for item in calls.subscribe("count.up", {"n": 100})]
+        assert items == list(range(100))
+
+
+@pytest.mark.alone
 @pytest.mark.requirement("R34", "F5")
 async def test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
@@ -77,20 +111,28 @@ async def test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory(
         await calls.call("math.add", {"a": 1, "b": 1})
         broker.kill()
         await until(lambda: not target.is_connected)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        text = "x" * 10_000
-        results = await asyncio.gather(
-            *(calls.call("echo.any", {"value": text}, timeout=1) for _ in range(3000)),
-            return_exceptions=True,
-        )
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
-    codes = {result.code for result in results if isinstance(result, CallError)}
-    assert len(results) == 3000
-    assert codes <= {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
-    assert ErrorCode.UNAVAILABLE in codes
+        async def ask(count: int, size: int) -> Counter[str]:
+            value = {"value": "x" * size}
+            results = await asyncio.gather(
+                *(calls.call("echo.any", value, timeout=1) for _ in range(count)),
+                return_exceptions=True,
+            )
+            return Counter(result.code for result in results if isinstance(result, CallError))
+
+        small = await ask(3000, 10)
+        large = await ask(3000, 10_000)
+        before = resident_kilobytes()
+        for _ in range(3):
+            await ask(3000, 10_000)
+        grown = resident_kilobytes() - before
+
+    # So many may wait until their deadline, by number or by size; the rest fails at once.
+    assert small == {ErrorCode.TIMEOUT: 1000, ErrorCode.UNAVAILABLE: 2000}
+    assert large[ErrorCode.TIMEOUT] <= 2 * 1024 * 1024 // 10_000
+    assert large.total() == 3000
     assert not target.is_connected
-    assert grown < 60_000
+    assert grown < 20_000
 
 
 @pytest.mark.requirement("R35", "F6")
@@ -179,7 +221,7 @@ def test_f27_delays_are_short_at_first_and_spread_out_later() -> None:
     early = [reconnect_delay(attempt) for attempt in range(20) for _ in range(100)]
     late = [reconnect_delay(50) for _ in range(500)]
 
-    assert max(early) <= 0.8
+    assert max(early) <= 0.6
     assert max(late) - min(late) >= 2
     assert max(late) <= 30
 
@@ -187,12 +229,12 @@ def test_f27_delays_are_short_at_first_and_spread_out_later() -> None:
 @pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
 async def test_f27_a_crowd_of_clients_comes_back_after_a_restart(
-    mortal: tuple[Broker, BrokerWorld],
+    mortal: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker, world = mortal
-    count = 500 if world.name == "nats" else 100
     async with AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(world.connect()) for _ in range(count)]
+        targets = [await stack.enter_async_context(world.connect()) for _ in range(500)]
+        caplog.set_level(logging.ERROR, "operations")
         broker.kill()
         await until(lambda: not any(target.is_connected for target in targets), seconds=10)
         broker.start()
@@ -203,18 +245,23 @@ async def test_f27_a_crowd_of_clients_comes_back_after_a_restart(
 async def test_f28_a_worker_that_has_started_can_be_called_at_once(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
+    """A thousand times; what races is the worker's connection against the caller's, so two of them will do."""
     _, world = mortal
-    rounds = int(os.environ.get("OPERATIONS_STARTS", "150"))
     failures = 0
-    async with world.connect() as target, PendingRequestMap(target) as calls:
-        for index in range(rounds):
-            group = f"g{index}"
-            async with world.connect() as other, serve_calls(registry, other, group=group):
-                calls.group = group
-                try:
-                    await calls.call("math.add", {"a": 1, "b": 2}, timeout=5)
-                except CallError:
-                    failures += 1
+    async with (
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+        world.connect() as other,
+    ):
+        for hundred in range(10):
+            async with AsyncExitStack() as stack:
+                for number in range(100):
+                    calls.group = f"g{hundred}-{number}"
+                    await stack.enter_async_context(serve_calls(registry, other, group=calls.group))
+                    try:
+                        await calls.call("math.add", {"a": 1, "b": 2}, timeout=5)
+                    except CallError:
+                        failures += 1
 
     assert failures == 0
 

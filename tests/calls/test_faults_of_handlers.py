@@ -107,8 +107,7 @@ asyncio.run(main())
         await asyncio.sleep(0.5)
         process.kill()
         await process.wait()
-        # One second is promised; a busy machine gets a little more.
-        await until(lambda: lines(path), seconds=2)
+        await until(lambda: lines(path), seconds=1)
 
 
 @pytest.mark.requirement("R12", "R32", "F23", "F24")

@@ -1,8 +1,6 @@
-"""Faults F8, F9, F20, F21, F31 and F32: too much, too slowly, or for too long."""
+"""Faults F8, F9, F20, F21 and F31: too much, or too slowly."""
 
 import asyncio
-import gc
-import os
 import random
 import time
 from pathlib import Path
@@ -10,8 +8,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.calls.waiting import caller, lines, started, until
-from tests.calls.worlds import World, calling
+from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
+from tests.calls.worlds import World, calling, nats_world
+from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
@@ -20,13 +19,6 @@ from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 pytestmark = pytest.mark.alone
-
-
-def resident_kilobytes() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1])
-    raise AssertionError("no VmRSS")
 
 
 @pytest.mark.requirement("R33", "F8")
@@ -56,7 +48,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() 
         for index in range(20_000):
             yield {"index": index, "fill": "x" * 1000}
 
-    target = MemoryTarget()
+    target = MemoryTarget(as_text=True)
     async with serve_calls(registry, target) as server, PendingRequestMap(target) as calls:
         original = server.receive
 
@@ -76,6 +68,51 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() 
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert 0 < items <= 1001
+
+
+@pytest.mark.requirement("F9")
+async def test_f9_items_that_a_nats_client_had_to_drop_are_an_error_and_not_silence(
+    nats_server: Broker, registry: OperationRegistry
+) -> None:
+    world = nats_world(nats_server.url)
+    # Less than arrives in one read: what is beyond is dropped before anybody can take it.
+    async with (
+        world.serve(registry) as (worker,),
+        world.connect(max_unread=8000) as target,
+        PendingRequestMap(target) as calls,
+    ):
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            async for _ in calls.subscribe("count.up", {"n": 5000, "size": 500}):
+                pass
+        await until(lambda: worker.active == 0)
+        # An answer that was dropped is asked for again.
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("F9")
+async def test_f9_requests_that_a_nats_worker_had_to_drop_are_refused_and_not_forgotten(
+    nats_server: Broker, registry: OperationRegistry
+) -> None:
+    world = nats_world(nats_server.url)
+    loop = asyncio.get_running_loop()
+    async with (
+        world.serve(registry, target={"max_unread": 8000}) as (worker,),
+        caller(world) as calls,
+    ):
+        before = loop.time()
+        outcomes = await asyncio.gather(
+            *(calls.call("echo.any", {"value": "x" * 500}, timeout=10) for _ in range(200)),
+            return_exceptions=True,
+        )
+        took = loop.time() - before
+        refused = worker.refused
+
+    codes = [outcome.code for outcome in outcomes if isinstance(outcome, CallError)]
+    assert codes == [ErrorCode.RESOURCE_EXHAUSTED] * refused
+    assert 0 < refused < 200
+    assert took < 3
 
 
 @pytest.mark.requirement("R40", "F20")
@@ -99,27 +136,45 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
 ) -> None:
     path = tmp_path / "log"
     took: list[float] = []
+    refusals: list[CallError] = []
+    rng = random.Random(3)
     loop = asyncio.get_running_loop()
+    done = 0
 
-    async def one(calls: PendingRequestMap) -> str:
-        before = loop.time()
-        try:
-            await calls.call("slow.sleep", {"seconds": 0.2, "path": str(path)}, timeout=5)
-        except CallError as error:
-            took.append(loop.time() - before)
-            return error.code
-        return "done"
+    async def caller_of(calls: PendingRequestMap, until_time: float) -> None:
+        nonlocal done
+        while loop.time() < until_time:
+            before = loop.time()
+            try:
+                await calls.call("slow.sleep", {"seconds": 0.1, "path": str(path)}, timeout=5)
+                done += 1
+            except CallError as error:
+                refusals.append(error)
+                took.append(loop.time() - before)
+                await asyncio.sleep(rng.uniform(0.1, 0.3))
+
+    async def goodput(calls: PendingRequestMap, callers: int) -> int:
+        nonlocal done
+        done = 0
+        ends = loop.time() + 1.5
+        await asyncio.gather(*(caller_of(calls, ends) for _ in range(callers)))
+        return done
 
     async with calling(world, registry, concurrency=10, queue=10) as calls:
         await calls.call("math.add", {"a": 1, "b": 1})
-        outcomes = await asyncio.gather(*(one(calls) for _ in range(200)))
+        peak = await goodput(calls, 20)
+        assert took == []
+        overloaded = await goodput(calls, 200)
 
-    done = outcomes.count("done")
-    assert 20 <= done < 100
-    assert outcomes.count(ErrorCode.RESOURCE_EXHAUSTED) == 200 - done
     took.sort()
-    assert took[len(took) // 2] < 0.25
-    assert len(started(path)) == done
+    assert len(took) > 100
+    assert {(error.code, error.retryable) for error in refusals} == {
+        (ErrorCode.RESOURCE_EXHAUSTED, True)
+    }
+    # The quickest quarter: two hundred callers keep this one process, which is the worker too, busy themselves.
+    assert took[len(took) // 4] < 0.05
+    assert overloaded >= 0.8 * peak
+    assert len(started(path)) <= peak + overloaded
 
 
 @pytest.mark.requirement("R39", "F21")
@@ -140,7 +195,7 @@ async def test_f21_work_whose_time_has_passed_is_not_started(
         await blocker
         await calls.call("math.add", {"a": 1, "b": 1})
 
-    assert {getattr(result, "code", None) for result in results} == {ErrorCode.TIMEOUT}
+    assert {getattr(result, "code", repr(result)) for result in results} == {ErrorCode.TIMEOUT}
     assert started(path) == []
 
 
@@ -173,6 +228,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
 ) -> None:
     rng = random.Random(7)
     async with calling(world, registry, concurrency=100) as calls:
+        tasks_before = len(asyncio.all_tasks())
 
         async def start_and_cancel(index: int) -> None:
             task = asyncio.create_task(calls.call("math.add", {"a": index, "b": 0}))
@@ -183,57 +239,40 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
             assert getattr(outcome, "data", index) == index
             assert getattr(outcome, "code", "") in ("", ErrorCode.RESOURCE_EXHAUSTED)
 
-        for start in range(0, 3000, 300):
-            await asyncio.gather(*(start_and_cancel(start + index) for index in range(300)))
+        for start in range(0, 10_000, 500):
+            await asyncio.gather(*(start_and_cancel(start + index) for index in range(500)))
+            # Those of the worker that runs in this process too, and a few that say farewell.
+            assert len(asyncio.all_tasks()) < tasks_before + 300
         await until(lambda: len(calls) == 0, seconds=2)
         with anyio.fail_after(3):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        await asyncio.sleep(1)
+        before = time.process_time()
+        await asyncio.sleep(1)
+        idle = time.process_time() - before
+
+    assert idle < 0.2
 
 
-@pytest.mark.requirement("R42", "F32")
-@pytest.mark.slow
-async def test_f32_mixed_load_with_faults_leaks_nothing(
-    world: World, registry: OperationRegistry
-) -> None:
-    seconds = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "8"))
-    rng = random.Random(1)
-    wrong = 0
-    answered = 0
-
-    async def load(calls: PendingRequestMap, until_time: float) -> None:
-        nonlocal wrong, answered
-        while time.monotonic() < until_time:
-            kind = rng.random()
-            number = rng.randrange(1_000_000)
-            if kind < 0.9:
-                answer = await calls.call("math.add", {"a": number, "b": 1})
-                wrong += answer.data != number + 1
-                answered += 1
-            elif kind < 0.95:
-                items = [item.data async for item in calls.subscribe("count.up", {"n": 20})]
-                wrong += items != list(range(20))
-            elif kind < 0.99:
-                with pytest.raises(CallError):
-                    await calls.call("slow.sleep", {"seconds": 5}, timeout=0.01)
-            else:
-                task = asyncio.create_task(calls.call("slow.sleep", {"seconds": 5}))
-                await asyncio.sleep(0.01)
-                task.cancel()
-
-    async with world.serve(registry) as workers, caller(world) as calls:
-        await asyncio.gather(*(load(calls, time.monotonic() + 2) for _ in range(16)))
-        gc.collect()
-        await asyncio.sleep(0.5)
-        tasks, memory = len(asyncio.all_tasks()), resident_kilobytes()
-        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
-        await asyncio.gather(*(load(calls, time.monotonic() + seconds) for _ in range(16)))
-        gc.collect()
-        await asyncio.sleep(0.5)
+@pytest.mark.requirement("F31")
+async def test_f31_what_was_cancelled_but_still_runs_counts(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    async with (
+        serve_calls(registry, target, concurrency=2, queue=0, grace=0) as worker,
+        PendingRequestMap(target) as calls,
+    ):
+        stubborn = [
+            asyncio.create_task(calls.call("slow.stubborn", {"seconds": 0.4})) for _ in range(2)
+        ]
+        await asyncio.sleep(0.05)
+        for task in stubborn:
+            task.cancel()
+        await asyncio.sleep(0.05)
         assert len(calls) == 0
-        assert all(worker.active == 0 for worker in workers)
-        assert len(asyncio.all_tasks()) <= tasks + 2
-        assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # noqa: PTH208
-        assert resident_kilobytes() - memory < 40_000
+        assert worker.active == 2
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2})
+        await until(lambda: worker.active == 0)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
-    assert wrong == 0
-    assert answered > 100
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED

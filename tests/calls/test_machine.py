@@ -32,7 +32,7 @@ class LossyTarget(MemoryTarget):
     """Memory that can lose or repeat the next message in either direction."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(as_text=True)
         self.next_put: list[str] = []
         self.next_send: list[str] = []
 
@@ -174,8 +174,8 @@ class Calls(RuleBasedStateMachine):
                 assert subscription is not None
                 await subscription.aclose()
             victim._taking = victim._listening = None
-            victim.target = MemoryTarget()
-            for task in (*victim._running, *victim._background):
+            victim.target = MemoryTarget(as_text=True)
+            for task in (*victim._runners.tasks, *victim._background):
                 task.cancel()
             await asyncio.sleep(0.001)
 

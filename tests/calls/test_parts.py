@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from operations.calls.admission import Admission, Limits
-from operations.calls.deadlines import Deadlines
+from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.handler import MAX_UNREAD_BYTES, Pace
 from operations.calls.ids import new_request_id
 from operations.calls.recent import Recent
@@ -77,53 +77,88 @@ def test_one_principal_has_its_own_bound() -> None:
 
 def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> None:
     recent = Recent(max_ids=3, max_bytes=80)
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         recent.add(name)
-        recent.finish(name, name.encode() * 9)
-    assert recent.last_word("c") == b"c" * 9
-    recent.add("d")
+        recent.finish(name, name.encode() * 9, "box")
+    assert recent.last_word("d", "box") == b"d" * 9
+    assert "a" in recent
+    for index in range(20):
+        recent.add(f"x{index}")
+        recent.finish(f"x{index}", b"x" * 10, "box")
+        assert len(recent) <= 6
     assert "a" not in recent
-    assert len(recent) == 3
-    for _ in range(20):
-        recent.add("x")
-        recent.finish("x", b"x" * 10)
-        assert len(recent) <= 3
+    assert recent.last_word("a", "box") is None
+    assert {f"x{index}" in recent for index in (17, 18, 19)} == {True}
 
 
 def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
     recent = Recent(max_bytes=80)
     recent.add("a")
-    recent.finish("a", b"a" * 60)
+    recent.finish("a", b"a" * 60, "box")
 
     assert "a" in recent
-    assert recent.last_word("a") is None
+    assert recent.last_word("a", "box") is None
 
 
-async def test_deadlines_expire_in_time_unless_discarded() -> None:
-    expired: list[str] = []
-    deadlines: Deadlines[str] = Deadlines(expired.append)
+@pytest.mark.requirement("R11")
+def test_r11_the_last_word_is_for_whoever_it_was_said_to() -> None:
+    recent = Recent()
+    recent.add("a")
+    recent.finish("a", b"secret", "box.alice")
+
+    assert recent.last_word("a", "box.alice") == b"secret"
+    assert recent.last_word("a", "box.bob") is None
+
+
+@dataclass(eq=False)
+class Entry:
+    name: str
+    expires_at: float
+
+
+class Table:
+    """Deadlines, and what has expired."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.expired: list[str] = []
+        self.deadlines: Deadlines[Entry] = Deadlines(self.entries, self._expire)
+
+    def add(self, name: str, seconds: float) -> None:
+        entry = Entry(name, asyncio.get_running_loop().time() + seconds)
+        self.entries[name] = entry
+        if entry.expires_at < self.deadlines.next:
+            self.deadlines.schedule(entry.expires_at)
+
+    def _expire(self, entry: Entry) -> None:
+        del self.entries[entry.name]
+        self.expired.append(entry.name)
+
+
+async def test_deadlines_expire_in_time_unless_they_are_gone() -> None:
+    table = Table()
     loop = asyncio.get_running_loop()
     now = loop.time()
-    deadlines.add(now + 0.2, "late")
-    deadlines.add(now + 0.05, "soon")
-    slot = deadlines.add(now + 0.1, "never")
-    deadlines.discard(slot, "never")
+    table.add("late", 0.2)
+    table.add("soon", 0.05)
+    table.add("gone", 0.1)
+    table.add("never", NEVER)
+    del table.entries["gone"]
     with anyio.fail_after(2):
-        while len(expired) < 2:
+        while len(table.expired) < 2:
             await asyncio.sleep(0.01)
 
-    assert expired == ["soon", "late"]
-    assert 0.19 < loop.time() - now < 0.5
+    assert table.expired == ["soon", "late"]
+    assert 0.18 < loop.time() - now < 0.5
 
 
 async def test_deadlines_that_are_cleared_do_not_expire() -> None:
-    expired: list[str] = []
-    deadlines: Deadlines[str] = Deadlines(expired.append)
-    deadlines.add(asyncio.get_running_loop().time() + 0.01, "a")
-    deadlines.clear()
+    table = Table()
+    table.add("a", 0.01)
+    table.deadlines.clear()
     await asyncio.sleep(0.05)
 
-    assert expired == []
+    assert table.expired == []
 
 
 async def test_a_producer_waits_for_room_in_items_and_in_bytes() -> None:

@@ -26,10 +26,13 @@ class Mailbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: bytes, reply_to: str) -> None:
-        self.events.append(read_event(body))
+    def receive(self, body: Any, reply_to: str) -> None:
+        self.events.append(
+            CallRequested(payload=body) if isinstance(body, RequestPayload) else read_event(body)
+        )
 
     def undelivered(self, key: str) -> None: ...
+    def dropped(self, key: str, reply_to: str) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
 

@@ -15,8 +15,16 @@ from tests.calls.waiting import started, until
 from tests.servers import Broker, NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import encode_response
+from operations.calls.events import (
+    CallProbed,
+    CallRequested,
+    ProbePayload,
+    RequestPayload,
+    encode_event,
+    encode_response,
+)
 from operations.envelopes import local_envelope
+from operations.errors import TransportError
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 
@@ -25,11 +33,12 @@ RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 pytestmark = pytest.mark.requirement("R41", "R10", "F18")
 
 
-def connect(broker: Broker, user: str) -> Any:
+def connect(broker: Broker, user: str, **options: Any) -> Any:
     if broker.scheme == "nats":
-        return connect_nats(broker.url, client=user, user=user, password=f"{user}-secret")
+        password = f"{user}-secret"
+        return connect_nats(broker.url, client=user, user=user, password=password, **options)
     url = f"redis://{user}:{user}-secret@127.0.0.1:{broker.port}"
-    return connect_redis(url, client=user)
+    return connect_redis(url, client=user, **options)
 
 
 @asynccontextmanager
@@ -119,6 +128,79 @@ async def test_f18_bob_can_neither_read_nor_write_alices_mailbox_on_redis(tmp_pa
         await bob.aclose()
 
 
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+async def test_f18_a_client_can_have_the_permissions_checked_when_it_starts(
+    scheme: str, nats_server: Broker, redis_server: Broker
+) -> None:
+    async with guarded(scheme) as (broker, _):
+        async with (
+            connect(broker, "bob", private=True) as target,
+            PendingRequestMap(target) as bob,
+        ):
+            assert (await bob.call("math.add", {"a": 1, "b": 2})).data == 3
+        with pytest.raises(TransportError, match="mailboxes of others"):
+            async with connect(broker, "worker", private=True):
+                pass
+
+    open_to_all: Any = (
+        connect_nats(nats_server.url, private=True)
+        if scheme == "nats"
+        else connect_redis(redis_server.url, private=True)
+    )
+    with pytest.raises(TransportError, match="mailboxes of others"):
+        async with open_to_all:
+            pass
+
+
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+@pytest.mark.requirement("R11")
+async def test_r11_bob_cannot_fetch_or_follow_alices_call_even_if_he_knows_its_id(
+    scheme: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with (
+        guarded(scheme) as (broker, alice),
+        connect(broker, "bob") as target,
+        PendingRequestMap(target) as bob,
+    ):
+        heard: list[bytes] = []
+        original = bob._incoming.receive
+
+        def overhear(body: bytes, reply_to: str) -> None:
+            heard.append(body)
+            original(body, reply_to)
+
+        bob._incoming.receive = overhear  # type: ignore[method-assign]
+        call = asyncio.create_task(
+            alice.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
+        )
+        await until(lambda: started(path))
+        (request_id,) = alice.pending
+
+        async def ask() -> None:
+            """Bob asks after Alice's call, and sends her request once more with his own address."""
+            probe = ProbePayload(request_ids=[request_id], reply_to=bob.mailbox)
+            workers = target.topic("operations.workers")
+            await target.send(workers, encode_event(CallProbed(payload=probe)))
+            again = RequestPayload(
+                request_id=request_id,
+                operation_id="slow.write",
+                input={"seconds": 0, "path": str(path)},
+                reply_to=bob.mailbox,
+            )
+            body = encode_event(CallRequested(payload=again))
+            key = f"{request_id}-{len(heard)}"
+            await target.put("operations", body, key=key, reply_to=bob.mailbox, wait=1)
+
+        await ask()
+        assert (await call).data == "written"
+        await ask()
+        assert (await bob.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert len(started(path)) == 1
+    assert not [body for body in heard if request_id.encode() in body]
+
+
 async def test_a_worker_writes_to_no_address_but_mailboxes(
     nats_server: Broker, redis_server: Broker
 ) -> None:
@@ -130,6 +212,9 @@ async def test_a_worker_writes_to_no_address_but_mailboxes(
         for target, address in (
             (on_nats, "billing.orders"),
             (on_nats, "operations.queue.operations"),
+            (on_nats, "operations.box.any.x\r\nPUB billing.orders 1\r\nx"),
+            (on_nats, "operations.box.any." + "x" * 5000),
+            (on_nats, "operations.box.>"),
             (on_redis, "session:alice"),
             (on_redis, "operations:queue:operations"),
         ):

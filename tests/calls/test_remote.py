@@ -195,3 +195,111 @@ async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
             await asyncio.wait_for(call, 2)
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("R09", "R25")
+async def test_a_hostile_spoke_takes_no_name_and_speaks_for_nobody() -> None:
+    center = OperationRegistry()
+
+    @center.operation("hub.hello", type="query")
+    async def hello(context: OperationContext) -> Any:
+        return ["hello", context.identity.id if context.identity else None]
+
+    spoke = OperationRegistry()
+
+    @spoke.operation("hub.hello", type="query")
+    async def impostor() -> str:
+        return "hello from elsewhere"
+
+    def spec(name: str) -> dict[str, Any]:
+        return {"namespace": "evil", "name": name, "version": "1.0.0", "type": "query"}
+
+    @spoke.operation("services.list", type="query")
+    async def everything() -> list[Any]:
+        mine = {"namespace": "hub", "name": "hello", "version": "1.0.0", "type": "query"}
+        services = {"namespace": "services", "name": "list", "version": "1", "type": "query"}
+        odd = [7, None, {"name": 1}, {"namespace": "a b", "name": "\n", "type": "query"}]
+        return [mine, services, *odd, *(spec(f"n{index}") for index in range(50))]
+
+    hub = Hub(center, max_operations=20)
+    async with serve_websocket(
+        hub.attach, identify=lambda request: Identity(request.headers["x-name"])
+    ) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            target = await enter(connect_websocket(url, headers={"x-name": "eve"}))
+            await enter(serve_calls(spoke, target))
+            eve = await enter(PendingRequestMap(target, send_identity=True))
+            honest = await enter(connect_websocket(url, headers={"x-name": "alice"}))
+            alice = await enter(PendingRequestMap(honest))
+            await until(lambda: "evil.n0" in center)
+            assert (await alice.call("hub.hello")).data == ["hello", "alice"]
+            admin = Identity("admin", ["everything"])
+            assert (await eve.call("hub.hello", identity=admin)).data == ["hello", "eve"]
+            listed = {spec["name"] for spec in (await alice.call("services.list")).data}
+            assert "hello" in listed
+            assert len(center) <= 21
+
+            @center.operation("late.comer")
+            async def late() -> None: ...
+
+        await until(lambda: "evil.n0" not in center)
+
+    assert {known.spec.id for known in center} == {"hub.hello", "late.comer"}
+
+
+async def test_a_peer_whose_list_is_no_list_only_calls() -> None:
+    spoke = OperationRegistry()
+
+    @spoke.operation("services.list", type="query")
+    async def nonsense() -> Any:
+        return None
+
+    center = OperationRegistry()
+
+    @center.operation("hub.hello", type="query")
+    async def hello() -> str:
+        return "hello"
+
+    async with serve_websocket(Hub(center).attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with (
+            connect_websocket(url) as target,
+            serve_calls(spoke, target),
+            PendingRequestMap(target) as calls,
+        ):
+            for _ in range(3):
+                assert (await calls.call("hub.hello")).data == "hello"
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.requirement("R30", "R09")
+async def test_a_nested_call_over_the_wire_is_made_for_the_same_caller() -> None:
+    far = OperationRegistry()
+    there, bridge = MemoryTarget(), MemoryTarget()
+
+    @far.operation("far.who", type="query", scopes=["far:ask"])
+    async def who(context: OperationContext) -> Any:
+        assert context.identity is not None
+        return [context.identity.id, context.trusted]
+
+    async with (
+        serve_calls(far, there),
+        PendingRequestMap(there) as onward,
+        AsyncExitStack() as stack,
+    ):
+        near = OperationRegistry(remote=onward)
+
+        @near.operation("near.ask", type="query")
+        async def ask(context: OperationContext) -> Any:
+            return (await context.env.far.who({})).data
+
+        await stack.enter_async_context(serve_calls(near, bridge))
+        calls = await stack.enter_async_context(PendingRequestMap(bridge))
+        allowed = Identity("alice", ["far:ask"])
+        assert (await calls.call("near.ask", identity=allowed)).data == ["alice", False]
+        with pytest.raises(CallError) as denied:
+            await calls.call("near.ask", identity=Identity("bob"))
+
+    assert denied.value.code == ErrorCode.ACCESS_DENIED

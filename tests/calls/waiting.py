@@ -37,3 +37,11 @@ async def caller(world: World, **options: object) -> AsyncGenerator[PendingReque
     ):
         yield calls
         assert len(calls) == 0
+
+
+def resident_kilobytes() -> int:
+    """The memory this process holds."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1])
+    raise AssertionError("no VmRSS")

@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import World
+from tests.servers import Broker
 
 from operations.errors import NobodyThereError, TooLargeError
 from operations.pubsub.base import EventTarget
+from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 
 
@@ -26,6 +28,7 @@ class Listener:
     def undelivered(self, key: str) -> None:
         self.unclaimed.append(key)
 
+    def dropped(self, key: str, reply_to: str) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
 
@@ -183,3 +186,31 @@ async def test_mailboxes_cannot_be_guessed(broker_world: World) -> None:
 
     assert len(names) == 100
     assert all(len(name) > 32 for name in names)
+
+
+@pytest.mark.slow
+async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: World) -> None:
+    async with two_ends(world) as (near, far):
+        # Longer than every transport waits between signs of life.
+        await asyncio.sleep(6)
+        assert near.is_connected
+        listener = Listener()
+        box = near.mailbox()
+        await near.listen((box,), listener)
+        await far.send(box, event(1))
+        await until(lambda: listener.bodies == [event(1)])
+
+
+async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
+    nats_server: Broker,
+) -> None:
+    async with connect_nats(nats_server.url) as target:
+        assert isinstance(target, NatsTarget)
+        listener = Listener()
+        box = target.mailbox()
+        await target.listen((box,), listener)
+        # Longer than any line the server reads: it says so, and hangs up.
+        await target._nats.publish("x" * 5000, b"1")
+        await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
+        await target.send(box, event(1))
+        await until(lambda: listener.bodies == [event(1)])

@@ -1,69 +1,69 @@
-"""Many deadlines, few timers.
+"""Many deadlines, one timer.
 
-Most calls end long before their deadline, so a timer for each would be made only to be cancelled. Here deadlines that
-are close together share one.
+Most calls end long before their deadline, so whatever is done for each of them when it starts is done in vain. Here
+that is one comparison: the timer is set for the nearest deadline, and when it rings the table is looked through.
 """
 
 import asyncio
-from collections.abc import Callable
-from heapq import heappop, heappush
-from typing import Generic, TypeVar
-
-KeyT = TypeVar("KeyT")
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 RESOLUTION = 0.02
 """Seconds by which a deadline may be late."""
 
+NEVER = float("inf")
 
-class Deadlines(Generic[KeyT]):
-    """Calls `expire(key)` for every key whose time has come and which was not discarded before."""
 
-    def __init__(self, expire: Callable[[KeyT], None]) -> None:
+class Mortal(Protocol):
+    """Something that has its time.
+
+    Attributes:
+        expires_at: When that ends, by the loop's clock; `NEVER` if it does not.
+    """
+
+    expires_at: float
+
+
+MortalT = TypeVar("MortalT", bound=Mortal)
+
+
+class Deadlines(Generic[MortalT]):
+    """Calls `expire` with everything in `table` whose time has come.
+
+    Attributes:
+        next: When the table will be looked through. Whoever adds what ends before that says so with `schedule`.
+    """
+
+    def __init__(self, table: Mapping[Any, MortalT], expire: Callable[[MortalT], None]) -> None:
+        self.next = NEVER
+        self._table = table
         self._expire = expire
-        self._slots: dict[int, set[KeyT]] = {}
-        self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._next = 0
 
-    def add(self, when: float, key: KeyT) -> int:
-        """Expire `key` at `when`, by the loop's clock; gives the slot for `discard`."""
-        slot = int(when / RESOLUTION) + 1
-        keys = self._slots.get(slot)
-        if keys is None:
-            keys = self._slots[slot] = set()
-            heappush(self._order, slot)
-            if self._timer is None or slot < self._next:
-                self._schedule()
-        keys.add(key)
-        return slot
-
-    def discard(self, slot: int, key: KeyT) -> None:
-        """Forget `key`; nothing if it has expired."""
-        keys = self._slots.get(slot)
-        if keys is not None:
-            keys.discard(key)
+    def schedule(self, when: float) -> None:
+        """Look through the table at `when`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.next = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._slots.clear()
-        self._order.clear()
+        """Let nothing expire any more."""
+        self.next = NEVER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _schedule(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._next = self._order[0]
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._next * RESOLUTION, self._tick)
-
-    def _tick(self) -> None:
+    def _look(self) -> None:
         self._timer = None
-        # The loop may wake a little early; a slot is due when its time has come by the loop's own clock.
-        now = int(asyncio.get_running_loop().time() / RESOLUTION + 0.5)
-        while self._order and self._order[0] <= now:
-            for key in self._slots.pop(heappop(self._order)):
-                self._expire(key)
-        if self._order and self._timer is None:
-            self._schedule()
+        self.next = NEVER
+        now = asyncio.get_running_loop().time()
+        # The loop may wake a little early, and what is nearly due need not be waited for again.
+        for entry in self._due(now + RESOLUTION / 2):
+            self._expire(entry)
+        nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)
+        if nearest < self.next:
+            self.schedule(max(nearest, now + RESOLUTION))
+
+    def _due(self, now: float) -> Iterable[MortalT]:
+        return [entry for entry in self._table.values() if entry.expires_at <= now]

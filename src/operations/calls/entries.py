@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import msgspec
+
 from operations.calls.events import RequestPayload
 from operations.calls.states import Expects
 from operations.calls.streams import StreamEntry
@@ -10,33 +12,34 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 
 
-class PendingCall:
+class PendingCall(msgspec.Struct, eq=False):
     """One call that waits for its end."""
 
-    __slots__ = (
-        "attempt",
-        "expects",
-        "future",
-        "misses",
-        "payload",
-        "replayable",
-        "seen_at",
-        "sent_at",
-        "stream",
-        "worker",
-    )
+    payload: RequestPayload
 
-    def __init__(self, payload: RequestPayload, replayable: bool | None) -> None:
-        self.payload = payload
-        self.replayable = replayable
-        self.expects = Expects.ONE
-        self.future: asyncio.Future[ResponseEnvelope[Any]] | None = None
-        self.stream: StreamEntry | None = None
-        self.attempt = 1
-        self.misses = 0
-        self.worker: str | None = None
-        self.sent_at = 0.0
-        self.seen_at = 0.0
+    replayable: bool | None
+    """Whether it may run again after a loss; None where the workers have to be asked."""
+
+    expires_at: float
+    """By the loop's clock."""
+
+    expects: Expects = Expects.ONE
+    future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
+    stream: StreamEntry | None = None
+
+    attempt: int = 1
+    """How often it was given to workers."""
+
+    misses: int = 0
+    """How often in a row nobody had it."""
+
+    worker: str | None = None
+    """The mailbox of the worker that has it, once known."""
+
+    sent_at: float = 0.0
+
+    seen_at: float = 0.0
+    """When it was last heard of, by the loop's clock."""
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""

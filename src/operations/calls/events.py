@@ -76,7 +76,7 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     request_id: str
 
     output: msgspec.Raw
-    """The JSON of an envelope."""
+    """The JSON of an envelope; within one process the envelope itself."""
 
     sequence: int | None = None
     """Items of a subscription, counted from 0."""
@@ -210,6 +210,8 @@ CallEvent: TypeAlias = (
     | CallAlive
 )
 
+_EVENTS = frozenset(CallEvent.__args__)
+
 _decoder = msgspec.json.Decoder(CallEvent)
 
 encode_event = msgspec.json.Encoder().encode
@@ -231,8 +233,10 @@ class MalformedEvent(msgspec.Struct, frozen=True):
     reply_to: str = ""
 
 
-def read_event(body: bytes) -> CallEvent | UnknownEvent | MalformedEvent:
-    """The event in a JSON text. Never raises."""
+def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
+    """The event in a JSON text, or the one that was handed over as it is. Never raises."""
+    if type(body) in _EVENTS:
+        return cast("CallEvent", body)
     try:
         return cast("CallEvent", _decoder.decode(body))
     except (ValueError, RecursionError) as error:
@@ -296,12 +300,14 @@ class _Output(msgspec.Struct, frozen=True):
 _output_decoder = msgspec.json.Decoder(_Output)
 
 
-def read_output(output: msgspec.Raw) -> ResponseEnvelope[Any]:
+def read_output(output: msgspec.Raw | ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
     """The envelope in a `call.responded`.
 
     Raises:
         ValueError: If there is none.
     """
+    if isinstance(output, ResponseEnvelope):
+        return output
     try:
         wire = _output_decoder.decode(output)
     except ValueError:
@@ -310,6 +316,27 @@ def read_output(output: msgspec.Raw) -> ResponseEnvelope[Any]:
     if wire.encoding is not None:
         return ResponseEnvelope.decode(bytes(output))
     return ResponseEnvelope(wire.data, wire.meta)
+
+
+class LocalAnswer(msgspec.Struct, frozen=True):
+    """The one answer to a call within one process: never written, and all that such a call needs."""
+
+    request_id: str
+    envelope: ResponseEnvelope[Any]
+
+
+def local_item(
+    request_id: str, envelope: ResponseEnvelope[Any], sequence: int | None, reply_to: str
+) -> CallResponded:
+    """The `call.responded` of one item within one process, which is not written."""
+    return CallResponded(
+        payload=ResponsePayload(
+            request_id=request_id,
+            output=cast("msgspec.Raw", envelope),
+            sequence=sequence,
+            reply_to=reply_to if sequence == 0 else None,
+        )
+    )
 
 
 # Spelled out by hand: a struct takes 1.5 us to build and encode, and this is said once for every call.

@@ -29,8 +29,8 @@ MAX_UNREAD_BYTES = 4 * 1024 * 1024
 class Replies(Protocol):
     """Where the answers to one request go."""
 
-    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
-        """The one answer."""
+    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None] | None:
+        """The one answer; None where there is nothing to wait for."""
         ...
 
     async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
@@ -86,20 +86,18 @@ class Pace:
 def context_for(
     request: RequestPayload,
     identity: Identity | None,
-    remaining: float | None,
+    deadline: float | None,
     registry: OperationRegistry,
-    *,
-    kept_by_door: bool = False,
+    door: Door = CLOSED,
 ) -> OperationContext:
-    """The context in which a request runs; `remaining` seconds from now it is over."""
-    deadline = None if remaining is None else (time() + remaining) * 1000
+    """The context in which a request runs; `deadline` is in milliseconds since the epoch, by our own clock."""
     return OperationContext(
         request_id=request.request_id,
         parent_request_id=request.parent_request_id,
         identity=identity,
         metadata=request.metadata or NOTHING,
         deadline=deadline,
-        door=Door(deadline=deadline) if kept_by_door else CLOSED,
+        door=door,
         registry=registry,
     )
 
@@ -131,7 +129,9 @@ async def answer(
         spec = registry.get_spec(request.operation_id)
         if request.credit is None and (spec is None or spec.type is not OperationType.SUBSCRIPTION):
             envelope = await registry.execute(request.operation_id, request.input, context)
-            await replies.respond(envelope)
+            sending = replies.respond(envelope)
+            if sending is not None:
+                await sending
             return
         sequence = 0
         stream = registry.subscribe(request.operation_id, request.input, context)
@@ -217,7 +217,9 @@ def build_call_handler(
         request = event.payload
         call_map.serve(request, request.reply_to or "")
         identity = request.identity if trusted else None
-        context = context_for(request, identity, remaining_seconds(request), registry)
+        remaining = remaining_seconds(request)
+        deadline = None if remaining is None else (time() + remaining) * 1000
+        context = context_for(request, identity, deadline, registry)
         await answer(registry, request, context, _MapReplies(call_map, request.request_id))
 
     return handle

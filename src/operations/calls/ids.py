@@ -5,26 +5,19 @@ of making a request.
 """
 
 import os
-from collections.abc import Iterator
 
 _BATCH = 256
 
-
-def _draw() -> Iterator[str]:
-    process = os.getpid()
-    while True:
-        text = os.urandom(16 * _BATCH).hex()
-        for start in range(0, 32 * _BATCH, 32):
-            if os.getpid() != process:
-                # A forked child must not repeat what its parent says.
-                break
-            yield text[start : start + 32]
-        process = os.getpid()
-
-
-_ids = _draw()
+_drawn: list[str] = []
 
 
 def new_request_id() -> str:
     """An id nobody can guess."""
-    return next(_ids)
+    if not _drawn:
+        text = os.urandom(16 * _BATCH).hex()
+        _drawn.extend(text[start : start + 32] for start in range(0, 32 * _BATCH, 32))
+    return _drawn.pop()
+
+
+# A forked child must not repeat what its parent says.
+os.register_at_fork(after_in_child=_drawn.clear)

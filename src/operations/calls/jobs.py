@@ -4,19 +4,25 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
+import msgspec
+
+from operations.calls.deadlines import NEVER
 from operations.calls.events import (
     CallCompleted,
     CompletePayload,
+    LocalAnswer,
     RequestPayload,
     encode_error,
     encode_event,
     encode_item,
     encode_response,
+    local_item,
 )
 from operations.calls.handler import Pace, remaining_seconds
+from operations.calls.snapshots import size_of
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import EventTarget, Local
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds for a request that does not say how long it may take."""
@@ -32,79 +38,89 @@ class Worker(Protocol):
         """Send the event that ends the call."""
         ...
 
+    def settle(self, job: "Job") -> None:
+        """The call has had its end."""
+        ...
+
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """The error as its caller may see it."""
         ...
 
 
-class Job:
-    """A request, and the way its answers go.
+class Job(msgspec.Struct, eq=False):
+    """A request, and the way its answers go."""
 
-    Attributes:
-        answered: Whether the call has had its end. What the handler still does is nobody's business.
-        absent: How often in a row the caller was not there when looked for.
-        slot: Where its deadline is kept.
-    """
+    worker: Worker
+    request: RequestPayload
+    reply_to: str
 
-    __slots__ = (
-        "absent",
-        "answered",
-        "arrived_at",
-        "expires_at",
-        "pace",
-        "principal",
-        "reply_to",
-        "request",
-        "size",
-        "slot",
-        "task",
-        "worker",
-    )
+    size: int
+    """Bytes it holds while it waits."""
 
-    def __init__(
-        self, worker: Worker, request: RequestPayload, reply_to: str, size: int, now: float
-    ) -> None:
-        self.worker = worker
-        self.request = request
-        self.reply_to = reply_to
-        self.size = size
-        self.principal = request.credential or reply_to
-        self.arrived_at = now
-        limit = remaining_seconds(request)
-        if limit is None and request.credit is None:
-            limit = DEFAULT_TIMEOUT
-        self.expires_at = None if limit is None else now + limit
-        self.pace = None if request.credit is None else Pace(request.credit)
-        self.task: asyncio.Task[None] | None = None
-        self.answered = False
-        self.absent = 0
-        self.slot = 0
+    principal: str
+    """On whose behalf it runs."""
+
+    arrived_at: float
+
+    expires_at: float
+    """By the loop's clock."""
+
+    pace: Pace | None = None
+
+    local: Local | None = None
+    """The short way back, for a request that came that way."""
+
+    task: "asyncio.Task[None] | None" = None
+
+    answered: bool = False
+    """Whether the call has had its end. What the handler still does is nobody's business."""
+
+    absent: int = 0
+    """How often in a row the caller was not there when looked for."""
 
     # These three are no coroutines: what they give is awaited, and one step less is taken for every call.
 
-    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
+    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None] | None:
         """Send the one answer."""
+        worker, request_id = self.worker, self.request.request_id
+        local = self.local
         try:
-            body = encode_response(self.request.request_id, envelope)
+            if local is None:
+                return worker.conclude(self, encode_response(request_id, envelope))
+            size = size_of(envelope.data, worker.target.max_bytes)
         except (TypeError, ValueError) as error:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR, f"the result cannot be written as JSON: {error}"
             ) from error
-        return self.worker.conclude(self, body)
+        if size > worker.target.max_bytes:
+            raise too_large(size, worker.target.max_bytes)
+        if not self.answered:
+            worker.settle(self)
+            local.give(self.reply_to, LocalAnswer(request_id, envelope))
+        return None
 
     async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
         """Send one of many answers."""
         if self.answered:
             raise CallError(ErrorCode.ABORTED, "the subscription has ended")
-        worker = self.worker
-        body = encode_item(self.request.request_id, envelope, sequence, worker.mailbox)
-        if len(body) > worker.target.max_bytes:
-            raise too_large(len(body), worker.target.max_bytes)
+        worker, request_id = self.worker, self.request.request_id
+        target = worker.target
+        body = b""
+        if self.local is None:
+            body = encode_item(request_id, envelope, sequence, worker.mailbox)
+        size = len(body) or size_of(envelope.data, target.max_bytes)
+        if size > target.max_bytes:
+            raise too_large(size, target.max_bytes)
+        if self.local is not None:
+            self.local.give(
+                self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox)
+            )
+            return size
         try:
-            await worker.target.send(self.reply_to, body)
+            await target.send(self.reply_to, body)
         except TransportError as error:
             raise CallError(ErrorCode.UNAVAILABLE, f"an item could not be sent: {error}") from error
-        return len(body)
+        return size
 
     def complete(self, sequence: int) -> Awaitable[None]:
         """Say that there are no more."""
@@ -115,6 +131,32 @@ class Job:
         """Say that the call failed."""
         error = self.worker.presentable(error, self.request)
         return self.worker.conclude(self, encode_error(self.request.request_id, error, sequence))
+
+
+def job_for(
+    worker: Worker,
+    request: RequestPayload,
+    reply_to: str,
+    size: int,
+    now: float,
+    local: Local | None,
+) -> Job:
+    """The job of a request that has just arrived."""
+    credit = request.credit
+    limit = remaining_seconds(request)
+    if limit is None:
+        limit = DEFAULT_TIMEOUT if credit is None else NEVER
+    return Job(
+        worker,
+        request,
+        reply_to,
+        size,
+        request.credential or reply_to,
+        now,
+        now + limit,
+        None if credit is None else Pace(credit),
+        local,
+    )
 
 
 def too_large(size: int, limit: int) -> CallError:

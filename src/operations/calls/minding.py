@@ -10,7 +10,7 @@ from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
 
-_LOOK = 0.4
+_LOOK = 0.25
 """Seconds between looks for the callers; two looks decide."""
 
 _SETTLING = 2.0

@@ -7,13 +7,16 @@ Rule 2: what may have been delivered is never sent again from here. The watch fi
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from time import time
+from typing import Any
 
 import msgspec
 
 from operations.calls.entries import PendingCall
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
+from operations.calls.snapshots import snapshot
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -31,7 +34,11 @@ PATIENCE = 10.0
 """Seconds a new call waits for a broker that cannot be reached."""
 
 MAX_WAITING = 1000
-"""Calls that may wait for a broker at a time; beyond that they fail at once."""
+MAX_WAITING_BYTES = 2 * 1024 * 1024
+"""Calls that may wait for a broker at a time, and what they may hold; beyond that they fail at once."""
+
+MAX_FAREWELLS = 10_000
+"""Calls whose workers are still to be told to stop. Beyond that they find out at the deadline."""
 
 RETRY = 0.1
 """Seconds between attempts while workers may be on their way back."""
@@ -48,9 +55,13 @@ class Outgoing:
 
     def __init__(self, target: EventTarget, mailbox: str, is_settling: Callable[[], bool]) -> None:
         self._target = target
+        self._local = target.local
         self._mailbox = mailbox
         self._is_settling = is_settling
         self._waiting = 0
+        self._waiting_bytes = 0
+        self._farewells: deque[PendingCall] = deque(maxlen=MAX_FAREWELLS)
+        self._is_saying = False
 
     async def send(self, group: str, call: PendingCall, limit: float) -> None:
         """Give a request to the group.
@@ -60,22 +71,29 @@ class Outgoing:
         """
         request = call.payload
         target = self._target
+        if self._local is not None:
+            try:
+                self._local.hand(group, request, self._mailbox)
+            except NotSentError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+            return
         try:
             # Encoding would turn NaN into null, and dates into texts; in this process they are refused.
             guard(request.input)
             body = encode_event(CallRequested(payload=request))
         except (TypeError, ValueError, RecursionError) as error:
-            reason = f"the input of {request.operation_id} is not JSON: {error}"
-            raise CallError(ErrorCode.VALIDATION_ERROR, reason) from error
+            raise _not_json(request.operation_id, error) from error
         if len(body) > target.max_bytes:
             reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-        if self._waiting >= MAX_WAITING and not target.is_connected:
+        if not target.is_connected and self._is_full(len(body)):
             raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
         key = request.request_id
         if call.attempt > 1:
             key = f"{key}-{call.attempt}"
         self._waiting += 1
+        self._waiting_bytes += len(body)
         try:
             await target.put(
                 group, body, key=key, reply_to=self._mailbox, wait=min(limit, PATIENCE)
@@ -83,10 +101,29 @@ class Outgoing:
         except NobodyThereError as error:
             await self._insist(group, body, key, error)
         except TransportError as error:
-            self._give_up(key, error)
+            self._give_up(key, error, in_time=limit > PATIENCE)
         finally:
             self._waiting -= 1
+            self._waiting_bytes -= len(body)
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    def _is_full(self, size: int) -> bool:
+        return self._waiting >= MAX_WAITING or (
+            self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
+        )
+
+    def prepared(self, operation_id: str, input: Any) -> Any:
+        """`input` as it is handed over within this process.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` or `RESOURCE_EXHAUSTED`.
+        """
+        try:
+            return snapshot(input, self._target.max_bytes)
+        except TooLargeError as error:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request: {error}") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _not_json(operation_id, error) from error
 
     async def _insist(self, group: str, body: bytes, key: str, error: NobodyThereError) -> None:
         """Try again while the group may be about to come back."""
@@ -101,11 +138,13 @@ class Outgoing:
             return
         raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
 
-    def _give_up(self, key: str, error: TransportError) -> None:
+    def _give_up(self, key: str, error: TransportError, *, in_time: bool = True) -> None:
         if isinstance(error, TooLargeError):
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
         if isinstance(error, NotSentError):
-            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            # Whoever waited for as long as the call may take has waited until its deadline.
+            code = ErrorCode.UNAVAILABLE if in_time else ErrorCode.TIMEOUT
+            raise CallError(code, str(error)) from error
         logger.debug("%s may not have been sent: %s", key, error)
 
     async def send_again(self, group: str, call: PendingCall) -> None:
@@ -125,12 +164,39 @@ class Outgoing:
         )
         await self.send(group, call, limit)
 
-    async def tell_to_stop(self, group: str, call: PendingCall) -> None:
-        """Ask the worker to stop: the one that is known to have the call, or all of them."""
-        request_id = call.payload.request_id
-        worker = call.worker or self._target.topic(f"{group}.workers")
-        body = encode_event(CallAborted(payload=AbortPayload(request_id=request_id)))
+    def tell_to_stop(self, group: str, call: PendingCall) -> Coroutine[Any, Any, None] | None:
+        """Ask the worker to stop: the one that is known to have the call, or all of them.
+
+        Gives what has to be run for that in the background, if nothing runs there yet: a storm of cancelled calls is
+        said one after the other.
+        """
+        if self._local is not None:
+            event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
+            self._local.give(self._worker_of(group, call), event)
+            return None
+        self._farewells.append(call)
+        if self._is_saying:
+            return None
+        self._is_saying = True
+        return self._say_farewells(group)
+
+    def _worker_of(self, group: str, call: PendingCall) -> str:
+        return call.worker or self._target.topic(f"{group}.workers")
+
+    async def _say_farewells(self, group: str) -> None:
         try:
-            await self._target.send(worker, body)
-        except TransportError as error:
-            logger.debug("%s could not be aborted: %s", request_id, error)
+            while self._farewells:
+                call = self._farewells.popleft()
+                request_id = call.payload.request_id
+                event = CallAborted(payload=AbortPayload(request_id=request_id))
+                try:
+                    await self._target.send(self._worker_of(group, call), encode_event(event))
+                except TransportError as error:
+                    logger.debug("%s could not be aborted: %s", request_id, error)
+        finally:
+            self._is_saying = False
+
+
+def _not_json(operation_id: str, error: Exception) -> CallError:
+    reason = f"the input of {operation_id} is not JSON: {error}"
+    return CallError(ErrorCode.VALIDATION_ERROR, reason)

@@ -6,7 +6,6 @@ Rule 3: whoever stops waiting says so: the worker is told to stop.
 """
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from time import time
 from typing import Any, Self
@@ -14,43 +13,22 @@ from typing import Any, Self
 import msgspec
 
 from operations.access import Identity
-from operations.calls.deadlines import Deadlines
+from operations.calls.answers import Answers
+from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.entries import PendingCall
-from operations.calls.events import (
-    CallAborted,
-    CallAlive,
-    CallCompleted,
-    CallEvent,
-    CallFailed,
-    CallRequested,
-    CallResponded,
-    CompletePayload,
-    MalformedEvent,
-    RequestPayload,
-    encode_error,
-    encode_event,
-    encode_item,
-    encode_response,
-    read_event,
-    read_output,
-)
+from operations.calls.events import RequestPayload
 from operations.calls.ids import new_request_id
-from operations.calls.outgoing import RETRY, Outgoing
-from operations.calls.states import Expects, Verdict, judge
+from operations.calls.incoming import Incoming
+from operations.calls.outgoing import Outgoing
+from operations.calls.states import Expects
 from operations.calls.streams import CallStream, StreamEntry
 from operations.calls.watch import Watch
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope, lift_envelope
-from operations.errors import (
-    CallError,
-    ErrorCode,
-    TransportError,
-)
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget, Subscription
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
-
-logger = logging.getLogger("operations")
 
 DEFAULT_GROUP = "operations"
 DEFAULT_TIMEOUT = 30.0
@@ -77,10 +55,6 @@ class PendingRequestMap:
             else believes it.
         heartbeat: Seconds after which a worker that has not answered is asked whether it still has the call.
         silence: Seconds without any sign after which a worker that is connected counts as lost.
-
-    Attributes:
-        ignored: Events for calls that are not open, and events of unknown types.
-        malformed: Messages that were no events.
     """
 
     def __init__(
@@ -99,16 +73,16 @@ class PendingRequestMap:
         self.group = group
         self.timeout = timeout
         self.idle_timeout = idle_timeout
-        self.ignored = 0
-        self.malformed = 0
         self.mailbox = self.target.mailbox()
         self.pending: dict[str, PendingCall] = {}
+        self._local = self.target.local
         self._credential = credential
         self._send_identity = self.target.trusted if send_identity is None else send_identity
-        self._served: dict[str, str] = {}
-        self._deadlines: Deadlines[str] = Deadlines(self._expire)
+        self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
         self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
         self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
+        self._incoming = Incoming(self, self._watch, self._outgoing)
+        self._answers = Answers(self.target, self.mailbox, self.pending, self._incoming.receive)
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,7 +113,9 @@ class PendingRequestMap:
             if self._subscription is None:
                 self._loop = asyncio.get_running_loop()
                 callers = self.target.topic(f"{self.group}.callers")
-                self._subscription = await self.target.listen((self.mailbox, callers), self)
+                self._subscription = await self.target.listen(
+                    (self.mailbox, callers), self._incoming
+                )
                 if not self.target.direct:
                     self._watching = self.spawn(self._watch.run())
 
@@ -147,7 +123,7 @@ class PendingRequestMap:
         """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
         self._closed = True
         for request_id, call in tuple(self.pending.items()):
-            self._stop(call)
+            self.stop(call)
             self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
         if self._watching is not None:
             self._watching.cancel()
@@ -170,6 +146,16 @@ class PendingRequestMap:
     def pending_count(self) -> int:
         """How many calls and subscriptions have not ended."""
         return len(self.pending)
+
+    @property
+    def ignored(self) -> int:
+        """How many events were for calls that are not open, or of unknown types."""
+        return self._incoming.ignored
+
+    @property
+    def malformed(self) -> int:
+        """How many messages were no events."""
+        return self._incoming.malformed
 
     # ---------------------------------------------------------------------------------------- calling
 
@@ -203,23 +189,37 @@ class PendingRequestMap:
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
             await self._ready()
-        limit = _remaining(context, self.timeout if timeout is None else timeout)
+        limit = self.timeout if timeout is None else timeout
+        if context is not None:
+            limit = _remaining(context, limit)
         if limit <= 0:
             raise _timeout(operation_id)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         request_id = payload.request_id
-        call = self.pending[request_id] = PendingCall(payload, replayable)
-        call.future = loop.create_future()
-        slot = self._deadlines.add(loop.time() + limit, request_id)
+        now = loop.time()
+        call = PendingCall(payload, replayable, now + limit)
+        future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
+        call.future = future
+        self.pending[request_id] = call
+        if call.expires_at < self._deadlines.next:
+            self._deadlines.schedule(call.expires_at)
         try:
-            await self._outgoing.send(self.group, call, limit)
-            return await call.future
-        except asyncio.CancelledError:
-            self._stop(call)
-            raise
-        finally:
-            self._deadlines.discard(slot, request_id)
+            if self._local is not None:
+                self._local.hand(self.group, payload, self.mailbox)
+                call.sent_at = call.seen_at = now
+            else:
+                await self._outgoing.send(self.group, call, limit)
+            return await future
+        except BaseException as error:
             self.pending.pop(request_id, None)
+            # Its deadline may have come while it was being sent: then nobody has looked at this.
+            if not future.cancel() and not future.cancelled():
+                future.exception()
+            if isinstance(error, asyncio.CancelledError):
+                self.stop(call)
+            if isinstance(error, NotSentError):
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            raise
 
     def subscribe(
         self,
@@ -245,7 +245,7 @@ class PendingRequestMap:
 
         async def start() -> StreamEntry:
             await self._ready()
-            limit = _remaining(context, float("inf"))
+            limit = _remaining(context, NEVER)
             payload = self._request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
@@ -254,14 +254,12 @@ class PendingRequestMap:
                 credit=window,
                 idle_timeout=None if idle is None else idle * 1000,
             )
-            call = PendingCall(payload, replayable=False)
-            call.expects = Expects.MANY
+            expires_at = asyncio.get_running_loop().time() + limit
+            call = PendingCall(payload, False, expires_at, Expects.MANY)
             call.stream = StreamEntry(payload.request_id, window)
             self.pending[payload.request_id] = call
-            if limit != float("inf"):
-                call.stream.timer = asyncio.get_running_loop().call_later(
-                    max(limit, 0), self._expire, payload.request_id
-                )
+            if expires_at < self._deadlines.next:
+                self._deadlines.schedule(expires_at)
             try:
                 await self._outgoing.send(self.group, call, limit)
             except BaseException:
@@ -275,14 +273,14 @@ class PendingRequestMap:
         """End a pending call with `ABORTED` and tell its worker to stop; nothing if it is not pending."""
         call = self.pending.get(request_id)
         if call is not None:
-            self._stop(call)
+            self.stop(call)
             self.end(request_id, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
     # ---------------------------------------------------------------------------------------- answering
 
     def serve(self, request: RequestPayload, reply_to: str) -> None:
         """Remember where the answers to a request go. `build_call_handler` does this."""
-        self._served[request.request_id] = reply_to
+        self._answers.serve(request, reply_to)
 
     async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
         """Answer a request with an envelope; with a `sequence`, as one item of several.
@@ -290,36 +288,17 @@ class PendingRequestMap:
         Raises:
             TypeError: If it is anything but an envelope.
         """
-        lifted = lift_envelope(envelope)
-        if lifted is None:
-            raise TypeError("only a response envelope can be an answer: use local_envelope(...)")
-        if sequence is None:
-            await self._answer(request_id, encode_response(request_id, lifted), last=True)
-        else:
-            body = encode_item(request_id, lifted, sequence, self.mailbox)
-            await self._answer(request_id, body, last=False)
+        await self._answers.respond(request_id, envelope, sequence)
 
     async def emit_error(
         self, request_id: str, code: str, message: str, details: Any = None
     ) -> None:
         """Answer a request with an error."""
-        body = encode_error(request_id, CallError(code, message, details))
-        await self._answer(request_id, body, last=True)
+        await self._answers.fail(request_id, CallError(code, message, details))
 
     async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
         """End a subscription that was asked for."""
-        event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
-        await self._answer(request_id, encode_event(event), last=True)
-
-    async def _answer(self, request_id: str, body: bytes, *, last: bool) -> None:
-        reply_to = self._served.get(request_id)
-        if last:
-            self._served.pop(request_id, None)
-        if reply_to is None or request_id in self.pending:
-            # Asked by this very map, or by nobody we know of.
-            self.receive(body, "")
-        else:
-            await self.target.send(reply_to, body)
+        await self._answers.complete(request_id, sequence)
 
     # ---------------------------------------------------------------------------------------- sending
 
@@ -346,19 +325,24 @@ class PendingRequestMap:
         credential: str | None,
         metadata: JSONObject | None,
     ) -> RequestPayload:
-        bounded = limit != float("inf")
+        bounded = limit != NEVER
         parent = None
         if context is not None:
             parent = context.request_id
             identity = context.identity if identity is None else identity
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
+        value = input
+        if self._local is not None:
+            value = self._outgoing.prepared(operation_id, input)
+            if metadata is not None:
+                metadata = self._outgoing.prepared(operation_id, metadata)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,
-            input=input,
+            input=value,
             parent_request_id=parent,
-            deadline=time() * 1000 + limit * 1000 if bounded else None,
+            deadline=(time() + limit) * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
             # What nobody will believe need not be told to everyone who can read the broker.
             identity=identity if self._send_identity else None,
@@ -374,9 +358,11 @@ class PendingRequestMap:
         except CallError as error:
             self.end(call.payload.request_id, error)
 
-    def _stop(self, call: PendingCall) -> None:
+    def stop(self, call: PendingCall) -> None:
         """Tell the worker to stop, in the background."""
-        self.spawn(self._outgoing.tell_to_stop(self.group, call))
+        farewell = self._outgoing.tell_to_stop(self.group, call)
+        if farewell is not None:
+            self.spawn(farewell)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run something in the background until this map is closed."""
@@ -387,11 +373,9 @@ class PendingRequestMap:
 
     # ---------------------------------------------------------------------------------------- ending
 
-    def _expire(self, request_id: str) -> None:
-        call = self.pending.get(request_id)
-        if call is not None:
-            self._stop(call)
-            self.end(request_id, _timeout(call.payload.operation_id))
+    def _expire(self, call: PendingCall) -> None:
+        self.stop(call)
+        self.end(call.payload.request_id, _timeout(call.payload.operation_id))
 
     def end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; nothing if it has ended."""
@@ -403,102 +387,7 @@ class PendingRequestMap:
         """Forget a subscription whose reader left, and tell its worker to stop."""
         call = self.pending.pop(request_id, None)
         if call is not None and not self._closed:
-            self._stop(call)
-
-    # ---------------------------------------------------------------------------------------- receiving
-
-    def receive(self, body: bytes, reply_to: str) -> None:
-        """Take an event from the target."""
-        event = read_event(body)
-        if isinstance(event, CallResponded):
-            call = self.pending.get(event.payload.request_id)
-            if call is not None and call.expects is Expects.ONE:
-                self._resolve(call, event)
-                return
-        if isinstance(event, CallAlive):
-            self._watch.heard(event.payload)
-        elif isinstance(event, MalformedEvent):
-            self.malformed += 1
-        elif isinstance(event, CallRequested):
-            self._refuse(event.payload, reply_to)
-        elif isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
-            self._apply(event)
-        else:
-            self.ignored += 1
-
-    def _resolve(self, call: PendingCall, event: CallResponded) -> None:
-        if event.payload.sequence is not None:
-            # One of many answers, where one was expected.
-            reason = (
-                f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
-            )
-            self._stop(call)
-            self.end(event.payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
-            return
-        try:
-            envelope = read_output(event.payload.output)
-        except ValueError as error:
-            self.end(
-                event.payload.request_id,
-                CallError(ErrorCode.UNKNOWN_ERROR, f"the answer was no envelope: {error}"),
-            )
-            return
-        del self.pending[event.payload.request_id]
-        if call.future is not None and not call.future.done():
-            call.future.set_result(envelope)
-
-    def _apply(self, event: CallResponded | CallCompleted | CallFailed | CallAborted) -> None:
-        request_id = event.payload.request_id
-        call = self.pending.get(request_id)
-        verdict = judge(call.expects if call is not None else None, event)
-        if call is None or verdict is Verdict.IGNORE:
-            self.ignored += 1
-            return
-        if call.stream is None:
-            self.end(request_id, _ending(event))
-            return
-        call.seen_at = asyncio.get_running_loop().time()
-        if isinstance(event, CallResponded) and event.payload.reply_to is not None:
-            call.worker = event.payload.reply_to
-        if call.stream.push(event, call.worker):
-            self.pending.pop(request_id, None)
-            if call.stream.must_stop:
-                self._stop(call)
-
-    def _refuse(self, request: RequestPayload, reply_to: str) -> None:
-        """Answer a request that reached this end of a connection, where nobody serves."""
-        error = CallError(ErrorCode.UNAVAILABLE, "nobody serves operations at this end")
-        address = reply_to or request.reply_to or ""
-        self.spawn(self.target.send(address, encode_error(request.request_id, error)))
-
-    def undelivered(self, key: str) -> None:
-        """The broker found nobody to take a request."""
-        request_id = key.partition("-")[0]
-        call = self.pending.get(request_id)
-        if call is None:
-            return
-        if self._watch.is_settling:
-            loop = asyncio.get_running_loop()
-            loop.call_later(RETRY, lambda: self.spawn(self._put_again(call)))
-        else:
-            error = CallError(ErrorCode.UNAVAILABLE, f"nobody serves the group {self.group!r}")
-            self.end(request_id, error)
-
-    async def _put_again(self, call: PendingCall) -> None:
-        try:
-            await self._outgoing.send(self.group, call, RETRY)
-        except CallError as error:
-            self.end(call.payload.request_id, error)
-
-    def lost(self, reason: str) -> None:
-        """The connection is gone; where it was the peer itself, so is everything asked of it."""
-        if self.target.direct:
-            for request_id in tuple(self.pending):
-                self.end(request_id, CallError(ErrorCode.UNAVAILABLE, reason))
-
-    def restored(self) -> None:
-        """The connection is back; workers may take a moment longer."""
-        self._watch.restored()
+            self.stop(call)
 
 
 def _remaining(context: OperationContext | None, limit: float) -> float:
@@ -509,12 +398,3 @@ def _remaining(context: OperationContext | None, limit: float) -> float:
 
 def _timeout(operation_id: str) -> CallError:
     return CallError(ErrorCode.TIMEOUT, f"{operation_id} did not answer in time")
-
-
-def _ending(event: CallEvent) -> CallError:
-    """The error with which `event` ends a call that expected one answer."""
-    if isinstance(event, CallFailed):
-        return event.payload.to_error()
-    if isinstance(event, CallAborted):
-        return CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
-    return CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without an answer")

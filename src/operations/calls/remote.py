@@ -2,20 +2,22 @@
 
 Rule 1: what is imported is what the other side lists to us: no more than we may call.
 Rule 2: one spec that cannot be read does not hide the others.
+Rule 3: what every worker says about itself is not imported: here it would speak for us.
 """
 
 import logging
-from collections.abc import Callable, Container, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
 from operations.access import AccessControl
 from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
-from operations.calls.services import LIST
+from operations.calls.services import LIST, SERVICES
 from operations.calls.streams import CallStream
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget
 from operations.specs import Operation, OperationSpec, OperationType
 
@@ -63,19 +65,21 @@ class RemoteService:
         """Ask what is offered.
 
         Raises:
-            CallError: `UNAVAILABLE` if nobody serves there.
+            CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer is no list.
         """
         await self.calls.open()
         listed: Any = (await self.calls.call(LIST, timeout=10)).data
+        if not isinstance(listed, list):
+            raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
         self.operations = []
-        for wire in listed:
+        for wire in cast("Iterable[Any]", listed):
             try:
                 spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)
             except ValueError as error:
                 logger.warning("an operation cannot be imported: %s", error)
             else:
-                if imported.spec.id not in self._exclude:
+                if imported.spec.id not in self._exclude and imported.spec.id not in SERVICES:
                     self.operations.append(imported)
 
     async def aclose(self) -> None:

@@ -13,12 +13,12 @@ import logging
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from time import time
 from typing import Any
 
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
-from operations.calls.deadlines import Deadlines
+from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AlivePayload,
     CallAborted,
@@ -36,13 +36,15 @@ from operations.calls.events import (
 )
 from operations.calls.handler import answer, context_for
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
-from operations.calls.jobs import Job, too_large
+from operations.calls.jobs import Job, job_for, too_large
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
+from operations.calls.running import Runners
 from operations.calls.services import SERVICES, service_operations
+from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.outsiders import shown_error
-from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription
+from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
@@ -91,9 +93,9 @@ class CallServer:
         self._grace = grace
         self._expose_errors = expose_errors
         self._admission: Admission[Job] = Admission(limits, self._start)
-        self._deadlines: Deadlines[Job] = Deadlines(self._expire)
+        self._runners: Runners[Job] = Runners(self._attend, self._admission.done, self._failed)
+        self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._recent = Recent()
-        self._running: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
@@ -163,13 +165,15 @@ class CallServer:
             self.stop(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
         for task in self._minding:
             task.cancel()
-        last = (*self._running, *self._background)
+        last = (*self._runners.tasks, *self._background)
         if last:
             await asyncio.wait(last, timeout=_FAREWELL)
         for task in tuple(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
+        # Whoever keeps a worker that was closed does not keep what it remembered.
+        self._recent = Recent()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -184,8 +188,12 @@ class CallServer:
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(self, body: bytes, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str) -> None:
         """Take an event from the target."""
+        if type(body) is RequestPayload:
+            # Handed over as it is: nothing of it is held that its caller does not hold anyway.
+            self._enter(body, reply_to, 0, self.target.local)
+            return
         event = read_event(body)
         if type(event) is CallRequested:
             self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
@@ -206,19 +214,25 @@ class CallServer:
         request_id = request.request_id
         if request_id in self._recent:
             self.duplicates += 1
-            word = self._recent.last_word(request_id)
+            word = self._recent.last_word(request_id, reply_to)
             if word is not None:
                 self._spawn(self._send(reply_to, word))
             return
-        job = Job(self, request, reply_to, size, self._loop.time())
         self._recent.add(request_id)
+        self._enter(request, reply_to, size, None)
+
+    def _enter(
+        self, request: RequestPayload, reply_to: str, size: int, local: Local | None
+    ) -> None:
+        request_id = request.request_id
+        job = job_for(self, request, reply_to, size, self._loop.time(), local)
         self.jobs[request_id] = job
-        if job.expires_at is not None:
-            job.slot = self._deadlines.add(job.expires_at, job)
+        if job.expires_at < self._deadlines.next:
+            self._deadlines.schedule(job.expires_at)
         reason = self._admission.offer(job)
         if reason is not None:
             self.refused += 1
-            self._settle(job)
+            self.settle(job)
             self._recent.forget(request_id)
             error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
             self._spawn(self._send(reply_to, encode_error(request_id, error)))
@@ -243,6 +257,15 @@ class CallServer:
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
 
+    def dropped(self, key: str, reply_to: str) -> None:
+        """A request was dropped before it could be read: its caller need not wait to find out."""
+        self.refused += 1
+        request_id = key.partition("-")[0]
+        if request_id and reply_to:
+            reason = "requests arrive here faster than they can be read"
+            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
         if self.target.direct:
@@ -257,19 +280,14 @@ class CallServer:
     # ---------------------------------------------------------------------------------------- running
 
     def _start(self, job: Job) -> bool:
-        if job.answered:
-            # Its time ran out, or its caller left, while it stood in line.
-            return False
+        # Its time may have run out, or its caller left, while it stood in line.
+        return self._runners.add(job)
+
+    def _attend(self, job: Job) -> Coroutine[Any, Any, None]:
         request = job.request
         if request.credential is None:
-            work = self._answer(job, claimed_identity(request, self.target))
-        else:
-            work = self._identify(job, request.credential)
-        task = job.task = self._loop.create_task(work)
-        self._running.add(task)
-        # Not a `finally` in the task: one that is cancelled before its first step never gets there.
-        task.add_done_callback(partial(self._ended, job))
-        return True
+            return self._answer(job, claimed_identity(request, self.target))
+        return self._identify(job, request.credential)
 
     async def _identify(self, job: Job, credential: str) -> None:
         try:
@@ -283,20 +301,21 @@ class CallServer:
         request, registry = job.request, self.registry
         if request.operation_id in SERVICES and request.operation_id not in registry:
             registry = self._services
-        remaining = None if job.expires_at is None else job.expires_at - self._loop.time()
-        context = context_for(request, identity, remaining, registry, kept_by_door=True)
+        deadline = None
+        if job.expires_at != NEVER:
+            # Counted from its arrival: the clock of its caller may be another one.
+            deadline = (time() + job.expires_at - self._loop.time()) * 1000
+        context = context_for(request, identity, deadline, registry, Door(deadline=deadline))
         return answer(registry, request, context, job, job.pace)
 
-    def _ended(self, job: Job, task: "asyncio.Task[None]") -> None:
-        """Make room for the next job, and answer this one if it could not do so itself."""
-        self._running.discard(task)
-        self._admission.done(job)
-        if task.cancelled():
+    def _failed(self, job: Job, failure: BaseException) -> None:
+        """Answer a job that could not do so itself."""
+        if isinstance(failure, asyncio.CancelledError):
             self.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
-        elif (failure := task.exception()) is not None:
-            operation_id = job.request.operation_id
-            logger.error("%s could not be answered", operation_id, exc_info=failure)
-            self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
+            return
+        operation_id = job.request.operation_id
+        logger.error("%s could not be answered", operation_id, exc_info=failure)
+        self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
 
     def _expire(self, job: Job) -> None:
         reason = f"{job.request.operation_id} did not finish in time"
@@ -310,13 +329,11 @@ class CallServer:
         if job.task is not None:
             job.task.cancel()
 
-    def _settle(self, job: Job) -> None:
+    def settle(self, job: Job) -> None:
         """The call has had its end."""
         job.answered = True
         self.jobs.pop(job.request.request_id, None)
-        if job.slot:
-            self._deadlines.discard(job.slot, job)
-        if not self.jobs:
+        if not self.jobs and self._taking is None:
             self._idle.set()
 
     # ---------------------------------------------------------------------------------------- answering
@@ -325,11 +342,13 @@ class CallServer:
         """Send the event that ends a call, and keep it in case it does not arrive."""
         if job.answered:
             return _nothing()
-        self._settle(job)
+        self.settle(job)
         if len(body) > self.target.max_bytes:
             error = too_large(len(body), self.target.max_bytes)
             body = encode_error(job.request.request_id, error)
-        self._recent.finish(job.request.request_id, body)
+        if job.local is None:
+            # Within one process nothing is lost, and nobody will ask.
+            self._recent.finish(job.request.request_id, body, job.reply_to)
         return self.target.send(job.reply_to, body)
 
     async def _send(self, address: str, body: bytes) -> None:
@@ -349,10 +368,14 @@ class CallServer:
 
     async def _account(self, probe: ProbePayload) -> None:
         """Say which calls are here, and repeat the last word on those that have ended."""
-        held = [request_id for request_id in probe.request_ids if request_id in self.jobs]
+        held: list[str] = []
         for request_id in probe.request_ids:
-            word = self._recent.last_word(request_id)
-            if word is not None:
+            job = self.jobs.get(request_id)
+            word = self._recent.last_word(request_id, probe.reply_to)
+            # To whoever made the call: for everybody else it does not exist.
+            if job is not None and job.reply_to == probe.reply_to:
+                held.append(request_id)
+            elif word is not None:
                 await self._send(probe.reply_to, word)
         leaving = self._taking is None and not held
         payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)

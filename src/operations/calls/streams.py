@@ -22,6 +22,7 @@ from operations.calls.events import (
     encode_event,
     read_output,
 )
+from operations.calls.snapshots import size_of
 from operations.calls.states import SequenceError, Sequencer
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -52,13 +53,11 @@ class StreamEntry:
 
     Attributes:
         must_stop: Whether the worker has to be told that this ended.
-        timer: The deadline, if there is one.
     """
 
     def __init__(self, request_id: str, window: int) -> None:
         self.request_id = request_id
         self.must_stop = False
-        self.timer: asyncio.TimerHandle | None = None
         self.worker: str | None = None
         self._window = window
         self._granted = window
@@ -92,8 +91,11 @@ class StreamEntry:
         if self._ended:
             return
         if isinstance(event, CallResponded):
-            size = len(memoryview(event.payload.output))
-            self._items.append((read_output(event.payload.output), size))
+            output: Any = event.payload.output
+            envelope = read_output(output)
+            handed_over = envelope is output
+            size = size_of(envelope.data, 0) if handed_over else len(memoryview(output))
+            self._items.append((envelope, size))
             self._bytes += size
             if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
                 self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
@@ -120,8 +122,6 @@ class StreamEntry:
             return
         self._ended = True
         self._error = error
-        if self.timer is not None:
-            self.timer.cancel()
         self._wake()
 
     def stuck_for(self, now: float) -> float:

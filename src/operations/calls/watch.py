@@ -29,7 +29,7 @@ from operations.calls.events import (
     encode_event,
 )
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
 from operations.types import JSONObject
 
@@ -46,6 +46,9 @@ _LOOKS = 2
 
 _PER_PROBE = 1000
 """Calls asked after in one event."""
+
+_MAX_WORKERS = 10_000
+"""Workers of one group that are remembered: anybody may say that it is one."""
 
 _SETTLING = 2.0
 """Seconds after a reconnect in which workers may still be on their way back."""
@@ -98,7 +101,7 @@ class Watch:
         now = asyncio.get_running_loop().time()
         if alive.leaving:
             self._workers.pop(alive.worker, None)
-        else:
+        elif alive.worker in self._workers or len(self._workers) < _MAX_WORKERS:
             self._workers[alive.worker] = now
         for request_id in alive.request_ids:
             call = self._calls.pending.get(request_id)
@@ -115,6 +118,10 @@ class Watch:
     def restored(self) -> None:
         """The connection is back: ask at once for what was answered meanwhile."""
         self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self.hurry()
+
+    def hurry(self) -> None:
+        """Look now, and not only at the next heartbeat."""
         self._hurry.set()
 
     async def run(self) -> None:
@@ -168,11 +175,20 @@ class Watch:
     async def _silent_since(self, moment: float) -> tuple[set[str], set[str]]:
         """The workers that did not answer: those that are gone, and those that are there but busy."""
         silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
-        present = await asyncio.gather(*(self._calls.target.is_present(name) for name in silent))
+        present = await asyncio.gather(*map(self._is_present, silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:
-            del self._workers[worker]
+            self._workers.pop(worker, None)
         return gone, set(silent) - gone
+
+    async def _is_present(self, worker: str) -> bool:
+        try:
+            return await self._calls.target.is_present(worker)
+        except NotSentError:
+            if self._calls.target.is_connected:
+                # No address at all: whoever called itself that is no worker.
+                return False
+            raise
 
     def _is_lost(self, call: PendingCall, gone: set[str], busy: set[str]) -> bool:
         if call.worker in gone:

@@ -5,9 +5,9 @@ from secrets import SystemRandom
 _random = SystemRandom()
 
 _FIRST = 0.05
-_SOON = 0.8
+_SOON = 0.6
 _LATE = 5.0
-_PATIENT_ATTEMPTS = 24
+_PATIENT_ATTEMPTS = 32
 
 
 def reconnect_delay(attempt: int) -> float:

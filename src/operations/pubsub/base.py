@@ -8,10 +8,12 @@ Rule 1: a message is the JSON text of one event. Transports carry it and never l
         `type`, by which a socket tells what was put from what was sent.
 Rule 2: delivery is at most once. Whoever needs more asks again; nothing here retries what may have arrived.
 Rule 3: a transport reconnects by itself and restores what was listened to and taken from.
+Rule 4: within one process there is nothing to write: a transport that has a `local` side hands messages over as they
+        are, and nobody may change them.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from operations.access import Identity
 
@@ -19,15 +21,35 @@ PUT_TYPE = "call.requested"
 """The type of the events that are put into queues. Every other event is sent to a mailbox."""
 
 
+NOT_PRIVATE = (
+    "the broker lets this client into the mailboxes of others: give it permissions as in docs/recipes, "
+    "or connect without private=True"
+)
+
+
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
-    def receive(self, body: bytes, reply_to: str) -> None:
-        """A message arrived; `reply_to` is the mailbox an answer goes to, or empty."""
+    def receive(self, body: Any, reply_to: str) -> None:
+        """A message arrived: a text, or what was handed over as it is.
+
+        Args:
+            body: The message.
+            reply_to: The mailbox an answer goes to, or empty.
+        """
         ...
 
     def undelivered(self, key: str) -> None:
         """The message put under `key` found nobody to take it."""
+        ...
+
+    def dropped(self, key: str, reply_to: str) -> None:
+        """A message arrived, and was dropped because this process does not keep up.
+
+        Args:
+            key: The name of the message, if it was taken from a queue; else empty.
+            reply_to: The mailbox for its answers, if it was taken from a queue; else empty.
+        """
         ...
 
     def lost(self, reason: str) -> None:
@@ -47,6 +69,22 @@ class Subscription(Protocol):
         ...
 
 
+class Local(Protocol):
+    """The short way within one process: the message is there before the call returns, and cannot be lost."""
+
+    def give(self, address: str, message: Any) -> None:
+        """Hand `message` to everyone who listens at `address`."""
+        ...
+
+    def hand(self, queue: str, message: Any, reply_to: str) -> None:
+        """Hand `message` to one of those who take from `queue`.
+
+        Raises:
+            NobodyThereError: If nobody takes from it.
+        """
+        ...
+
+
 class EventTarget(Protocol):
     """Where events go: one connection to a broker, to a peer, or to this very process.
 
@@ -57,13 +95,30 @@ class EventTarget(Protocol):
         identity: Who is at the other end, where a connection has exactly one peer that signed in.
         max_bytes: The largest message that can be carried.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
+        local: The short way, where everyone is in this process; None where messages have to be written.
         is_connected: Whether the other end can be reached now.
     """
 
     trusted: bool
-    identity: Identity | None
-    max_bytes: int
     direct: bool
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest message that can be carried."""
+        ...
+
+    @max_bytes.setter
+    def max_bytes(self, size: int) -> None: ...
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who is at the other end, where that is known."""
+        ...
+
+    @property
+    def local(self) -> Local | None:
+        """The short way, where there is one."""
+        ...
 
     @property
     def is_connected(self) -> bool:

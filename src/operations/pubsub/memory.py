@@ -1,32 +1,48 @@
 """Events within one process and one event loop: nothing to install, nothing to lose.
 
-Messages are still JSON texts, so that what works here works over a broker.
+Nothing is written either: events are handed over as they are. What they carry is JSON all the same, and nobody else's
+to change, so that what works here works over a broker.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from secrets import token_hex
+from typing import Any
 
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import Local, Receiver
+from operations.pubsub.generations import Generations
 
-_MAX_SEEN = 50_000
+_MAX_SEEN = 40_000
 """Keys that are remembered, so that nothing is put twice."""
 
 
 class MemoryTarget:
-    """Callers and workers of one process. Trusted: whoever can send is our own code."""
+    """Callers and workers of one process. Trusted: whoever can send is our own code.
 
-    def __init__(self, *, trusted: bool = True, max_bytes: int = 64 * 1024 * 1024) -> None:
+    Args:
+        trusted: Believe the `identity` inside events.
+        max_bytes: The largest input or result, as JSON.
+        as_text: Write events as JSON texts, as every other target does, for those who want to look at them.
+    """
+
+    def __init__(
+        self,
+        *,
+        trusted: bool = True,
+        max_bytes: int = 64 * 1024 * 1024,
+        as_text: bool = False,
+    ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.local: Local | None = None if as_text else self
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._takers: dict[str, list[Receiver]] = {}
-        self._seen: dict[str, None] = {}
+        self._seen = Generations(_MAX_SEEN)
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -57,8 +73,12 @@ class MemoryTarget:
 
     async def send(self, address: str, body: bytes) -> None:
         """Hand `body` to the listeners before this returns."""
-        for receiver in tuple(self._listeners.get(address, ())):
-            receiver.receive(body, "")
+        self.give(address, body)
+
+    def give(self, address: str, message: Any) -> None:
+        """Hand `message` to the listeners."""
+        for receiver in self._listeners.get(address, ()):
+            receiver.receive(message, "")
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Hand `body` to one taker before this returns; a key that was seen before is dropped.
@@ -69,16 +89,16 @@ class MemoryTarget:
         """
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
+        if queue not in self._takers or self._seen.add(key):
+            self.hand(queue, body, reply_to)
+
+    def hand(self, queue: str, message: Any, reply_to: str) -> None:
+        """Hand `message` to one taker."""
         takers = self._takers.get(queue)
         if not takers:
             raise NobodyThereError(f"nobody takes from {queue!r}")
-        if key in self._seen:
-            return
-        self._seen[key] = None
-        if len(self._seen) > _MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
         self._turn += 1
-        takers[self._turn % len(takers)].receive(body, reply_to)
+        takers[self._turn % len(takers)].receive(message, reply_to)
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""
@@ -98,7 +118,10 @@ class MemoryTarget:
 
 
 class _Registration:
-    """One receiver at some names, until closed."""
+    """One receiver at some names, until closed.
+
+    The lists are replaced and never altered: somebody may be going through one.
+    """
 
     def __init__(
         self, table: dict[str, list[Receiver]], names: Sequence[str], receiver: Receiver
@@ -107,7 +130,7 @@ class _Registration:
         self._names = names
         self._receiver: Receiver | None = receiver
         for name in names:
-            table.setdefault(name, []).append(receiver)
+            table[name] = [*table.get(name, ()), receiver]
 
     async def aclose(self) -> None:
         """Remove the receiver; closing twice is harmless."""

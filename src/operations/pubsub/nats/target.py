@@ -10,6 +10,7 @@ Durable queues live in `durable`.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
@@ -21,12 +22,16 @@ from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerE
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import Receiver, Subscription
+from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
 from operations.pubsub.nats.durable import DurableQueues
+from operations.pubsub.signing import signed
 
 logger = logging.getLogger("operations")
 
 _NATS_ERRORS = (Error, OSError, EOFError)
+
+_SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
+"""An address without wild cards, much shorter than the longest line that a server reads."""
 
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
@@ -34,24 +39,46 @@ _PING_SECONDS = 0.3
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
 
-_MAX_UNREAD = 32 * 1024 * 1024
+MAX_UNREAD = 32 * 1024 * 1024
 """Bytes that may wait in this process for one subscription before more are dropped."""
 
 
-class NatsTarget:
-    """One client of a NATS server. Made by `connect_nats`."""
+class _StayingClient(Client):
+    """A client that connects again whatever the server says; the library's own closes for good at most errors."""
 
-    def __init__(self, *, prefix: str, client: str, trusted: bool, durable: bool) -> None:
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connecting or "permissions violation" in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            logger.warning("NATS: %s", err_msg)
+            await self._process_op_err(Error(f"nats: {err_msg}"))
+
+
+class NatsTarget:
+    """One client of a NATS server. Made by `connect_nats`.
+
+    Attributes:
+        dropped: Messages that arrived faster than they were read.
+    """
+
+    def __init__(
+        self, *, prefix: str, client: str, trusted: bool, durable: bool, max_unread: int
+    ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._boxes = f"{prefix}.box.{client}"
-        self._nats = Client()
+        self._nats = _StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
+        self.dropped = 0
+        self._max_unread = max_unread
+        self._receivers_of: dict[Any, Receiver] = {}
+        self._violations = 0
         self._attempt = 0
         self._connected = asyncio.Event()
 
@@ -112,9 +139,22 @@ class NatsTarget:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
-            logger.error("messages were dropped: they arrived faster than they were read")
-        else:
-            logger.debug("NATS: %s", error)
+            self._on_overflow(error)
+            return
+        if "permissions violation" in str(error).lower():
+            self._violations += 1
+        logger.debug("NATS: %s", error)
+
+    def _on_overflow(self, error: SlowConsumerError) -> None:
+        """A message was dropped in this process: whoever waits for it must not wait in vain."""
+        self.dropped += 1
+        level = logging.ERROR if self.dropped == 1 else logging.DEBUG
+        logger.log(level, "a message was dropped: they arrive faster than they are read")
+        receiver = self._receivers_of.get(error.sub)
+        if receiver is None:
+            return
+        mailbox, _, key = (error.reply or "").rpartition(".")
+        receiver.dropped(key if mailbox else "", mailbox)
 
     async def _on_lost(self) -> None:
         self._connected.clear()
@@ -137,6 +177,25 @@ class NatsTarget:
         except TimeoutError:
             raise NotSentError("NATS cannot be reached") from None
 
+    async def check_privacy(self) -> None:
+        """Make sure that the server keeps this client from the mailboxes of others.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        elsewhere = f"{self._prefix}.box.{token_hex(8)}.{token_hex(16)}"
+        for attempt in (
+            lambda: self._nats.subscribe(elsewhere),  # pyright: ignore[reportUnknownMemberType]
+            lambda: self._nats.publish(elsewhere, b""),
+        ):
+            before = self._violations
+            with suppress(*_NATS_ERRORS):
+                await attempt()
+            # Whatever the server has to say of it comes before this does.
+            await self._arrive()
+            if self._violations == before:
+                raise TransportError(NOT_PRIVATE)
+
     # ---------------------------------------------------------------------------------------- addresses
 
     def mailbox(self) -> str:
@@ -154,16 +213,18 @@ class NatsTarget:
         return address.startswith(f"{self._prefix}.box.")
 
     def _subject(self, address: str) -> str:
-        """Where a message to `address` is published.
+        """Where a message to `address` is published. It may come from anybody, so it is looked at closely.
 
         Raises:
-            NotSentError: If it is neither ours nor an inbox of a plain NATS client.
+            NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
+                server closes the connection of whoever publishes to something it cannot read.
         """
-        if self._is_mailbox(address):
-            return f"{address}._"
-        if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
-            return address
-        raise NotSentError(f"{address!r} is no address of ours")
+        if _SUBJECT.fullmatch(address) is not None:
+            if self._is_mailbox(address):
+                return f"{address}._"
+            if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
+                return address
+        raise NotSentError(f"{address[:100]!r} is no address of ours")
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
@@ -173,12 +234,13 @@ class NatsTarget:
             await self._subscribe(
                 f"{address}.>" if self._is_mailbox(address) else address,
                 self._to_mailbox(address, receiver),
+                receiver,
             )
             for address in addresses
         ]
         await self._arrive()
         self._receivers.append(receiver)
-        return _Subscriptions(subscriptions, lambda: self._receivers.remove(receiver))
+        return _Subscriptions(self, subscriptions, lambda: self._receivers.remove(receiver))
 
     def _to_mailbox(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
         async def deliver(message: Any) -> None:
@@ -236,9 +298,9 @@ class NatsTarget:
                 message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
             )
 
-        subscription = await self._subscribe(self._queue(queue), deliver, queue="workers")
+        subscription = await self._subscribe(self._queue(queue), deliver, receiver, queue="workers")
         await self._arrive()
-        return _Subscriptions([subscription], lambda: None)
+        return _Subscriptions(self, [subscription], lambda: None)
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
@@ -256,14 +318,24 @@ class NatsTarget:
     # ---------------------------------------------------------------------------------------- subscribing
 
     async def _subscribe(
-        self, subject: str, deliver: Callable[[Any], Awaitable[None]], queue: str = ""
+        self,
+        subject: str,
+        deliver: Callable[[Any], Awaitable[None]],
+        receiver: Receiver,
+        queue: str = "",
     ) -> Any:
         try:
-            return await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
-                subject, queue=queue, cb=deliver, pending_bytes_limit=_MAX_UNREAD
+            subscription = await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
+                subject, queue=queue, cb=deliver, pending_bytes_limit=self._max_unread
             )
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
+        self._receivers_of[subscription] = receiver
+        return subscription
+
+    def forget(self, subscription: Any) -> None:
+        """The subscription is closed."""
+        self._receivers_of.pop(subscription, None)
 
     async def _arrive(self) -> None:
         """Wait until the server has seen every subscription made so far.
@@ -283,7 +355,10 @@ class NatsTarget:
 class _Subscriptions:
     """Some subscriptions that are closed together."""
 
-    def __init__(self, subscriptions: list[Any], forget: Callable[[], None]) -> None:
+    def __init__(
+        self, target: NatsTarget, subscriptions: list[Any], forget: Callable[[], None]
+    ) -> None:
+        self._target = target
         self._subscriptions = subscriptions
         self._forget = forget
 
@@ -294,6 +369,7 @@ class _Subscriptions:
             return
         self._forget()
         for subscription in subscriptions:
+            self._target.forget(subscription)
             with suppress(*_NATS_ERRORS, TimeoutError):
                 async with asyncio.timeout(2):
                     await subscription.drain()
@@ -307,9 +383,12 @@ async def connect_nats(
     client: str = "any",
     trusted: bool = False,
     durable: bool = False,
+    private: bool = False,
+    secret: str | bytes | None = None,
+    max_unread: int = MAX_UNREAD,
     connect_timeout: float = 5.0,
     **options: Any,
-) -> AsyncGenerator[NatsTarget]:
+) -> AsyncGenerator[EventTarget]:
     """Connect to NATS for the length of an `async with` block; lost connections are restored.
 
     Args:
@@ -320,15 +399,25 @@ async def connect_nats(
         trusted: Believe the `identity` inside events: only where everyone who can publish may be anyone.
         durable: Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a
             prefix must agree.
+        private: Refuse to start unless the server keeps this client from the mailboxes of others.
+        secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
+        max_unread: Bytes that may wait in this process for one subscription. What comes beyond that is dropped, and
+            ends what waited for it with `RESOURCE_EXHAUSTED`.
         connect_timeout: Seconds for the first connection.
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
-        TransportError: If NATS cannot be reached now.
+        TransportError: If NATS cannot be reached now, or is not private although it should be.
+        ValueError: If the secret is too short to be one.
     """
-    target = NatsTarget(prefix=prefix, client=client, trusted=trusted, durable=durable)
+    target = NatsTarget(
+        prefix=prefix, client=client, trusted=trusted, durable=durable, max_unread=max_unread
+    )
+    signing = signed(target, secret)
     await target.open(url, options, connect_timeout)
     try:
-        yield target
+        if private:
+            await target.check_privacy()
+        yield signing
     finally:
         await target.aclose()

@@ -1,23 +1,38 @@
-"""The Pub/Sub connection of a Redis client."""
+"""The Pub/Sub connection of a Redis client, and the channels it listens to."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from operations.errors import TransportError
 from operations.pubsub.base import Receiver
 from operations.pubsub.redis.link import KEEPALIVE, SILENCE, Supervised, open_connection
 
 
-class Channels:
-    """The Pub/Sub connection: topics, and the presence of everything that listens here."""
+class Ear:
+    """A connection that only listens, and comes back by itself.
+
+    Args:
+        pool: Where connections come from.
+        wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
+        deliver: Takes every message.
+        lost: Hears that the connection broke.
+        restored: Hears that it is back.
+    """
 
     def __init__(
-        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
+        self,
+        pool: Any,
+        *,
+        wanted: Callable[[], Iterable[str]],
+        deliver: Callable[[Any], None],
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
     ) -> None:
         self._pool = pool
+        self._wanted = wanted
+        self._deliver = deliver
         self._restored = restored
-        self._receivers: dict[str, list[Receiver | None]] = {}
-        self._confirmed: dict[str, asyncio.Event] = {}
         self._connection: Any = None
         self._heard_at = 0.0
         self._supervised = Supervised(self._live, lost)
@@ -37,34 +52,19 @@ class Channels:
         """Disconnect."""
         await self._supervised.stop()
 
-    async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Subscribe; returns when the server has confirmed it."""
-        first = channel not in self._receivers
-        self._receivers.setdefault(channel, []).append(receiver)
-        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        if first and self._connection is not None:
-            await self._connection.send_command("SUBSCRIBE", channel)
-        await confirmed.wait()
-
-    async def unsubscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Undo one `subscribe`."""
-        receivers = self._receivers.get(channel, [])
-        if receiver in receivers:
-            receivers.remove(receiver)
-        elif None in receivers:
-            receivers.remove(None)
-        if not receivers and self._receivers.pop(channel, None) is not None:
-            self._confirmed.pop(channel, None)
-            if self._connection is not None:
-                await self._connection.send_command("UNSUBSCRIBE", channel)
+    async def tell(self, *command: str) -> None:
+        """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
+        if self._connection is not None:
+            await self._connection.send_command(*command)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)
         loop = asyncio.get_running_loop()
         keep_alive: asyncio.Task[None] | None = None
         try:
-            if self._receivers:
-                await connection.send_command("SUBSCRIBE", *self._receivers)
+            command = tuple(self._wanted())
+            if command:
+                await connection.send_command(*command)
             self._connection = connection
             self._heard_at = loop.time()
             keep_alive = loop.create_task(self._keep_alive(connection))
@@ -75,12 +75,78 @@ class Channels:
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
-                self._deliver(message)
+                # Without any subscription the answer to a PING is no message.
+                if isinstance(message, list):
+                    self._deliver(message)
         finally:
             self._connection = None
             if keep_alive is not None:
                 keep_alive.cancel()
             await connection.disconnect(nowait=True)
+
+    async def _keep_alive(self, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            if loop.time() - self._heard_at > SILENCE:
+                # Wakes the reader with an error.
+                await connection.disconnect(nowait=True)
+                return
+            await connection.send_command("PING")
+
+
+class Channels:
+    """The channels of a client: topics, and the presence of everything that listens here."""
+
+    def __init__(
+        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
+    ) -> None:
+        self._receivers: dict[str, list[Receiver | None]] = {}
+        self._confirmed: dict[str, asyncio.Event] = {}
+        self._ear = Ear(
+            pool, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
+        )
+        self.open = self._ear.open
+        self.aclose = self._ear.aclose
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection stands."""
+        return self._ear.is_up
+
+    async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
+        """Subscribe; returns when the server has confirmed it.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        first = channel not in self._receivers
+        self._receivers.setdefault(channel, []).append(receiver)
+        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
+        if first:
+            await self._ear.tell("SUBSCRIBE", channel)
+        try:
+            async with asyncio.timeout(SILENCE):
+                await confirmed.wait()
+        except TimeoutError:
+            await self.unsubscribe(channel, receiver)
+            raise TransportError(
+                f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
+            ) from None
+
+    async def unsubscribe(self, channel: str, receiver: Receiver | None) -> None:
+        """Undo one `subscribe`."""
+        receivers = self._receivers.get(channel, [])
+        if receiver in receivers:
+            receivers.remove(receiver)
+        elif None in receivers:
+            receivers.remove(None)
+        if not receivers and self._receivers.pop(channel, None) is not None:
+            self._confirmed.pop(channel, None)
+            await self._ear.tell("UNSUBSCRIBE", channel)
+
+    def _wanted(self) -> Iterable[str]:
+        return ("SUBSCRIBE", *self._receivers) if self._receivers else ()
 
     def _deliver(self, message: Any) -> None:
         kind, channel = message[0], message[1].decode() if message[1] else ""
@@ -92,13 +158,3 @@ class Channels:
             confirmed = self._confirmed.get(channel)
             if confirmed is not None:
                 confirmed.set()
-
-    async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
-                # Wakes the reader with an error.
-                await connection.disconnect(nowait=True)
-                return
-            await connection.send_command("PING")

@@ -14,14 +14,8 @@ import msgspec
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
-from operations.pubsub.redis.link import (
-    KEEPALIVE,
-    SILENCE,
-    Link,
-    Supervised,
-    open_connection,
-    open_pool,
-)
+from operations.pubsub.redis.channels import Ear
+from operations.pubsub.redis.link import Link, open_pool
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
@@ -42,15 +36,20 @@ class RedisInteropTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._pool = open_pool(url)
         self._link = Link(self._pool, _nothing, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
-        self._connection: Any = None
-        self._heard_at = 0.0
-        self._ready = asyncio.Event()
-        self._reader = Supervised(self._read, self._lost)
+        self._confirmed = asyncio.Event()
+        self._ear = Ear(
+            self._pool,
+            wanted=lambda: ("PSUBSCRIBE", f"{_literally(prefix)}call.*"),
+            deliver=self._deliver,
+            lost=self._lost,
+            restored=self._restored,
+        )
 
     async def open(self) -> None:
         """Connect, and subscribe to every event.
@@ -59,19 +58,19 @@ class RedisInteropTarget:
             TransportError: If Redis cannot be reached.
         """
         await self._link.open()
-        self._reader.start()
-        await self._ready.wait()
+        await self._ear.open()
+        await self._confirmed.wait()
 
     async def aclose(self) -> None:
         """Disconnect."""
-        await self._reader.stop()
+        await self._ear.aclose()
         await self._link.aclose()
         await self._pool.disconnect()
 
     @property
     def is_connected(self) -> bool:
         """Whether Redis can be reached now."""
-        return self._link.is_up and self._connection is not None
+        return self._link.is_up and self._ear.is_up
 
     def mailbox(self) -> str:
         """Nothing: there are no private addresses here."""
@@ -125,45 +124,13 @@ class RedisInteropTarget:
 
     # ---------------------------------------------------------------------------------------- reading
 
-    async def _read(self) -> None:
-        connection = await open_connection(self._pool)
-        loop = asyncio.get_running_loop()
-        keep_alive: asyncio.Task[None] | None = None
-        try:
-            await connection.send_command("PSUBSCRIBE", f"{_literally(self._prefix)}call.*")
-            await connection.read_response()
-            self._connection = connection
-            self._heard_at = loop.time()
-            keep_alive = loop.create_task(self._keep_alive(connection))
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._reader.attempt = 0
-            while True:
-                message = await connection.read_response()
-                self._heard_at = loop.time()
-                if message[0] == b"pmessage":
-                    self._deliver(message[2].decode(), message[3])
-        finally:
-            self._connection = None
-            if keep_alive is not None:
-                keep_alive.cancel()
-            await connection.disconnect(nowait=True)
-
-    def _deliver(self, channel: str, body: bytes) -> None:
-        is_request = channel.startswith(f"{self._prefix}{PUT_TYPE}:")
-        for receiver in tuple(self._takers if is_request else self._listeners):
-            receiver.receive(body, "")
-
-    async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
-                # Wakes the reader with an error.
-                await connection.disconnect(nowait=True)
-                return
-            await connection.send_command("PING")
+    def _deliver(self, message: Any) -> None:
+        if message[0] == b"psubscribe":
+            self._confirmed.set()
+        elif message[0] == b"pmessage":
+            is_request = message[2].startswith(f"{self._prefix}{PUT_TYPE}:".encode())
+            for receiver in tuple(self._takers if is_request else self._listeners):
+                receiver.receive(message[3], "")
 
     def _lost(self, reason: str) -> None:
         for receiver in (*self._listeners, *self._takers):

@@ -92,6 +92,10 @@ class Supervised:
                 if self.attempt == 0:
                     logger.warning("the connection to Redis was lost: %s", error)
                 self._lost(f"the connection to Redis was lost: {error}")
+            except Exception as error:
+                # Nobody else would notice: whatever it is, the next connection is a new chance.
+                logger.exception("reading from Redis failed")
+                self._lost(f"reading from Redis failed: {error}")
             else:
                 return
             await asyncio.sleep(reconnect_delay(self.attempt))

@@ -5,6 +5,7 @@ Each has a connection of its own, because a read that waits keeps everything beh
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any
 
@@ -30,29 +31,20 @@ _TRIM_EVERY = 256
 """Messages read between clean-ups of a mailbox."""
 
 
-class MailboxReader:
-    """Reads mailboxes on a connection of its own, where it can wait for as long as it takes."""
+class _Reader:
+    """Waits at the server on a connection of its own, and on the next one when that breaks."""
 
     def __init__(
-        self,
-        pool: Any,
-        link: Link,
-        boxes: list[str],
-        receiver: Receiver,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
+        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
     ) -> None:
         self._pool = pool
         self._link = link
-        self._receiver = receiver
         self._restored = restored
-        self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
         self._supervised = Supervised(self._live, lost)
         self._ready = asyncio.Event()
-        self._since_trim = 0
 
     async def open(self) -> None:
-        """Make the streams and start to read; what is sent from now on arrives.
+        """Make what is read and start to read; what is sent from now on arrives.
 
         Raises:
             TransportError: If Redis cannot be reached.
@@ -64,6 +56,36 @@ class MailboxReader:
             await connection.disconnect()
         self._supervised.start()
         await self._ready.wait()
+
+    async def _live(self) -> None:
+        connection = await open_connection(self._pool)
+        try:
+            await self._create(connection)
+            if self._ready.is_set():
+                self._restored()
+            self._ready.set()
+            self._supervised.attempt = 0
+            await self._read(connection)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    async def _create(self, connection: Any) -> None:
+        """Make what is read, where it is not there."""
+        raise NotImplementedError
+
+    async def _read(self, connection: Any) -> None:
+        """Read until the connection breaks."""
+        raise NotImplementedError
+
+
+class MailboxReader(_Reader):
+    """Reads mailboxes."""
+
+    def __init__(self, *wiring: Any, boxes: list[str], receiver: Receiver) -> None:
+        super().__init__(*wiring)
+        self._receiver = receiver
+        self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
+        self._since_trim = 0
 
     async def aclose(self) -> None:
         """Stop reading, and take the streams away."""
@@ -80,31 +102,19 @@ class MailboxReader:
             if not position:
                 self._positions[box] = added
 
-    async def _live(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.attempt = 0
-            renewed_at = asyncio.get_running_loop().time()
-            while True:
-                command = (
-                    *("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS"),
-                    *self._positions,
-                )
-                answer = await ask(connection, *command, *self._positions.values())
-                for box, entries in answer or ():
-                    self._deliver(box.decode(), entries)
-                now = asyncio.get_running_loop().time()
-                if now - renewed_at > _MAILBOX_SECONDS / 4:
-                    renewed_at = now
-                    await self._create(connection)
-                elif self._since_trim >= _TRIM_EVERY:
-                    await self._trim()
-        finally:
-            await connection.disconnect(nowait=True)
+    async def _read(self, connection: Any) -> None:
+        renewed_at = asyncio.get_running_loop().time()
+        while True:
+            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS", *self._positions)
+            answer = await ask(connection, *command, *self._positions.values())
+            for box, entries in answer or ():
+                self._deliver(box.decode(), entries)
+            now = asyncio.get_running_loop().time()
+            if now - renewed_at > _MAILBOX_SECONDS / 4:
+                renewed_at = now
+                await self._create(connection)
+            elif self._since_trim >= _TRIM_EVERY:
+                await self._trim()
 
     def _deliver(self, box: str, entries: list[Any]) -> None:
         for entry_id, fields in entries:
@@ -121,52 +131,28 @@ class MailboxReader:
                 await self._link.tell("XTRIM", box, "MINID", position)
 
 
-class QueueReader:
-    """Takes from a queue on a connection of its own."""
+class QueueReader(_Reader):
+    """Takes from a queue."""
 
     def __init__(
-        self,
-        pool: Any,
-        link: Link,
-        name: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
+        self, *wiring: Any, name: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> None:
-        self._pool = pool
-        self._link = link
+        super().__init__(*wiring)
         self._name = name
         self._receiver = receiver
         self._capacity = capacity
-        self._restored = restored
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False
-        self._supervised = Supervised(self._live, lost)
-        self._ready = asyncio.Event()
-
-    async def open(self) -> None:
-        """Make the queue and start to take.
-
-        Raises:
-            TransportError: If Redis cannot be reached.
-        """
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-        finally:
-            await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
 
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is taken and then dropped."""
         self._closing = True
         if self._link.is_up and self._client_id is not None:
-            await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
-            async with asyncio.timeout(_BLOCK / 1000 + 1):
-                await self._supervised.ended()
+            with suppress(TransportError, TimeoutError):
+                await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
+                async with asyncio.timeout(_BLOCK / 1000 + 1):
+                    await self._supervised.ended()
         await self._supervised.stop()
         if self._link.is_up:
             await self._link.tell("XGROUP", "DELCONSUMER", self._name, "workers", self._consumer)
@@ -178,37 +164,28 @@ class QueueReader:
             if "BUSYGROUP" not in str(error):
                 raise TransportError(f"Redis: {error}") from error
 
-    async def _live(self) -> None:
-        connection = await open_connection(self._pool)
-        try:
-            await self._create(connection)
-            self._client_id = await ask(connection, "CLIENT", "ID")
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.attempt = 0
-            while not self._closing:
-                # At most once: what is taken is not offered again. A caller that needs more asks again.
-                count = min(_BATCH, self._capacity())
-                if count <= 0:
-                    # Others may have room. What is left after a moment is ours to queue, or to refuse quickly.
-                    await asyncio.sleep(_YIELD)
-                    count = _BATCH
-                try:
-                    answer = await ask(
-                        connection,
-                        *("XREADGROUP", "GROUP", "workers", self._consumer),
-                        *("COUNT", count, "BLOCK", _BLOCK, "NOACK", "STREAMS", self._name, ">"),
-                    )
-                except ResponseError as error:
-                    if "NOGROUP" not in str(error):
-                        raise TransportError(f"Redis: {error}") from error
-                    await self._create(connection)
-                    continue
-                for _, entries in answer or ():
-                    await self._deliver(entries)
-        finally:
-            await connection.disconnect(nowait=True)
+    async def _read(self, connection: Any) -> None:
+        self._client_id = await ask(connection, "CLIENT", "ID")
+        while not self._closing:
+            # At most once: what is taken is not offered again. A caller that needs more asks again.
+            count = min(_BATCH, self._capacity())
+            if count <= 0:
+                # Others may have room. What is left after a moment is ours to queue, or to refuse quickly.
+                await asyncio.sleep(_YIELD)
+                count = _BATCH
+            try:
+                answer = await ask(
+                    connection,
+                    *("XREADGROUP", "GROUP", "workers", self._consumer),
+                    *("COUNT", count, "BLOCK", _BLOCK, "NOACK", "STREAMS", self._name, ">"),
+                )
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise TransportError(f"Redis: {error}") from error
+                await self._create(connection)
+                continue
+            for _, entries in answer or ():
+                await self._deliver(entries)
 
     async def _deliver(self, entries: list[Any]) -> None:
         if self._link.is_up:

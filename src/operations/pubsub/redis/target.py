@@ -11,19 +11,20 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from secrets import token_hex
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.link import Link, ask, open_pool
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.signing import signed
 
 logger = logging.getLogger("operations")
 
@@ -66,6 +67,7 @@ class RedisTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.local = None
         self._prefix = prefix
         self._client = client
         self._max_backlog = max_backlog
@@ -73,6 +75,7 @@ class RedisTarget:
         self._script = ""
         self._link = Link(self._pool, self._prepare, self._lost, self._restored)
         self._channels = Channels(self._pool, self._lost, self._restored)
+        self._wiring = (self._pool, self._link, self._lost, self._restored)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
@@ -93,6 +96,25 @@ class RedisTarget:
         await self._channels.aclose()
         await self._link.aclose()
         await self._pool.disconnect()
+
+    async def check_privacy(self) -> None:
+        """Make sure that Redis keeps this client from the mailboxes of others.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        elsewhere = f"{self._prefix}box:{token_hex(8)}:{token_hex(16)}"
+        for command in (
+            ("XADD", elsewhere, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", elsewhere, "0"),
+        ):
+            try:
+                await self._link.request(*command)
+            except NoPermissionError:
+                continue
+            except ResponseError as error:
+                raise TransportError(f"Redis: {error}") from error
+            raise TransportError(NOT_PRIVATE)
 
     async def _prepare(self, connection: Any) -> None:
         self._script = (await ask(connection, "SCRIPT", "LOAD", _PUT)).decode()
@@ -125,32 +147,28 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Listening":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Undoing":
         """Listen at `addresses`."""
         boxes = [address for address in addresses if self._is_mailbox(address)]
         reader = None
         if boxes:
-            reader = MailboxReader(
-                self._pool, self._link, boxes, receiver, self._lost, self._restored
-            )
+            reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
             await reader.open()
             self._readers.add(reader)
         self._receivers.append(receiver)
         for address in addresses:
             await self._channels.subscribe(address, None if address in boxes else receiver)
-        return _Listening(self, addresses, receiver, reader)
 
-    async def stop_listening(
-        self, addresses: Sequence[str], receiver: Receiver, reader: MailboxReader | None
-    ) -> None:
-        """Undo `listen`."""
-        if receiver in self._receivers:
-            self._receivers.remove(receiver)
-        for address in addresses:
-            await self._channels.unsubscribe(address, receiver)
-        if reader is not None:
-            self._readers.discard(reader)
-            await reader.aclose()
+        async def stop() -> None:
+            if receiver in self._receivers:
+                self._receivers.remove(receiver)
+            for address in addresses:
+                await self._channels.unsubscribe(address, receiver)
+            if reader is not None:
+                self._readers.discard(reader)
+                await reader.aclose()
+
+        return _Undoing(stop)
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}box:")
@@ -181,22 +199,21 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Taking":
+    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Undoing":
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
-        reader = QueueReader(
-            self._pool, self._link, name, receiver, capacity, self._lost, self._restored
-        )
+        reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
         await reader.open()
         self._readers.add(reader)
         await self._channels.subscribe(name, None)
-        return _Taking(self, name, receiver, reader)
 
-    async def stop_taking(self, name: str, receiver: Receiver, reader: QueueReader) -> None:
-        """Undo `take`; what was taken is delivered first."""
-        await self._channels.unsubscribe(name, receiver)
-        self._readers.discard(reader)
-        await reader.aclose()
+        async def stop() -> None:
+            # What was taken is delivered first.
+            await self._channels.unsubscribe(name, None)
+            self._readers.discard(reader)
+            await reader.aclose()
+
+        return _Undoing(stop)
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
@@ -264,34 +281,16 @@ class _Batch:
         self.answer.exception()
 
 
-class _Listening:
-    """A receiver at some addresses, until closed."""
+class _Undoing:
+    """A receiver somewhere, until closed; closing twice is harmless."""
 
-    def __init__(
-        self,
-        target: RedisTarget,
-        addresses: Sequence[str],
-        receiver: Receiver,
-        reader: MailboxReader | None,
-    ) -> None:
-        self._target = target
-        self._undo = (addresses, receiver, reader)
+    def __init__(self, undo: Callable[[], Awaitable[None]]) -> None:
+        self._undo: Callable[[], Awaitable[None]] | None = undo
 
     async def aclose(self) -> None:
-        await self._target.stop_listening(*self._undo)
-
-
-class _Taking:
-    """A receiver at a queue, until closed."""
-
-    def __init__(
-        self, target: RedisTarget, name: str, receiver: Receiver, reader: QueueReader
-    ) -> None:
-        self._target = target
-        self._undo = (name, receiver, reader)
-
-    async def aclose(self) -> None:
-        await self._target.stop_taking(*self._undo)
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            await undo()
 
 
 @asynccontextmanager
@@ -303,7 +302,9 @@ async def connect_redis(
     trusted: bool = False,
     max_bytes: int = 16 * 1024 * 1024,
     max_backlog: int = 100_000,
-) -> AsyncGenerator[RedisTarget]:
+    private: bool = False,
+    secret: str | bytes | None = None,
+) -> AsyncGenerator[EventTarget]:
     """Connect to Redis for the length of an `async with` block; lost connections are restored.
 
     Args:
@@ -313,9 +314,12 @@ async def connect_redis(
         trusted: Believe the `identity` inside events: only where everyone who can write may be anyone.
         max_bytes: The largest message.
         max_backlog: Requests that may wait in a queue before more are refused.
+        private: Refuse to start unless Redis keeps this client from the mailboxes of others.
+        secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
 
     Raises:
-        TransportError: If Redis cannot be reached now.
+        TransportError: If Redis cannot be reached now, or is not private although it should be.
+        ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(
         url,
@@ -325,8 +329,11 @@ async def connect_redis(
         max_bytes=max_bytes,
         max_backlog=max_backlog,
     )
+    signing = signed(target, secret)
     await target.open()
     try:
-        yield target
+        if private:
+            await target.check_privacy()
+        yield signing
     finally:
         await target.aclose()

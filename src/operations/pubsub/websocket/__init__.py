@@ -1,0 +1,26 @@
+"""Events over one WebSocket: both ends may call, and both may serve."""
+
+from importlib.util import find_spec
+
+from operations.errors import MissingExtraError
+
+if find_spec("websockets") is None:
+    raise MissingExtraError("operations.pubsub.websocket", extra="websocket")
+
+from operations.pubsub.websocket.accepting import (
+    AcceptedTarget,
+    accept_websocket,
+    serve_websocket,
+)
+from operations.pubsub.websocket.dialing import connect_websocket
+from operations.pubsub.websocket.sockets import Socket
+from operations.pubsub.websocket.target import WebSocketTarget
+
+__all__ = [
+    "AcceptedTarget",
+    "Socket",
+    "WebSocketTarget",
+    "accept_websocket",
+    "connect_websocket",
+    "serve_websocket",
+]

@@ -1,0 +1,107 @@
+"""The calling end of a WebSocket, which connects again."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from operations.access import Identity
+from operations.errors import TransportError
+from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
+from operations.pubsub.websocket.target import WebSocketTarget
+
+logger = logging.getLogger("operations")
+
+
+@asynccontextmanager
+async def connect_websocket(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    identity: Identity | None = None,
+    trusted: bool = False,
+    max_bytes: int = MAX_BYTES,
+    interop: bool = False,
+    **options: Any,
+) -> AsyncGenerator[WebSocketTarget]:
+    """Connect to a WebSocket for the length of an `async with` block; a lost connection is restored.
+
+    Args:
+        url: `ws://` or `wss://`.
+        headers: To send with the handshake, for example a bearer token.
+        identity: Who the server is, for operations that it calls here.
+        trusted: Believe the `identity` inside events.
+        max_bytes: The largest message, both ways.
+        interop: Speak the original protocol: subscribe to topics by control messages.
+        options: For `websockets.connect`, for example `ssl`.
+
+    Raises:
+        TransportError: If the server cannot be reached now, or refuses the handshake.
+    """
+
+    async def dial() -> Any:
+        try:
+            return await connect(
+                url,
+                additional_headers=headers,
+                max_size=max_bytes,
+                **{**SETTINGS, **options},
+            )
+        except (WebSocketException, OSError, TimeoutError) as error:
+            raise TransportError(f"{url} cannot be reached: {error}") from error
+
+    target = _DialedTarget(
+        dial, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop
+    )
+    await target.start()
+    try:
+        yield target
+    finally:
+        await target.aclose()
+
+
+class _DialedTarget(WebSocketTarget):
+    """The calling end, which connects again."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
+        super().__init__(**options)
+        self._dial = dial
+        self._connection: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._connection = await self._dial()
+        self._socket = LibrarySocket(self._connection)
+        self._task = asyncio.get_running_loop().create_task(self._stay())
+
+    async def _stay(self) -> None:
+        while True:
+            reason = await self.run(LibrarySocket(self._connection))
+            logger.warning("%s; connecting again", reason)
+            attempt = 0
+            while True:
+                await asyncio.sleep(reconnect_delay(attempt))
+                attempt += 1
+                try:
+                    self._connection = await self._dial()
+                except TransportError as error:
+                    logger.debug("not yet: %s", error)
+                else:
+                    break
+            self._socket = LibrarySocket(self._connection)
+            self.restored()
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._connection.close()
+
+    def _is_wanted(self, body: bytes) -> bool:
+        # The other side decides what it listens to; a client sends what it has to say.
+        return True

@@ -1,0 +1,211 @@
+"""One end of a WebSocket, whichever it is.
+
+Every message is a text frame with the JSON of one event. There is nobody but the peer, so addresses do not matter:
+requests go to whoever takes at the other end, everything else to whoever listens there.
+
+Rule 1: the connection is the peer. When it breaks, all that was asked over it is lost, and said to be.
+Rule 2: a client connects again by itself; a server's end of a connection is over when it breaks.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from operations.access import Identity
+from operations.errors import NotSentError, TooLargeError, TransportError
+from operations.pubsub.base import PUT_TYPE, Receiver, Registration
+from operations.pubsub.websocket.sockets import Socket
+from operations.pubsub.websocket.topics import (
+    CALLER_TOPICS,
+    CONTROLS,
+    WORKER_TOPICS,
+    Topics,
+    read_frame,
+    subscription_to,
+)
+
+logger = logging.getLogger("operations")
+
+_MAX_EARLY = 100
+"""Messages that are kept for the first one to listen."""
+
+_PEER = "peer"
+_CALL_START = b'{"type":"call.'
+_REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
+
+
+class WebSocketTarget:
+    """One end of a WebSocket.
+
+    Attributes:
+        malformed: Frames that were no events.
+    """
+
+    def __init__(
+        self, *, trusted: bool, identity: Identity | None, max_bytes: int, interop: bool
+    ) -> None:
+        self.trusted = trusted
+        self.identity = identity
+        self.max_bytes = max_bytes
+        self.direct = True
+        self.local = None
+        self.malformed = 0
+        self._topics = Topics() if interop else None
+        self._socket: Socket | None = None
+        self._connected = asyncio.Event()
+        self._attached = asyncio.Event()
+        self._early: list[bytes] = []
+        self._listeners: list[Receiver] = []
+        self._takers: list[Receiver] = []
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the peer is there now."""
+        return self._socket is not None
+
+    def mailbox(self) -> str:
+        """The peer."""
+        return _PEER
+
+    def topic(self, name: str) -> str:
+        """The peer."""
+        return _PEER
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
+        """Get everything but requests that the peer sends."""
+        registration = Registration(self._listeners, receiver)
+        self._attach()
+        await self._announce(CALLER_TOPICS)
+        return registration
+
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> Registration:
+        """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
+        registration = Registration(self._takers, receiver)
+        self._attach()
+        await self._announce(WORKER_TOPICS)
+        return registration
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Send to the peer."""
+        if len(body) > self.max_bytes:
+            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
+        socket = self._socket
+        if socket is None:
+            raise NotSentError("the WebSocket is not connected")
+        if self._topics is not None and not self._is_wanted(body):
+            return
+        try:
+            await socket.send(body)
+        except EOFError as error:
+            raise TransportError(f"the WebSocket was closed: {error}") from error
+
+    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+        """Send a request to the peer."""
+        if self._socket is None:
+            try:
+                async with asyncio.timeout(wait):
+                    await self._connected.wait()
+            except TimeoutError:
+                raise NotSentError("the WebSocket is not connected") from None
+        await self.send(_PEER, body)
+
+    async def is_present(self, address: str) -> bool:
+        """Whether the peer is there."""
+        return self._socket is not None
+
+    async def set_aside(self, queue: str, body: bytes) -> None:
+        """Only say so: there is nowhere to keep it."""
+        logger.error("a request that broke its peer was dropped")
+
+    # ---------------------------------------------------------------------------------------- the socket
+
+    async def run(self, socket: Socket) -> str:
+        """Carry events until the socket closes; gives the reason."""
+        if self._topics is not None:
+            self._topics.clear()
+        self._socket = socket
+        self._connected.set()
+        reason = "the WebSocket was closed"
+        try:
+            await self._announce(CALLER_TOPICS if self._listeners else ())
+            await self._announce(WORKER_TOPICS if self._takers else ())
+            while True:
+                body = await socket.receive()
+                if self._attached.is_set():
+                    self._deliver(body)
+                else:
+                    await self._keep(body)
+        except EOFError as error:
+            reason = f"{reason}: {error}" if str(error) else reason
+        finally:
+            self._socket = None
+            self._connected.clear()
+            for receiver in (*self._listeners, *self._takers):
+                receiver.lost(reason)
+        return reason
+
+    async def _keep(self, body: bytes) -> None:
+        """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
+        self._early.append(body)
+        if len(self._early) >= _MAX_EARLY:
+            await self._attached.wait()
+
+    def _attach(self) -> None:
+        """Somebody is ready: deliver what came before."""
+        self._attached.set()
+        early, self._early = self._early, []
+        for body in early:
+            self._deliver(body)
+
+    def restored(self) -> None:
+        """The peer is back."""
+        for receiver in (*self._listeners, *self._takers):
+            receiver.restored()
+
+    def _deliver(self, body: bytes) -> None:
+        if body.startswith(_REQUEST_START):
+            is_request = True
+        elif body.startswith(_CALL_START):
+            # Written as we write: the type is known without reading further.
+            is_request = False
+        else:
+            try:
+                frame = read_frame(body)
+            except (ValueError, RecursionError):
+                self.malformed += 1
+                return
+            if frame.type in CONTROLS:
+                self._control(frame.type, frame.payload)
+                return
+            is_request = frame.type == PUT_TYPE
+        receivers = self._takers[:1] or self._listeners if is_request else self._listeners
+        for receiver in tuple(receivers):
+            receiver.receive(body, _PEER)
+
+    # ---------------------------------------------------------------------------------------- interop
+
+    def _control(self, kind: str, payload: Any) -> None:
+        """Heed the original protocol's way to say which events a peer wants."""
+        if self._topics is None or not self._topics.control(kind, payload):
+            self.malformed += 1
+
+    async def wants(self, topic: str) -> None:
+        """Wait until the peer has subscribed to `topic`, for example to `call.requested:`."""
+        if self._topics is not None:
+            await self._topics.wait_for(topic)
+
+    async def _announce(self, topics: Sequence[str]) -> None:
+        socket = self._socket
+        if self._topics is None or socket is None:
+            return
+        for topic in topics:
+            with suppress(EOFError):
+                await socket.send(subscription_to(topic))
+
+    def _is_wanted(self, body: bytes) -> bool:
+        """Whether the peer wants to hear this."""
+        return self._topics is None or self._topics.has(body)

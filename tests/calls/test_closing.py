@@ -1,0 +1,212 @@
+"""Ends in every order: closing, cancelling and losing the broker while the others are still at it."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.waiting import started, until
+from tests.calls.worlds import BrokerWorld, World, calling, nats_world, redis_world
+from tests.servers import Broker, NatsServer, RedisServer, running
+
+from operations.access import Identity
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+
+@pytest.mark.requirement("R12")
+async def test_a_call_can_be_cancelled_at_every_step(
+    world: World, registry: OperationRegistry
+) -> None:
+    async with calling(world, registry) as calls:
+        for steps in range(30):
+            task = asyncio.create_task(calls.call("math.add", {"a": steps, "b": 1}))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(outcome, asyncio.CancelledError) or outcome.data == steps + 1
+            assert len(calls) == 0
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.requirement("R12", "R33")
+async def test_a_subscription_can_be_cancelled_at_every_step(
+    world: World, registry: OperationRegistry
+) -> None:
+    async def read(calls: PendingRequestMap) -> list[Any]:
+        return [item.data async for item in calls.subscribe("count.up", {"n": 5})]
+
+    async with calling(world, registry) as calls:
+        for steps in range(30):
+            task = asyncio.create_task(read(calls))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            outcome: Any = (await asyncio.gather(task, return_exceptions=True))[0]
+            assert isinstance(outcome, asyncio.CancelledError) or outcome == [0, 1, 2, 3, 4]
+        await until(lambda: len(calls) == 0)
+        assert await read(calls) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("first", ["target", "map", "worker"])
+async def test_what_is_closed_in_the_wrong_order_ends_all_the_same(
+    world: World, registry: OperationRegistry, first: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    async with AsyncExitStack() as outer:
+        serving, connecting = AsyncExitStack(), AsyncExitStack()
+        await serving.enter_async_context(world.serve(registry, grace=0.1))
+        target = await connecting.enter_async_context(world.connect())
+        calls = PendingRequestMap(target)
+        await calls.open()
+        outer.push_async_callback(serving.aclose)
+        outer.push_async_callback(connecting.aclose)
+        outer.push_async_callback(calls.aclose)
+        call = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=3)
+        )
+        await until(lambda: started(path))
+        with anyio.fail_after(10):
+            if first == "target":
+                await connecting.aclose()
+                await calls.aclose()
+            elif first == "map":
+                await calls.aclose()
+            else:
+                await serving.aclose()
+            outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
+        with anyio.fail_after(10):
+            await outer.aclose()
+
+    assert isinstance(outcome, CallError)
+    assert outcome.code in (ErrorCode.ABORTED, ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
+
+
+@pytest.fixture(params=("redis", "nats"))
+def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
+    """A broker that a test may kill."""
+    with running(RedisServer() if request.param == "redis" else NatsServer()) as broker:
+        yield broker, (redis_world if request.param == "redis" else nats_world)(broker.url)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("F5")
+async def test_everything_closes_while_the_broker_is_gone(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
+) -> None:
+    broker, world = mortal
+    path = tmp_path / "log"
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(world.serve(registry, grace=0.2))
+        target = await stack.enter_async_context(world.connect())
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
+        await until(lambda: started(path))
+        broker.kill()
+        await until(lambda: not target.is_connected)
+        before = loop.time()
+    took = loop.time() - before
+    outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
+
+    assert isinstance(outcome, CallError)
+    assert took < 8
+
+
+@pytest.mark.requirement("R08")
+async def test_callbacks_that_raise_harm_nobody_else(registry: OperationRegistry) -> None:
+    def resolve(token: str) -> Identity:
+        if token == "broken":
+            raise RuntimeError("no database")
+        return Identity(token)
+
+    def observer(event: object) -> None:
+        raise RuntimeError("no disk")
+
+    registry.observe(observer)
+    target = MemoryTarget()
+    async with serve_calls(registry, target, resolve=resolve), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2}, credential="broken")
+        assert (await calls.call("math.add", {"a": 1, "b": 2}, credential="alice")).data == 3
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+
+
+async def test_context_variables_and_cancellation_stay_with_their_call() -> None:
+    """Calls that share a task because they ran through leave nothing in it for the next."""
+    who: ContextVar[str] = ContextVar("who", default="nobody")
+    registry = OperationRegistry()
+    seen: list[str] = []
+
+    @registry.operation("var.set")
+    async def set_it(name: str) -> str:
+        seen.append(who.get())
+        who.set(name)
+        return who.get()
+
+    @registry.operation("task.cancel")
+    async def cancel_itself() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "ran through"
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        who.set("the caller")
+        names = [f"n{index}" for index in range(50)]
+        answers = await asyncio.gather(*(calls.call("var.set", {"name": name}) for name in names))
+        assert [answer.data for answer in answers] == names
+        mixed = await asyncio.gather(
+            *(
+                calls.call("task.cancel") if index % 2 else calls.call("var.set", {"name": "x"})
+                for index in range(20)
+            ),
+            return_exceptions=True,
+        )
+        assert all(getattr(outcome, "data", None) == "x" for outcome in mixed[::2])
+        assert (await calls.call("var.set", {"name": "y"})).data == "y"
+
+    # Not the caller's either: over a broker there would be none.
+    assert set(seen) == {"nobody"}
+
+
+async def test_calls_that_wait_do_not_keep_those_behind_them(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        waiting = [
+            asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.3})) for _ in range(300)
+        ]
+        with anyio.fail_after(2):
+            quick = await asyncio.gather(
+                *(calls.call("math.add", {"a": index, "b": 0}) for index in range(300))
+            )
+            assert not any(task.done() for task in waiting)
+            await asyncio.gather(*waiting)
+
+    assert [answer.data for answer in quick] == list(range(300))
+
+
+async def test_what_is_handed_over_is_nobody_elses_to_change() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("list.grow")
+    async def grow(items: list[Any]) -> Any:
+        items.append({"more": []})
+        return items
+
+    target = MemoryTarget()
+    given: dict[str, Any] = {"items": [1, {"a": [2]}, "ü", (3,), 10**30]}
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        envelope = await calls.call("list.grow", given)
+
+    assert envelope.data == [1, {"a": [2]}, "ü", [3], 10**30, {"more": []}]
+    assert given == {"items": [1, {"a": [2]}, "ü", (3,), 10**30]}

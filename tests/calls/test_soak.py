@@ -1,0 +1,151 @@
+"""F32: mixed load with faults on every transport at once, for a minute here and for an hour by `scripts/soak`."""
+
+import asyncio
+import gc
+import logging
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.calls.conftest import WORLDS, make_world
+from tests.calls.operations_under_test import build_registry, note
+from tests.calls.waiting import resident_kilobytes
+from tests.calls.worlds import Workers, World
+from tests.servers import Proxy, proxy
+
+from operations.calls import PendingRequestMap
+from operations.errors import CallError, ErrorCode
+
+SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "60"))
+LOADERS = 8
+PAUSE = 0.05
+"""Seconds between the calls of one loader: what is looked for takes time and not speed."""
+
+CUT_EVERY = 4.0
+EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
+
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
+
+
+class Load:
+    """What one caller of one transport does, and what comes of it."""
+
+    def __init__(self, world: World, workers: Workers, calls: PendingRequestMap) -> None:
+        self.world = world
+        self.workers = workers
+        self.calls = calls
+        self.outcomes: Counter[str] = Counter()
+        self._random = random.Random(world.name)
+
+    async def run(self, until: float) -> None:
+        await asyncio.gather(*(self._loader(until) for _ in range(LOADERS)))
+
+    async def _loader(self, until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                self.outcomes[await self._one()] += 1
+            except CallError as error:
+                self.outcomes[error.code] += 1
+            await asyncio.sleep(PAUSE)
+
+    async def _one(self) -> str:
+        kind, number = self._random.random(), self._random.randrange(1_000_000)
+        if kind < 0.9:
+            answer = await self.calls.call("math.add", {"a": number, "b": 1})
+            return "right" if answer.data == number + 1 else "wrong"
+        if kind < 0.95:
+            items = [item.data async for item in self.calls.subscribe("count.up", {"n": 20})]
+            return "right" if items == list(range(20)) else "wrong"
+        if kind < 0.99:
+            await self.calls.call("slow.sleep", {"seconds": 5}, timeout=0.01)
+            return "wrong"
+        task = asyncio.create_task(self.calls.call("slow.sleep", {"seconds": 5}))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return "cancelled"
+
+
+async def cut_now_and_then(proxies: list[Proxy]) -> None:
+    """Reset the connections of one caller after the other."""
+    while proxies:
+        for through in proxies:
+            await asyncio.sleep(CUT_EVERY)
+            through.cut()
+
+
+@asynccontextmanager
+async def loaded(
+    name: str, request: pytest.FixtureRequest
+) -> AsyncGenerator[tuple[Load, list[Proxy]]]:
+    """One worker and one caller, whose connection can be cut."""
+    world: Any = make_world(name, request)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        workers = await enter(world.serve(build_registry()))
+        proxies: list[Proxy] = []
+        options: dict[str, Any] = {}
+        if name != "memory":
+            port = world.port if name == "websocket" else int(world.url.rpartition(":")[2])
+            proxies.append(await enter(proxy(port)))
+            scheme = "ws" if name == "websocket" else name
+            options["url"] = f"{scheme}://127.0.0.1:{proxies[0].port}"
+        target = await enter(world.connect(**options))
+        yield Load(world, workers, await enter(PendingRequestMap(target))), proxies
+
+
+def held() -> tuple[int, int]:
+    """Tasks and file descriptors."""
+    return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
+
+
+@pytest.mark.requirement("R42", "F32")
+@pytest.mark.timeout(2 * SECONDS + 120)
+async def test_f32_mixed_load_with_faults_leaks_nothing(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Every cut is a warning, and pytest keeps them all.
+    caplog.set_level(logging.ERROR, "operations")
+    complaints: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(str(context)))
+    async with AsyncExitStack() as stack:
+        entered = [await stack.enter_async_context(loaded(name, request)) for name in WORLDS]
+        loads = [load for load, _ in entered]
+        proxies = [through for _, some in entered for through in some]
+
+        async def run(seconds: float) -> None:
+            cutting = asyncio.create_task(cut_now_and_then(proxies))
+            await asyncio.gather(*(load.run(time.monotonic() + seconds) for load in loads))
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
+            for load in loads:
+                # Over the connection that may just have been replaced.
+                assert (await load.calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+            gc.collect()
+            await asyncio.sleep(1)
+
+        await run(max(5.0, SECONDS / 4))
+        (tasks, descriptors), memory = held(), resident_kilobytes()
+        await run(SECONDS)
+        (tasks_after, descriptors_after), memory_after = held(), resident_kilobytes()
+        for load in loads:
+            assert len(load.calls) == 0
+            assert all(worker.active == 0 and not worker.jobs for worker in load.workers)
+
+    report = {load.world.name: dict(load.outcomes) for load in loads}
+    growth = f"{memory_after - memory} KB, {tasks_after - tasks} tasks, {descriptors_after - descriptors} fds"
+    note(os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull), f"{SECONDS:g} s: {growth}; {report}")
+    assert not complaints
+    assert tasks_after <= tasks + 4
+    assert descriptors_after <= descriptors + 4
+    assert memory_after - memory < 20_000
+    for outcomes in report.values():
+        assert set(outcomes) <= {"right", "cancelled", *EXPECTED}
+        assert outcomes["right"] > 100
+        assert outcomes.get(ErrorCode.UNAVAILABLE, 0) < sum(outcomes.values()) / 50
