@@ -16,7 +16,7 @@ from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.retrying import retry_after
+from operations.openapi.exchange.retrying import retry_after
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from operations import CallError, ErrorCode
-from operations.openapi.bodies import Payload, write_body
-from operations.openapi.content_coding import decoded
-from operations.openapi.model import Media, Parameter
-from operations.openapi.references import References
-from operations.openapi.schemas import SchemaConverter
-from operations.openapi.styles import header_value, path_value, percent_reserved, query_pairs
+from operations.openapi.exchange.content_coding import decoded
+from operations.openapi.reading.model import Media, Parameter
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.requests.bodies import Payload, write_body
+from operations.openapi.requests.styles import (
+    header_value,
+    path_value,
+    percent_reserved,
+    query_pairs,
+)
 
 SCHEMAS = SchemaConverter(References({}), ref_siblings=True)
 

@@ -20,9 +20,9 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.openapi.components import Components, has_definitions
-from operations.openapi.export import to_openapi
-from operations.openapi.extension import item_schema, read_extension, restore_schema
+from operations.openapi.exporting.components import Components, has_definitions
+from operations.openapi.exporting.export import to_openapi
+from operations.openapi.exporting.extension import item_schema, read_extension, restore_schema
 
 
 async def nothing(input: Any, context: OperationContext) -> None:

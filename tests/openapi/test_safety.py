@@ -18,13 +18,13 @@ from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.aiohttp_transport import AiohttpTransport
+from operations.openapi.exchange.aiohttp_transport import AiohttpTransport
 from operations.openapi.hosts import TrustedHosts, enforce_public, is_public, origin_of
-from operations.openapi.model import Model, Parameter
-from operations.openapi.plan import Plan
-from operations.openapi.references import References
-from operations.openapi.schemas import SchemaConverter
-from operations.openapi.styles import query_pairs
+from operations.openapi.reading.model import Model, Parameter
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.requests.plan import Plan
+from operations.openapi.requests.styles import query_pairs
 from operations.openapi.transport import HTTPRequest
 
 STRING = {"type": "string"}

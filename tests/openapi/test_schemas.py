@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from operations.openapi.keywords import FILE_SCHEMA
-from operations.openapi.references import References
-from operations.openapi.schemas import Direction, SchemaConverter
+from operations.openapi.reading.keywords import FILE_SCHEMA
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.schema import Schema
 
 

@@ -16,8 +16,8 @@ from operations.openapi.config import (
     RefreshToken,
     Select,
 )
-from operations.openapi.document import Problem
-from operations.openapi.export import to_openapi
+from operations.openapi.exchange.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.exporting.export import to_openapi
 from operations.openapi.paging import (
     CursorPaging,
     LinkPaging,
@@ -25,13 +25,13 @@ from operations.openapi.paging import (
     PagePaging,
     URLPaging,
 )
+from operations.openapi.reading.document import Problem
 from operations.openapi.service import (
     OpenAPIService,
     from_openapi,
     from_openapi_file,
     from_openapi_url,
 )
-from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 __all__ = [

@@ -8,18 +8,18 @@ from urllib.parse import urljoin, urlsplit
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import Answer, read_data, shown_headers, with_answer
-from operations.openapi.client import Client, Draft
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.document import Description, Entry
-from operations.openapi.expected import Expected
+from operations.openapi.exchange.answers import Answer, read_data, shown_headers, with_answer
+from operations.openapi.exchange.client import Client, Draft
+from operations.openapi.exchange.security import Security
+from operations.openapi.exchange.streaming import EventStream
 from operations.openapi.hosts import normal_url, origin_of
 from operations.openapi.nodes import object_of
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
-from operations.openapi.paths import template_names
-from operations.openapi.plan import Plan
-from operations.openapi.security import Security
-from operations.openapi.streaming import EventStream
+from operations.openapi.reading.document import Description, Entry
+from operations.openapi.reading.expected import Expected
+from operations.openapi.requests.paths import template_names
+from operations.openapi.requests.plan import Plan
 from operations.types import JSONObject, JSONSchema
 
 MAX_PAGES = 10_000

@@ -12,13 +12,13 @@ from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
-from operations.openapi.client import Draft
-from operations.openapi.document import Entry
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.extension import Exported, item_schema, restore_schema
-from operations.openapi.model import EVENT_STREAM
+from operations.openapi.exchange.client import Draft
+from operations.openapi.exporting.extension import Exported, item_schema, restore_schema
 from operations.openapi.nodes import is_object, list_of, object_of, text_of
-from operations.openapi.plan import BODY
+from operations.openapi.reading.document import Entry
+from operations.openapi.reading.model import EVENT_STREAM
+from operations.openapi.requests.plan import BODY
 from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema

@@ -15,21 +15,21 @@ import msgspec
 
 from operations.access import OPEN, AccessControl
 from operations.errors import DocumentError
-from operations.openapi.client import Client
-from operations.openapi.collector import collector_at_rest
 from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
-from operations.openapi.declared_answers import Declared, DeclaredAnswers
-from operations.openapi.document import Description, Entry, Problem
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.extension import Exported, read_extension
-from operations.openapi.files import bundle_files, bundle_urls
+from operations.openapi.exchange.client import Client
+from operations.openapi.exchange.oauth import TokenSources
+from operations.openapi.exchange.security import Security
+from operations.openapi.exporting.extension import Exported, read_extension
 from operations.openapi.hosts import TrustedHosts
-from operations.openapi.names import operation_names, safe_name
 from operations.openapi.nodes import list_of, object_of, text_of
-from operations.openapi.oauth import TokenSources
 from operations.openapi.paging import Paging, declared_paging
+from operations.openapi.reading.collector import collector_at_rest
+from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
+from operations.openapi.reading.document import Description, Entry, Problem
+from operations.openapi.reading.files import bundle_files, bundle_urls
+from operations.openapi.reading.names import operation_names, safe_name
 from operations.openapi.restoring import restored
-from operations.openapi.security import Security
 from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject

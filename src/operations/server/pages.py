@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.gateway import visible_specs
-from operations.openapi.export import to_openapi
+from operations.openapi.exporting.export import to_openapi
 from operations.server.doors import Door
 from operations.server.edge import BY_COOKIE, Edge, Visit
 from operations.server.replies import JSON, Reply, json_reply

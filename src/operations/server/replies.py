@@ -15,7 +15,7 @@ from starlette.types import Send
 from operations.access import Identity
 from operations.envelopes import HTTPResponseMeta, ResponseEnvelope
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
-from operations.openapi.export import BINARY, declared_status
+from operations.openapi.exporting.export import BINARY, declared_status
 from operations.outsiders import shown_error
 from operations.server.faults import Header, RequestError
 from operations.specs import OperationSpec

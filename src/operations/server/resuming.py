@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from operations.openapi.query_arguments import QueryArguments
+from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema.kinds import is_object
 from operations.server.faults import malformed
 from operations.specs import OperationSpec

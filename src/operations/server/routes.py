@@ -15,8 +15,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.gateway import may_call
-from operations.openapi.export import has_path
-from operations.openapi.query_arguments import QueryArguments
+from operations.openapi.exporting.export import has_path
+from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema import validate_or_raise
 from operations.server.doors import route_path
 from operations.server.edge import Edge, Endpoint, Visit, decode_json

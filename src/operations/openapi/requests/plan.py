@@ -6,17 +6,18 @@ from typing import Any
 
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi import media
-from operations.openapi.bodies import write_body
-from operations.openapi.client import Draft
-from operations.openapi.expected import is_sequence, whole_schema
+from operations.openapi.exchange.client import Draft
 from operations.openapi.headers import enforce_header, is_owned
-from operations.openapi.keywords import FILE_SCHEMA, as_object, is_file
-from operations.openapi.model import Media, Model, Parameter
-from operations.openapi.multipart import NO_VALUE, PART_HEADERS, fixed_value
-from operations.openapi.names import argument_names, unused_name
 from operations.openapi.nodes import object_of
-from operations.openapi.paths import (
+from operations.openapi.reading import media
+from operations.openapi.reading.expected import is_sequence, whole_schema
+from operations.openapi.reading.keywords import FILE_SCHEMA, as_object, is_file
+from operations.openapi.reading.model import Media, Model, Parameter
+from operations.openapi.reading.names import argument_names, unused_name
+from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
+from operations.openapi.requests.bodies import write_body
+from operations.openapi.requests.multipart import NO_VALUE, PART_HEADERS, fixed_value
+from operations.openapi.requests.paths import (
     enforce_argument,
     enforce_segments,
     literal,
@@ -24,8 +25,7 @@ from operations.openapi.paths import (
     split_template,
     template_names,
 )
-from operations.openapi.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.styles import cookie_text, header_value, path_value, query_pairs
+from operations.openapi.requests.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 
 BODY = "body"

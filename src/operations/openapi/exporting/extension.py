@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations.openapi.components import PREFIX, rewritten
+from operations.openapi.exporting.components import PREFIX, rewritten
 from operations.schema import Schema
 from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema

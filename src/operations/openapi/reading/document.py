@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from operations.errors import DocumentError
-from operations.openapi import openapi3, swagger2
 from operations.openapi.headers import is_header
-from operations.openapi.model import METHODS, Model
 from operations.openapi.nodes import is_list, is_object, object_of, text_of
-from operations.openapi.references import References
-from operations.openapi.schemas import SchemaConverter
+from operations.openapi.reading import openapi3, swagger2
+from operations.openapi.reading.model import METHODS, Model
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import SchemaConverter
 from operations.types import JSONObject
 
 _METHODS = frozenset(METHODS)

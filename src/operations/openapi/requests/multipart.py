@@ -13,14 +13,14 @@ import msgspec
 
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi import media
 from operations.openapi.headers import enforce_header
-from operations.openapi.keywords import is_file
-from operations.openapi.model import Media, Parameter
 from operations.openapi.nodes import is_list, is_object, list_of, object_of, text_of
-from operations.openapi.schemas import SchemaConverter
-from operations.openapi.styles import header_value, plain_fields, text_of_value
-from operations.openapi.uploads import OCTETS, upload_of
+from operations.openapi.reading import media
+from operations.openapi.reading.keywords import is_file
+from operations.openapi.reading.model import Media, Parameter
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.requests.styles import header_value, plain_fields, text_of_value
+from operations.openapi.requests.uploads import OCTETS, upload_of
 from operations.types import JSONObject
 
 PART_HEADERS = "part_headers"

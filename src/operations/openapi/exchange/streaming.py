@@ -16,14 +16,14 @@ import msgspec
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, ErrorCode
-from operations.openapi import media
-from operations.openapi.answers import read_data, shown_headers
-from operations.openapi.client import Client, Draft
-from operations.openapi.model import EVENT_STREAM
+from operations.openapi.exchange.answers import read_data, shown_headers
+from operations.openapi.exchange.client import Client, Draft
+from operations.openapi.exchange.retrying import REPEATABLE
+from operations.openapi.exchange.security import Security
+from operations.openapi.exchange.sse import EventStreamDecoder, ServerSentEvent
 from operations.openapi.nodes import object_of
-from operations.openapi.retrying import REPEATABLE
-from operations.openapi.security import Security
-from operations.openapi.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.reading import media
+from operations.openapi.reading.model import EVENT_STREAM
 
 DONE = "[DONE]"
 """The data with which many APIs end a stream."""

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from operations.errors import DocumentError
-from operations.openapi import media, openapi3, swagger2
-from operations.openapi.document import Description, Entry
-from operations.openapi.model import EVENT_STREAM
 from operations.openapi.nodes import is_object, list_of, object_of, text_of
-from operations.openapi.schemas import Direction
+from operations.openapi.reading import media, openapi3, swagger2
+from operations.openapi.reading.document import Description, Entry
+from operations.openapi.reading.model import EVENT_STREAM
+from operations.openapi.reading.schemas import Direction
 from operations.schema import Schema
 from operations.specs import ErrorDefinition
 from operations.types import JSONObject, JSONSchema

@@ -11,9 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from operations.errors import HTTP_STATUS, ErrorCode
-from operations.openapi.components import Components, has_definitions
-from operations.openapi.extension import KEY, PLACED, Exported, event_schema
-from operations.openapi.query_arguments import QueryArguments, QueryParameter, Shape, may_be_empty
+from operations.openapi.exporting.components import Components, has_definitions
+from operations.openapi.exporting.extension import KEY, PLACED, Exported, event_schema
+from operations.openapi.exporting.query_arguments import (
+    QueryArguments,
+    QueryParameter,
+    Shape,
+    may_be_empty,
+)
 from operations.schema import Schema
 from operations.schema.kinds import is_array
 from operations.specs import OperationSpec, OperationType

@@ -17,9 +17,11 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
-from operations.openapi.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.content_coding import ACCEPTED, decoded
+from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
+from operations.openapi.exchange.content_coding import ACCEPTED, decoded
+from operations.openapi.exchange.retrying import REPEATABLE, pause_before
+from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.hosts import (
     Origin,
     TrustedHosts,
@@ -27,8 +29,6 @@ from operations.openapi.hosts import (
     normal_url,
     origin_of,
 )
-from operations.openapi.retrying import REPEATABLE, pause_before
-from operations.openapi.security import NOTHING, Security, Signature
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -364,7 +364,7 @@ class Client:
         transport = self._transport
         if transport is None:
             # Only now is aiohttp needed, and a missing extra worth a complaint.
-            module = import_module("operations.openapi.aiohttp_transport")
+            module = import_module("operations.openapi.exchange.aiohttp_transport")
             transport = cast(
                 "HTTPTransport", module.AiohttpTransport(connections=self._config.connections)
             )

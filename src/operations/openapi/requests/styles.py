@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from operations.openapi.media import is_json
-from operations.openapi.model import Parameter
 from operations.openapi.nodes import is_list, is_object
+from operations.openapi.reading.media import is_json
+from operations.openapi.reading.model import Parameter
 
 Encode = Callable[[str], str]
 

@@ -15,7 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from operations.errors import DocumentError
-from operations.openapi.keywords import (
+from operations.openapi.nodes import is_list, is_object, list_of, object_of
+from operations.openapi.reading.keywords import (
     FILE_SCHEMA,
     apply_exclusive,
     as_object,
@@ -30,8 +31,7 @@ from operations.openapi.keywords import (
     type_of,
     with_null,
 )
-from operations.openapi.nodes import is_list, is_object, list_of, object_of
-from operations.openapi.references import References
+from operations.openapi.reading.references import References
 from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header_value
-from operations.openapi.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.nodes import is_object, list_of, object_of, text_of
-from operations.openapi.references import References
+from operations.openapi.reading.model import Body, Media, Model, Parameter, Place, Response
+from operations.openapi.reading.references import References
 from operations.types import JSONObject
 
 PLACES = frozenset({"path", "query", "header", "cookie"})

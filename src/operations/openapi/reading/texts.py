@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from operations.errors import DocumentError
-from operations.openapi.collector import collector_at_rest
+from operations.openapi.reading.collector import collector_at_rest
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -46,7 +46,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass  # YAML's flow style begins with the same characters
     # Only now is a YAML reader needed, and a missing extra worth a complaint.
-    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.yaml").decode_yaml
+    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.reading.yaml").decode_yaml
     try:
         with collector_at_rest():
             return decode_yaml(raw.decode())

@@ -9,14 +9,19 @@ from urllib.parse import quote_plus
 import msgspec
 
 from operations.errors import CallError, ErrorCode
-from operations.openapi import media
 from operations.openapi.headers import enforce_header
-from operations.openapi.model import Media
-from operations.openapi.multipart import fields_of, is_json_part, style_of, write_multipart
 from operations.openapi.nodes import is_list, object_of
-from operations.openapi.schemas import SchemaConverter
-from operations.openapi.styles import content_text, form_pairs, percent_reserved, text_of_value
-from operations.openapi.uploads import OCTETS, upload_of
+from operations.openapi.reading import media
+from operations.openapi.reading.model import Media
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.requests.multipart import fields_of, is_json_part, style_of, write_multipart
+from operations.openapi.requests.styles import (
+    content_text,
+    form_pairs,
+    percent_reserved,
+    text_of_value,
+)
+from operations.openapi.requests.uploads import OCTETS, upload_of
 from operations.types import JSONObject
 
 JSON = "application/json"

@@ -22,9 +22,9 @@ from operations.openapi.config import (
     auth_of,
     credential_of,
 )
+from operations.openapi.exchange.oauth import TokenSource, TokenSources
 from operations.openapi.headers import enforce_header
 from operations.openapi.nodes import list_of, object_of, text_of
-from operations.openapi.oauth import TokenSource, TokenSources
 from operations.types import JSONObject
 
 

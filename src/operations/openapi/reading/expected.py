@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from operations.openapi import media
-from operations.openapi.model import EVENT_STREAM, Media, Model, Response
-from operations.openapi.schemas import Direction, SchemaConverter
+from operations.openapi.reading import media
+from operations.openapi.reading.model import EVENT_STREAM, Media, Model, Response
+from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.types import JSONSchema
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from operations._json import escape
 from operations.errors import DocumentError
 from operations.openapi.nodes import list_of, object_of
-from operations.openapi.reading import decode_document
+from operations.openapi.reading.texts import decode_document
 from operations.types import JSONObject
 
 MAX_FILES = 500

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from operations.errors import CallError, ErrorCode
-from operations.openapi import media
+from operations.openapi.exchange.security import redacted
 from operations.openapi.nodes import object_of
-from operations.openapi.security import redacted
+from operations.openapi.reading import media
 from operations.types import JSONObject
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})

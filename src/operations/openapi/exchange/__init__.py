@@ -1,0 +1,1 @@
+"""One exchange with a service: as whom, how often, what comes back."""
