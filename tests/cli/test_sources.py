@@ -25,7 +25,7 @@ from operations.cli.serving import build_app
 from operations.cli.sources.mcp import client_config
 from operations.cli.sources.openapi import service_config
 from operations.config import ConfigFile, parse_config
-from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth
+from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
 from operations.pubsub.redis import connect_redis
 from operations.server.running import running
 
@@ -65,6 +65,7 @@ def test_an_api_is_given_its_credentials_and_shows_none(
         key = { env = "TOKEN" }
         login = { username = "me", password = { file = "password" } }
         oauth = { client_id = "id", client_secret = { env = "TOKEN" }, scopes = ["read"] }
+        person = { client_id = "id", refresh_token = { env = "TOKEN" } }
         """,
     )
 
@@ -76,6 +77,7 @@ def test_an_api_is_given_its_credentials_and_shows_none(
         "key": SECRET,
         "login": BasicCredential(username="me", password=SECRET),
         "oauth": ClientCredentials(client_id="id", client_secret=SECRET, scopes=("read",)),
+        "person": RefreshToken(client_id="id", refresh_token=SECRET),
     }
     assert config.pagination == "document"
     assert SECRET not in repr(config) + repr(file)
@@ -201,6 +203,7 @@ async def test_workers_on_a_broker_are_a_source(
         url = "{url}"
         workers = true
         credential = {{ env = "WORKER_KEY" }}
+        secret = {{ env = "WORKER_KEY" }}
         [access.keys.hub]
         key = {{ env = "WORKER_KEY" }}
         scopes = ["far:use"]
@@ -214,7 +217,7 @@ async def test_workers_on_a_broker_are_a_source(
     with broker_running(RedisServer()) as broker, anyio.fail_after(60):
         resolve = credential_resolver(config_file(folder, text.format(url=broker.url)))
         async with (
-            connect_redis(broker.url) as target,
+            connect_redis(broker.url, secret=SECRET) as target,
             serve_calls(registry, target, resolve=resolve),
             hub_of(folder, text.format(url=broker.url)) as hub,
         ):

@@ -108,15 +108,23 @@ def _credential(credential: Credential, path: Path) -> Found:
     ]
     if len(kinds) != 1:
         yield path, "needs exactly one of env, file, username and client_id."
-    pairs = (("password", "username"), ("client_secret", "client_id"), ("token_url", "client_id"))
+    pairs = (
+        ("password", "username"),
+        ("client_secret", "client_id"),
+        ("refresh_token", "client_id"),
+        ("token_url", "client_id"),
+    )
     for key, partner in pairs:
         if getattr(credential, key) is not None and getattr(credential, partner) is None:
             yield (*path, key), f"goes with {partner}, which is missing."
-    if credential.client_id is not None and credential.client_secret is None:
-        yield (*path, "client_secret"), "is missing. It goes with client_id."
+    if credential.client_id is not None and not (
+        credential.client_secret or credential.refresh_token
+    ):
+        yield (*path, "client_secret"), "is missing. It, or a refresh_token, goes with client_id."
     for key, secret in (
         ("password", credential.password),
         ("client_secret", credential.client_secret),
+        ("refresh_token", credential.refresh_token),
     ):
         if secret is not None:
             yield from _secret(secret, (*path, key))
@@ -180,7 +188,8 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password:
         yield (*path, "url"), 'holds a password: put it into password = { env = "NAME" }.'
-    for key, secret in (("password", broker.password), ("credential", broker.credential)):
+    for key in ("password", "credential", "secret"):
+        secret: Secret | None = getattr(broker, key)
         if secret is not None:
             yield from _secret(secret, (*path, key))
 

@@ -36,8 +36,9 @@ class Credential:
         file: The file that holds a key or token.
         username: For HTTP basic authentication.
         password: With `username`.
-        client_id: For OAuth2 client credentials.
-        client_secret: With `client_id`.
+        client_id: For OAuth2.
+        client_secret: With `client_id`: the client asks for itself.
+        refresh_token: With `client_id`: the client asks for the person whose sign-in left it behind.
         token_url: Where tokens are fetched, instead of the document's address.
         scopes: What to ask for; by default what each operation requires.
     """
@@ -48,6 +49,7 @@ class Credential:
     password: Secret | None = None
     client_id: str | None = None
     client_secret: Secret | None = None
+    refresh_token: Secret | None = None
     token_url: str | None = None
     scopes: Names = ()
 
@@ -186,6 +188,8 @@ class BrokerEntry:
         workers: Import what the workers of `group` offer.
         credential: Sent with every call to those workers, to say who calls.
         trusted: Believe the identity inside events. Only where everyone on the broker may be anyone.
+        secret: Sign every message, and drop those that are not. Everyone on the broker needs the same one.
+        private: Refuse to start unless the broker keeps clients from the mailboxes of others.
         concurrency: How many calls a worker runs at a time.
         enabled: Set to false to leave it out.
     """
@@ -197,6 +201,8 @@ class BrokerEntry:
     workers: bool = False
     credential: Secret | None = None
     trusted: bool = False
+    secret: Secret | None = None
+    private: bool = False
     concurrency: Count = 100
     enabled: bool = True
 

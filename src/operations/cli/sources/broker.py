@@ -76,7 +76,11 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
         getattr(import_module(module), function),
     )
     options: dict[str, Any] = {} if entry.prefix is None else {"prefix": entry.prefix}
-    async with connect(_address(entry, file), trusted=entry.trusted, **options) as target:
+    if entry.secret is not None:
+        options["secret"] = file.secret(entry.secret)
+    async with connect(
+        _address(entry, file), trusted=entry.trusted, private=entry.private, **options
+    ) as target:
         yield target
 
 

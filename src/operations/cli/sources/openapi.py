@@ -9,10 +9,12 @@ from operations.openapi import (
     ClientCredentials,
     HTTPAuth,
     HTTPServiceConfig,
+    RefreshToken,
     Select,
     from_openapi_file,
     from_openapi_url,
 )
+from operations.openapi.config import OAuthClient
 from operations.scanner import Skipped
 
 
@@ -82,10 +84,18 @@ def _select(selection: Selection | None) -> Select | None:
     return Select(tags=selection.tags, paths=selection.paths, methods=selection.methods)
 
 
-def _credential(entry: Credential, file: ConfigFile) -> str | BasicCredential | ClientCredentials:
+def _credential(entry: Credential, file: ConfigFile) -> str | BasicCredential | OAuthClient:
     if entry.username is not None:
         password = "" if entry.password is None else file.secret(entry.password)
         return BasicCredential(username=entry.username, password=password)
+    if entry.client_id is not None and entry.refresh_token is not None:
+        return RefreshToken(
+            client_id=entry.client_id,
+            client_secret="" if entry.client_secret is None else file.secret(entry.client_secret),
+            refresh_token=file.secret(entry.refresh_token),
+            token_url=entry.token_url,
+            scopes=entry.scopes,
+        )
     if entry.client_id is not None and entry.client_secret is not None:
         return ClientCredentials(
             client_id=entry.client_id,
