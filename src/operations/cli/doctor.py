@@ -12,6 +12,7 @@ import anyio
 from rich.text import Text
 
 from operations import __version__
+from operations._words import counted
 from operations.cli.exits import ExitCode
 from operations.cli.hub import open_hub
 from operations.cli.journal import journal_path
@@ -150,7 +151,7 @@ async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
                 yield Finding(f"{source.label} {part.where}", "failed", part.reason)
             for part in source.ignored:
                 yield Finding(source.label, "warning", f"{part.where} {part.reason}")
-            words = f"{len(source.operations)} operations in {source.seconds:.1f} s"
+            words = f"{counted(len(source.operations), 'operation')} in {source.seconds:.1f} s"
             if source.skipped:
                 yield Finding(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
             else:

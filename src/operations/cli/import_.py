@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
+from operations._words import counted
 from operations.cli.exits import ExitCode
 from operations.cli.hub import Source, open_hub
 from operations.cli.options import DEFAULTS, Common, command
@@ -175,7 +176,9 @@ def _show(
     source: Source, specs: list[OperationSpec], snippet: str, screen: Screen, *, verbose: bool
 ) -> None:
     title = f"{source.label}  {plain(source.title)}".rstrip()
-    screen.show(Text(f"{title}: {len(specs)} operations in {source.seconds:.1f} s", style="bold"))
+    screen.show(
+        Text(f"{title}: {counted(len(specs), 'operation')} in {source.seconds:.1f} s", style="bold")
+    )
     counts = Counter(spec.type.value for spec in specs)
     for kind, count in counts.most_common():
         screen.show(Text(f"  {count:6} ", style="bold").append(kind, style=STYLES[kind]))

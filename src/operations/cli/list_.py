@@ -4,6 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from operations._words import counted
 from operations.cli.hub import Hub, Wish, is_called
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line
@@ -92,7 +93,7 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
             {(1, kind): style for kind, style in STYLES.items()},
         )
         if screen.is_terminal and specs:
-            screen.note(f"{len(specs)} operation{'s' * (len(specs) != 1)}")
+            screen.note(counted(len(specs), "operation"))
 
 
 def _label(hub: Hub, spec: OperationSpec) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
+from operations._words import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
@@ -84,6 +85,6 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
             }
         )
         return
-    screen.show(Text(f"serving {len(hub.registry)} operations at {url}", style="bold"))
+    screen.show(Text(f"serving {counted(len(hub.registry), 'operation')} at {url}", style="bold"))
     for door in doors:
         screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from operations._words import suggestion
+from operations._words import counted, suggestion
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
@@ -50,7 +50,7 @@ async def work(
             screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
         else:
             screen.write(
-                f"serving {len(hub.registry)} operations to group {entry.group} on {entry.url}"
+                f"serving {counted(len(hub.registry), 'operation')} to group {entry.group} on {entry.url}"
             )
             screen.note("Ctrl-C ends it")
             screen.out.file.flush()
