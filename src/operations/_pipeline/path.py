@@ -5,9 +5,11 @@ its handler. `run` puts those around it.
 """
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Coroutine
 from time import time
+from types import CoroutineType
 from typing import Any, NoReturn, cast
 
 from operations._json import JSONValueError
@@ -53,7 +55,11 @@ async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.
         enter(plan, context)
-        return plan.finish(await plan.handler(admit(plan, value), context))
+        result: Any = plan.handler(admit(plan, value), context)
+        # A plain function that does not block may give a result, or something to await.
+        if type(result) is CoroutineType or inspect.isawaitable(result):
+            result = await result
+        return plan.finish(result)
     except BaseException as error:  # noqa: BLE001 - rule 2
         failure = error
     try:

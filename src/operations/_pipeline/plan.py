@@ -80,10 +80,8 @@ class Plan:
         blocking = self.operation.blocking
         if blocking is None:
             blocking = is_blocking(handler)
-        if self.spec.type is OperationType.SUBSCRIPTION:
+        if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
             return handler
-        if not blocking:
-            return _inline(handler) if is_blocking(handler) else handler
         around = self.around
 
         async def in_thread(value: Any, context: OperationContext) -> Any:
@@ -95,26 +93,11 @@ class Plan:
                     )
                 )
 
-            return await _awaited(
-                await around.threads.run(handler, value, context, on_abandon=abandoned)
-            )
+            result = await around.threads.run(handler, value, context, on_abandon=abandoned)
+            # A plain function may hand over something to await.
+            return await result if inspect.isawaitable(result) else result
 
         return in_thread
-
-
-def _inline(handler: Callable[[Any, OperationContext], Any]) -> Callable[..., Any]:
-    """An ordinary function that says it does not block."""
-
-    async def run(value: Any, context: OperationContext) -> Any:
-        result = handler(value, context)
-        return await result if inspect.isawaitable(result) else result
-
-    return run
-
-
-async def _awaited(result: Any) -> Any:
-    """A plain function may hand over something to await."""
-    return await result if inspect.isawaitable(result) else result
 
 
 def is_blocking(handler: Callable[..., Any]) -> bool:
