@@ -58,7 +58,7 @@ async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
         result: Any = plan.handler(admit(plan, value), context)
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
-            result = await result
+            result = await result  # pyright: ignore[reportUnknownVariableType]
         return plan.finish(result)
     except BaseException as error:  # noqa: BLE001 - rule 2
         failure = error
