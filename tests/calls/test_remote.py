@@ -16,6 +16,7 @@ from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
+from operations.specs import OperationSpec, OperationType
 
 
 async def test_imported_operations_are_called_like_local_ones(
@@ -303,3 +304,25 @@ async def test_a_nested_call_over_the_wire_is_made_for_the_same_caller() -> None
             await calls.call("near.ask", identity=Identity("bob"))
 
     assert denied.value.code == ErrorCode.ACCESS_DENIED
+
+
+async def test_a_list_too_large_to_send_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.calls.services.MAX_LIST", 2_000)
+    registry = OperationRegistry()
+    for index in range(50):
+        registry.register_spec(
+            OperationSpec(
+                name=f"n{index}",
+                namespace="few" if index < 3 else "many",
+                type=OperationType.QUERY,
+            )
+        )
+    target = MemoryTarget()
+    async with serve_calls(registry, target):
+        calls = PendingRequestMap(target)
+        with pytest.raises(CallError) as caught:
+            await calls.call("services.list")
+        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+        assert "one namespace" in caught.value.message
+        assert len((await calls.call("services.list", {"namespace": "few"})).data) == 3
+        await calls.aclose()

@@ -191,6 +191,12 @@ async def test_the_python_client_calls_the_http_door(
                 await hub.shop.get_item(id="x")
         async with client.Client(url, key="k3y") as hub:
             assert await hub.shop.close() == b"\x00\xff"
+    async with client.Client(url) as hub:
+        with pytest.raises(client.OperationError) as away:
+            await hub.shop.get_item(id=3)
+        with pytest.raises(client.OperationError):
+            await anext(hub.shop.watch(count=3))
+    assert away.value.code == "UNAVAILABLE"
     assert denied.value.code == "ACCESS_DENIED"
     assert invalid.value.code == "VALIDATION_ERROR"
 

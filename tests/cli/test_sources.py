@@ -16,11 +16,12 @@ from tests.cli.conftest import Ran
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
-from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.demo.api import build_api
 from operations.cli.hub import Hub, open_hub
+from operations.cli.known_ids import remember_ids
 from operations.cli.serving import build_app
 from operations.cli.sources.mcp import client_config
 from operations.cli.sources.openapi import service_config
@@ -262,3 +263,30 @@ async def test_signed_tokens_let_their_bearers_in(
                 statuses[name] = answer.status
 
     assert statuses == {"admin": 200, "other": 403, "stranger": 401}
+
+
+def test_servers_of_an_mcp_json_start_in_its_folder(folder: Path, run: Callable[..., Ran]) -> None:
+    tools = (Path(__file__).parents[2] / "src/operations/cli/demo/tools.py").read_text()
+    (folder / "m").mkdir()
+    (folder / "m" / "tools.py").write_text(tools)
+    entry = {"command": sys.executable, "args": ["tools.py"]}
+    (folder / "m" / "mcp.json").write_text(json.dumps({"mcpServers": {"money": entry}}))
+
+    assert run("list", "--ids", "--config", "m/mcp.json").out == "money.convert\n"
+
+
+async def test_what_was_there_before_is_unavailable_while_its_source_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    (folder / "operations").mkdir()
+    text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\n'
+    remember_ids(config_file(folder, text), ["far.sleep"])
+
+    async with hub_of(folder, text) as hub:
+        with pytest.raises(CallError, match="broker:away") as caught:
+            hub.spec("far.sleep")
+        assert caught.value.code == ErrorCode.UNAVAILABLE
+        with pytest.raises(CallError, match='Did you mean "far') as caught:
+            hub.spec("far.sleeep")
+        assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND

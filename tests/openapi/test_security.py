@@ -501,3 +501,8 @@ def test_reprs_hold_no_secret() -> None:
         RefreshToken(refresh_token="CANARY"),
     ]
     assert "CANARY" not in repr(values)
+
+
+def test_a_kind_of_auth_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match='Did you mean "apiKey"'):
+        HTTPAuth(type="apikey", token="t")  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from operations import OperationRegistry
+from operations.mcp import to_mcp
 from operations.server import APIKeys, create_app
 from operations.server.running import InsecureBindError, build_server, is_loopback, running
 
@@ -81,3 +82,9 @@ async def test_the_server_does_not_name_itself() -> None:
         session.get(f"{url}/healthz") as response,
     ):
         assert "server" not in response.headers
+
+
+def test_a_door_that_is_no_application_is_refused_at_once() -> None:
+    registry = OperationRegistry()
+    with pytest.raises(TypeError, match="asgi_app"):
+        create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]

@@ -189,8 +189,11 @@ class Incoming:
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the peer itself, so is everything asked of it."""
         if self._calls.target.direct:
-            for request_id in tuple(self._pending):
-                self._calls.end(request_id, CallError(ErrorCode.UNAVAILABLE, reason))
+            for request_id, call in tuple(self._pending.items()):
+                # It may have run: whoever retries without looking would run it twice.
+                is_safe = call.stream is not None or call.replayable is True
+                error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
+                self._calls.end(request_id, error)
 
     def restored(self) -> None:
         """The connection is back; workers may take a moment longer."""

@@ -3,6 +3,7 @@
 Rule 1: a caller sees what it may call, and nothing else. What it may not call does not exist for it.
 """
 
+import asyncio
 from typing import Any
 
 from operations.access import check_access
@@ -16,6 +17,11 @@ LIST = "services.list"
 SCHEMA = "services.schema"
 SERVICES = frozenset({LIST, SCHEMA})
 """What every worker serves, whatever its registry holds."""
+
+MAX_LIST = 16 * 1024 * 1024
+"""How many bytes of specs one answer holds: what most transports carry."""
+
+_AT_ONCE = 20
 
 _LIST_SPEC = OperationSpec(
     name="list",
@@ -58,11 +64,24 @@ def service_operations(registry: OperationRegistry) -> list[Operation]:
 
     async def list_operations(input: Any, context: OperationContext) -> list[Any]:
         namespace: str | None = input.get("namespace") if input else None
-        return [
-            spec.to_wire()
-            for spec in visible(context)
-            if namespace is None or spec.namespace == namespace
-        ]
+        listed: list[Any] = []
+        left = MAX_LIST
+        for spec in visible(context):
+            if namespace is not None and spec.namespace != namespace:
+                continue
+            left -= len(spec.encode())
+            if left < 0:
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    f"the specs take more than {MAX_LIST:,} bytes; ask for one namespace, or for one "
+                    f"operation with {SCHEMA}",
+                    retryable=False,
+                )
+            listed.append(spec.to_wire())
+            if len(listed) % _AT_ONCE == 0:
+                # Others are served meanwhile: a large API has large specs.
+                await asyncio.sleep(0)
+        return listed
 
     async def show_operation(input: Any, context: OperationContext) -> Any:
         for spec in visible(context):

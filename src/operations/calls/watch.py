@@ -202,10 +202,14 @@ class Watch:
     async def _replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""
         request = call.payload
+        is_safe = call.stream is not None or await self._may_run_again(call)
         error = CallError(
-            ErrorCode.UNAVAILABLE, f"the worker was lost; {request.operation_id} may have run"
+            ErrorCode.UNAVAILABLE,
+            f"the worker was lost; {request.operation_id} may have run",
+            # Not for whoever retries without looking: it would run twice.
+            retryable=is_safe,
         )
-        if call.stream is not None or not await self._may_run_again(call):
+        if call.stream is not None or not is_safe:
             self._calls.end(request.request_id, error)
         elif call.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)

@@ -145,7 +145,14 @@ class Hub:
                     f"{operation_id} is not there, because {label} is not: {reason}",
                 )
         known = [spec.id for spec in self.registry.specs()]
-        near = suggestion(operation_id, dict.fromkeys([*known, *recall_ids(self.file)]))
+        recalled = recall_ids(self.file)
+        if operation_id in recalled and self.failures:
+            missing = ", ".join(source.label for source in self.failures)
+            raise CallError(
+                ErrorCode.UNAVAILABLE,
+                f"{operation_id} was there before, and is not now; these are not: {missing}",
+            )
+        near = suggestion(operation_id, {*known, *recalled} - {operation_id})
         raise CallError(
             ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
         )

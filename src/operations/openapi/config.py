@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+from operations._words import suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.openapi.headers import is_header
@@ -16,6 +17,9 @@ Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | No
 """A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
 
 
+_AuthType: TypeAlias = Literal["bearer", "apiKey", "basic"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPAuth:
     """One way to sign every request in, whatever the document says about security.
@@ -24,7 +28,7 @@ class HTTPAuth:
     `Authorization: Basic` with user name and password, or with a token that is `user:password` or already encoded.
     """
 
-    type: Literal["bearer", "apiKey", "basic"]
+    type: _AuthType
     token: Secret = field(default="", repr=False)
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -34,6 +38,13 @@ class HTTPAuth:
 
     prefix: str | None = None
     """What stands before the token; `Bearer`, `Basic`, and nothing for `apiKey`, unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.type not in get_args(_AuthType):
+            raise ValueError(
+                f"auth: {self.type!r} is no type: use {', '.join(get_args(_AuthType))}."
+                f"{suggestion(str(self.type), get_args(_AuthType))}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

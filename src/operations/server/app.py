@@ -48,7 +48,7 @@ def create_app(
 ) -> Starlette:
     """Serve a registry over HTTP.
 
-    Whoever runs it decides where it listens; `operations.server.serve` does so on 127.0.0.1.
+    Whoever runs it decides where it listens; `operations.server.running` does so on 127.0.0.1.
 
     Args:
         registry: What to serve. Operations registered later are served too. It is not closed here.
@@ -70,6 +70,12 @@ def create_app(
     A mounted application finds the caller's identity in `scope["operations.identity"]`; a credential that does not
     hold never reaches it.
     """
+    for name, door in (("mcp", mcp), ("websocket", websocket), ("console", console)):
+        if door is not None and not callable(door):
+            hint = (
+                ": pass to_mcp(registry).asgi_app(path=None, hosts=None)" if name == "mcp" else ""
+            )
+            raise TypeError(f"{name} is an ASGI application, not {type(door).__name__}{hint}")
     settings = Settings(timeout=timeout, expose_errors=expose_errors, limits=limits or Limits())
     edge = Edge(registry, _one(identity), settings)
     metrics = CallMetrics(registry)

@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Self, cast
 
@@ -55,10 +56,11 @@ class Door:
             OperationError: As the operation failed.
         """
         body = {"operation": operation, "input": input}
-        async with self._session.post(
-            f"{self._url}/call", json=body, timeout=self._timeout
-        ) as response:
-            answer = json.loads(await response.read())
+        with _failures(self._url):
+            async with self._session.post(
+                f"{self._url}/call", json=body, timeout=self._timeout
+            ) as response:
+                answer = json.loads(await response.read())
         if response.status >= 400:
             raise _error(answer)
         if answer.get("meta", {}).get("isError"):
@@ -74,17 +76,18 @@ class Door:
         """
         body = {"operation": operation, "input": input}
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.total)
-        async with self._session.post(
-            f"{self._url}/subscribe", json=body, timeout=timeout
-        ) as response:
-            if response.status >= 400:
-                raise _error(json.loads(await response.read()))
-            async for event, data in _events(response.content):
-                if event == "error":
-                    raise _error(data)
-                if event == "complete":
-                    return
-                yield data
+        with _failures(self._url):
+            async with self._session.post(
+                f"{self._url}/subscribe", json=body, timeout=timeout
+            ) as response:
+                if response.status >= 400:
+                    raise _error(json.loads(await response.read()))
+                async for event, data in _events(response.content):
+                    if event == "error":
+                        raise _error(data)
+                    if event == "complete":
+                        return
+                    yield data
         raise OperationError("UNAVAILABLE", "the stream ended without its end")
 
     async def close(self) -> None:
@@ -102,6 +105,19 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Any]
             values = {name: value for name, _, value in fields}
             if b"data" in values:
                 yield values.get(b"event", b"").decode(), json.loads(values[b"data"])
+
+
+@contextmanager
+def _failures(url: str) -> Generator[None]:
+    """What happens on the way, as the errors that callers know."""
+    try:
+        yield
+    except TimeoutError:
+        raise OperationError("TIMEOUT", f"{url} did not answer in time") from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise OperationError("UNAVAILABLE", f"{url} cannot be reached: {error}") from error
+    except json.JSONDecodeError:
+        raise OperationError("UNKNOWN_ERROR", f"{url} gave what is not JSON") from None
 
 
 def _error(wire: Any) -> OperationError:

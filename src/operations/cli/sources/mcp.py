@@ -42,8 +42,10 @@ async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) ->
 
 async def _open_file(listed: MCPFile, file: ConfigFile) -> Opened:
     path, only = listed.path, listed.only
+    folder = file.resolve(path).parent
     entries = {
-        name: entry
+        # Relative paths start at the file, as everywhere in the configuration.
+        name: {**entry, "cwd": str(folder / entry.get("cwd", ""))} if "command" in entry else entry
         for name, entry in read_servers(file.resolve(path)).items()
         if only in (None, entry.get("namespace"), safe_namespace(name))
     }
