@@ -532,6 +532,31 @@ async def test_a_key_is_not_in_an_error_in_either_spelling() -> None:
     assert caught.value.details["body"] == {"raw": "/thing?k=[redacted]", "k": "[redacted]"}
 
 
+@pytest.mark.requirement("R16")
+async def test_only_headers_whose_names_say_so_are_kept_out_of_errors() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        names = ("Accept", "X-Version", "X-Api-Key", "Authorization", "Cookie")
+        said = {name: request.headers[name] for name in names}
+        said["token"] = request.headers["Authorization"].split()[1]
+        return web.json_response(said, status=422)
+
+    headers = {
+        "Accept": "application/json",
+        "X-Version": "2024",
+        "X-Api-Key": "CANARY-1",
+        "Authorization": "Bearer CANARY-2",
+        "Cookie": "sid=CANARY-3",
+    }
+    async with serving(refuse) as url, imported(document(), base_url=url, headers=headers) as api:
+        with pytest.raises(CallError) as caught:
+            await api.execute("api.call", {})
+
+    details = caught.value.details
+    assert details["headers"]["content-type"] == "application/json; charset=utf-8"
+    assert (details["body"]["Accept"], details["body"]["X-Version"]) == ("application/json", "2024")
+    assert "CANARY" not in str(details)
+
+
 @pytest.mark.requirement("R23")
 async def test_the_callers_own_token_is_not_forwarded(echo: Echo) -> None:
     echo.seen.clear()
