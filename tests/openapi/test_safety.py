@@ -442,7 +442,7 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
         echoed = {"sent": dict(request.headers), "query": request.query_string}
         response = web.json_response(echoed, status=int(request.query["status"]))
         response.set_cookie("session", "CANARY-COOKIE")
-        response.headers["X-Echo"] = request.headers["X-Team"]
+        response.headers["X-Echo"] = request.headers["X-Team-Key"]
         return response
 
     doc = document(
@@ -462,7 +462,7 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
             base_url=url,
             auth={"type": "apiKey", "token": "CANARY-AUTH"},
             credentials={"key": "CANARY-KEY", "basic": ("user", "CANARY-PASSWORD")},
-            headers={"X-Team": "CANARY-TEAM"},
+            headers={"X-Team-Key": "CANARY-TEAM"},
             retries=0,
         )
         service = await stack.enter_async_context(from_openapi(doc, config))

@@ -531,7 +531,7 @@ async def test_a_token_that_a_stream_is_refused_with_is_not_used_again() -> None
     provider = Provider()
     provider.refused = {"Bearer token1"}
     doc = oauth("/token")
-    content = {"text/event-stream": {}}
+    content: dict[str, Any] = {"text/event-stream": {}}
     doc["paths"]["/thing"]["get"]["responses"]["200"]["content"] = content
     async with (
         serving(provider.answer) as url,
