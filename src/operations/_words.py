@@ -1,7 +1,14 @@
-"""Words that messages share."""
+"""Words that messages share, and words that they keep to themselves."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_TELLING = re.compile(
+    r"key|token|secret|pass|pwd|auth|credential|cookie|session|signature|jwt|pin$|pat$",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
@@ -13,3 +20,13 @@ def suggestion(given: str, known: Iterable[str]) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 operation`, `2 operations`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether what is called `name` is to be kept secret: `API_KEY`, `--token`, `Authorization`."""
+    return _TELLING.search(name) is not None
+
+
+def without_secrets(url: str) -> str:
+    """An address without login, query and fragment."""
+    return _LOGIN.sub("", re.split(r"[?#]", url, maxsplit=1)[0])

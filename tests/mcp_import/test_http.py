@@ -479,3 +479,96 @@ async def test_client_credentials_are_exchanged_for_a_token() -> None:
 
     assert envelope.data == {"result": 3}
     assert granted[0]["grant_type"] == "client_credentials"
+
+
+def echoing(answer: Callable[[Request, Any], Response]) -> Starlette:
+    """A server with one tool, which answers a call with `answer(request, id)`."""
+
+    async def respond(request: Request) -> Response:
+        message = await request.json()
+        results = {
+            "initialize": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "echoing", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "tell", "inputSchema": {"type": "object"}}]},
+        }
+        if message.get("id") is None:
+            return Response(status_code=202)
+        wire = {"jsonrpc": "2.0", "id": message["id"]}
+        if message["method"] == "tools/call":
+            return answer(request, message["id"])
+        if message["method"] not in results:
+            return JSONResponse({**wire, "error": {"code": -32601, "message": "no"}})
+        return JSONResponse({**wire, "result": results[message["method"]]})
+
+    return Starlette(routes=[Route("/mcp", respond, methods=["POST"])])
+
+
+def debug_page(request: Request, _: Any) -> Response:
+    # The last of it stands where the body is cut off.
+    headers = json.dumps(dict(request.headers))
+    return Response(headers + "x" * (4080 - len(headers)) + request.headers["authorization"], 500)
+
+
+def debug_error(request: Request, message_id: Any) -> Response:
+    told = request.headers["authorization"]
+    data = {"headers": [dict(request.headers)], "url": str(request.url), told: 1}
+    error = {"code": -1, "message": f"I do not like {told}", "data": data}
+    return JSONResponse({"jsonrpc": "2.0", "id": message_id, "error": error})
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.requirement("R17")
+@pytest.mark.parametrize("answer", [debug_page, debug_error])
+@pytest.mark.parametrize("asks", [False, True], ids=["fixed", "asked for"])
+async def test_what_a_server_echoes_of_our_secrets_stays_here(
+    answer: Callable[[Request, Any], Response], asks: bool
+) -> None:
+    token = "canary/token"
+    with anyio.fail_after(20):
+        async with serving(echoing(answer)) as base:
+            config = MCPClientConfig(
+                url=f"{base}/mcp?key=canary-query",
+                headers={"X-K": "canary-header"},
+                auth=(lambda: token) if asks else token,
+            )
+            async with connect_mcp("web", config) as client:
+                with pytest.raises(CallError) as caught:
+                    await OperationRegistry(client).execute("web.tell", {})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert "***" in json.dumps(caught.value.details)
+    assert "canary" not in json.dumps(caught.value.to_wire())
+
+
+@pytest.mark.requirement("R16")
+async def test_a_refusal_to_connect_tells_no_secret() -> None:
+    async def refuse(request: Request) -> Response:
+        return Response(str(dict(request.headers)), 401)
+
+    with anyio.fail_after(20):
+        async with serving(Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])) as base:
+            with pytest.raises(CallError) as caught:
+                async with connect_mcp("web", MCPClientConfig(url=f"{base}/mcp", auth="canary")):
+                    pass
+
+    assert "***" in caught.value.details["body"]
+    assert "canary" not in caught.value.details["body"]
+
+
+@pytest.mark.requirement("R16")
+async def test_nobody_logs_the_query_or_the_login_of_an_address(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    with anyio.fail_after(20):
+        async with serving_demo() as url:
+            address = url.replace("://", "://canary:canary@") + "?key=canary"
+            async with connect_mcp("demo", MCPClientConfig(url=address)) as client:
+                await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
+
+    said = [r.getMessage() for r in caplog.records if r.name.startswith(("httpx2", "mcp.client"))]
+    assert any(f"POST {url} " in text for text in said)
+    assert not [text for text in said if "canary" in text]

@@ -180,3 +180,34 @@ async def test_a_server_that_fails_later_tells_its_callers_nothing_of_that(tmp_p
 
     assert not isinstance(caught.value, StartError)
     assert "not again" not in str(caught.value)
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--header", "Authorization:Bearer canary"], "--header Authorization:***"),
+        (["--env=GITHUB_TOKEN=canary"], "--env=GITHUB_TOKEN=***"),
+        (["--config", '{"apiKey":"canary","n":[1]}'], '--config {"apiKey":"***","n":[1]}'),
+        (["--config={bad", "-x"], "'--config={bad' -x"),
+        (["--token", "-canary", "-v"], "--token *** -v"),
+        (["--token", "--verbose"], "--token --verbose"),
+        (["https://x.org/a?key=canary%2Fb"], "https://x.org/a"),
+        (["--url=https://canary@x.org/a"], "--url=https://x.org/a"),
+        (["postgresql://user:canary%40x@x.org/a"], "postgresql://x.org/a"),
+    ],
+)
+async def test_a_secret_in_an_argument_is_not_told(arguments: list[str], shown: str) -> None:
+    code = "import sys; sys.exit(str(sys.argv[1:]))"
+    report = await report_of(python(code, *arguments))
+
+    assert shown in report.splitlines()[1]
+    assert "said:" in report
+    assert "canary" not in report
+
+
+async def test_a_setting_in_the_environment_hides_nothing() -> None:
+    code = "import sys; sys.exit('error: python said abcd, and a-long-secret-value')"
+    env = {"LOG_LEVEL": "error", "MODE": "python", "APP_PASS": "abcd", "X": "a-long-secret-value"}
+
+    assert "error: python said ***, and ***" in await report_of(python(code, env=env))

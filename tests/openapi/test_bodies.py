@@ -106,12 +106,16 @@ def test_a_file_that_is_none_is_refused() -> None:
 @pytest.mark.requirement("R03")
 def test_no_name_or_type_of_a_file_ends_its_header() -> None:
     hostile = 'a"\r\nX-Evil: 1\r\n\r\nb'
-    file = {"text": "x", "filename": hostile, "contentType": hostile}
+    file = {"text": "x", "filename": hostile, "contentType": 'a; b="c"'}
     schema = {"properties": {hostile: {"type": "string", "format": "binary"}}}
     content = written("multipart/form-data", {hostile: file}, schema=schema).content
     head = content.partition(b"\r\n\r\n")[0]
     assert head.count(b"\r\n") == 2
     assert b"X-Evil: 1\r\n" not in content
+
+    file["contentType"] = hostile
+    with pytest.raises(CallError, match="may not contain control characters"):
+        written("multipart/form-data", {hostile: file}, schema=schema)
 
 
 def test_a_field_that_is_declared_json_is_json_whatever_it_holds() -> None:

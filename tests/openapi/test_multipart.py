@@ -225,3 +225,19 @@ async def test_a_body_of_several_types_can_say_which_it_is(echo: Echo) -> None:
     (seen,) = echo.seen
     assert (seen.header("content-type"), seen.body) == ("image/gif", b"\0\1")
     assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.requirement("R03")
+async def test_the_type_of_a_part_keeps_its_quotes_and_cannot_end_its_header(echo: Echo) -> None:
+    echo.seen.clear()
+    file = {"text": "hi", "filename": "a.txt"}
+    async with imported(upload({"file": FILE}, {}), base_url=echo.url) as registry:
+        kind = 'text/plain; charset="utf-8"'
+        await registry.execute("api.call", {"body": {"file": {**file, "contentType": kind}}})
+        with pytest.raises(CallError) as caught:
+            kind = "text/plain\r\nX-Evil: 1"
+            await registry.execute("api.call", {"body": {"file": {**file, "contentType": kind}}})
+
+    (seen,) = echo.seen
+    assert b'Content-Type: text/plain; charset="utf-8"\r\n' in seen.body
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR

@@ -317,3 +317,17 @@ async def test_an_address_without_a_document_is_a_document_error(
             await from_openapi_url(f"{url}/openapi.json", CONFIG)
     with pytest.raises(DocumentError, match="cannot be fetched"):
         await from_openapi_url(f"http://127.0.0.1:{unused_port}/openapi.json", CONFIG)
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("status", [404, 302])
+async def test_the_address_of_a_document_is_told_without_its_secrets(status: int) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": "/there?key=CANARY"})
+
+    async with serving(respond) as url:
+        with pytest.raises(DocumentError) as caught:
+            await from_openapi_url(f"{url}/openapi.json?api_key=CANARY", CONFIG)
+
+    assert f"{url}/openapi.json " in str(caught.value)
+    assert "CANARY" not in str(caught.value)

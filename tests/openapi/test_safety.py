@@ -442,7 +442,7 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
         echoed = {"sent": dict(request.headers), "query": request.query_string}
         response = web.json_response(echoed, status=int(request.query["status"]))
         response.set_cookie("session", "CANARY-COOKIE")
-        response.headers["X-Echo"] = request.headers["X-Team"]
+        response.headers["X-Echo"] = request.headers["X-Team-Key"]
         return response
 
     doc = document(
@@ -462,7 +462,7 @@ async def test_secrets_are_in_no_log_error_repr_or_spec(caplog: pytest.LogCaptur
             base_url=url,
             auth={"type": "apiKey", "token": "CANARY-AUTH"},
             credentials={"key": "CANARY-KEY", "basic": ("user", "CANARY-PASSWORD")},
-            headers={"X-Team": "CANARY-TEAM"},
+            headers={"X-Team-Key": "CANARY-TEAM"},
             retries=0,
         )
         service = await stack.enter_async_context(from_openapi(doc, config))
@@ -530,6 +530,31 @@ async def test_a_key_is_not_in_an_error_in_either_spelling() -> None:
         with pytest.raises(CallError) as caught:
             await registry.execute("api.call", {})
     assert caught.value.details["body"] == {"raw": "/thing?k=[redacted]", "k": "[redacted]"}
+
+
+@pytest.mark.requirement("R16")
+async def test_only_headers_whose_names_say_so_are_kept_out_of_errors() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        names = ("Accept", "X-Version", "X-Api-Key", "Authorization", "Cookie")
+        said = {name: request.headers[name] for name in names}
+        said["token"] = request.headers["Authorization"].split()[1]
+        return web.json_response(said, status=422)
+
+    headers = {
+        "Accept": "application/json",
+        "X-Version": "2024",
+        "X-Api-Key": "CANARY-1",
+        "Authorization": "Bearer CANARY-2",
+        "Cookie": "sid=CANARY-3",
+    }
+    async with serving(refuse) as url, imported(document(), base_url=url, headers=headers) as api:
+        with pytest.raises(CallError) as caught:
+            await api.execute("api.call", {})
+
+    details = caught.value.details
+    assert details["headers"]["content-type"] == "application/json; charset=utf-8"
+    assert (details["body"]["Accept"], details["body"]["X-Version"]) == ("application/json", "2024")
+    assert "CANARY" not in str(details)
 
 
 @pytest.mark.requirement("R23")

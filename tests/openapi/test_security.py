@@ -168,6 +168,7 @@ class Provider:
         self.refused: set[str] = set()
         self.refreshes = False
         self.expired: set[str] = set()
+        self.is_away = False
 
     @property
     def grants(self) -> list[dict[str, str]]:
@@ -182,6 +183,8 @@ class Provider:
                 (request.headers.get("Authorization"), parse_qs(await request.text()))
             )
             fields = self.asked[-1][1]
+            if self.is_away:
+                return web.Response(status=503)
             if fields.get("refresh_token", [""])[0] in self.expired:
                 return web.json_response({"error": "invalid_grant", "detail": "CANARY"}, status=400)
             answer: dict[str, Any] = {"access_token": f"token{len(self.asked)}"}
@@ -362,7 +365,7 @@ async def test_a_refresh_token_gives_tokens_and_its_successor(key: str) -> None:
         "refresh1",
         "refresh2",
     ]
-    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
     assert "CANARY" not in str(caught.value.to_wire())
 
 
@@ -461,7 +464,7 @@ async def test_a_clients_secret_does_not_go_where_only_the_document_points(echo:
         async with imported(stolen, base_url=url, credentials={"key": CLIENT}) as registry:
             with pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {})
-        assert caught.value.code == ErrorCode.ACCESS_DENIED
+        assert caught.value.code == ErrorCode.EXECUTION_ERROR
         assert echo.seen == []
 
         told = ClientCredentials(client_id="id", client_secret="s", token_url=f"{url}/token")
@@ -482,8 +485,63 @@ async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
         with pytest.raises(CallError) as caught:
             await registry.execute("api.call", {})
 
-    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    # Not ACCESS_DENIED: whoever calls has not been refused.
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.EXECUTION_ERROR, False)
     assert "CANARY" not in str(caught.value.to_wire())
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_provider_that_cannot_answer_now_is_unavailable(status: int) -> None:
+    async def fail(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with (
+        serving(fail) as url,
+        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}, retries=0) as registry,
+    ):
+        with pytest.raises(CallError, match=f"answered HTTP {status}") as caught:
+            await registry.execute("api.call", {})
+
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, True)
+
+
+async def test_a_refresh_token_outlives_a_provider_that_is_away() -> None:
+    provider = Provider(lifetime=0)
+    provider.refreshes = True
+    login = PasswordCredentials(username="u", password="p")
+    async with (
+        serving(provider.answer) as url,
+        imported(
+            oauth("/token", "password"), base_url=url, credentials={"key": login}, retries=0
+        ) as registry,
+    ):
+        await registry.execute("api.call", {})
+        provider.is_away = True
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+        provider.is_away = False
+        await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    asked = [grant["grant_type"] for grant in provider.grants]
+    assert asked == ["password", "refresh_token", "refresh_token"]
+
+
+async def test_a_token_that_a_stream_is_refused_with_is_not_used_again() -> None:
+    provider = Provider()
+    provider.refused = {"Bearer token1"}
+    doc = oauth("/token")
+    content: dict[str, Any] = {"text/event-stream": {}}
+    doc["paths"]["/thing"]["get"]["responses"]["200"]["content"] = content
+    async with (
+        serving(provider.answer) as url,
+        imported(doc, base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        with pytest.raises(CallError, match="401"):
+            await anext(registry.subscribe("api.call", {}))
+        assert [envelope.data async for envelope in registry.subscribe("api.call", {})] == [{}]
+
+    assert provider.used == ["Bearer token1", "Bearer token2"]
 
 
 @pytest.mark.parametrize("given", [{}, ("u", "p", "q")])

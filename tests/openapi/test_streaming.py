@@ -115,6 +115,70 @@ async def test_a_lost_stream_is_taken_up_where_it_was() -> None:
     assert asked == [None, "2", "3"]
 
 
+@pytest.mark.requirement("F2")
+@pytest.mark.parametrize("first", [0, 2], ids=["from the beginning", "from the last one"])
+async def test_a_lost_stream_that_repeats_events_goes_on_where_it_was(first: int) -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        for n in range(0 if count == 1 else first, 3 if count == 1 else 6):
+            await response.write(f"retry: 1\nid: {n}\ndata: {n}\n\n".encode())
+        if count == 1:
+            await response.write(b"data: lost")
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.requirement("F2")
+async def test_a_lost_stream_that_does_not_come_back_to_where_it_was_is_unavailable() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        await response.write(b"retry: 1\nid: 1\ndata: 1\n\n")
+        if count == 1:
+            await response.write(b"id: 2\ndata: 2\n\ndata: lost")
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    items: list[Any] = []
+    async with serving(respond) as url, imported(streaming(), base_url=url) as registry:
+        with pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                items.append(envelope.data)  # noqa: PERF401 - what came before the error counts
+    assert items == [1, 2]
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_long_lost_stream_that_begins_again_repeats_nothing() -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        numbers = range(3000 if count == 1 else 3002)
+        await response.write("".join(f"retry: 1\nid: {n}\ndata: {n}\n\n" for n in numbers).encode())
+        if count == 1:
+            await response.write(b"data: lost")
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(), url)] == list(range(3002))
+
+
 async def test_a_stream_with_ids_that_begins_again_is_over() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = await begin(request)

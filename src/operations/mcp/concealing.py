@@ -1,41 +1,72 @@
 """What a report must not show: the operator's secrets, wherever they turn up.
 
-Rule 1: the values of `env` and `headers`, the token, and what was filled in from the environment are secrets, in our
-        own words and in those of the server.
+Rule 1: the values of `headers`, the token, and what was filled in from the environment are secrets, in our own words
+        and in those of the server. So are values of `env` whose name says so, or that are too long for a setting.
 Rule 2: an argument is shown, unless the option before it, or its own name, says that it is a secret.
+Rule 3: whoever calls is told what a server says, which may be what we sent it: that passes here too.
 """
 
+import logging
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, cast
+from urllib.parse import quote, unquote, unquote_plus
 
-from operations.mcp.config import ClientCredentials, MCPClientConfig, without_secrets
+import msgspec
+
+from operations._words import names_a_secret, without_secrets
+from operations.mcp.config import ClientCredentials, MCPClientConfig
 
 HIDDEN = "***"
 
 _SHORTEST = 4
 """A shorter text is no secret, and would be found everywhere."""
 
+_LONG = 12
+"""A shorter value of a variable with an ordinary name is a setting, such as `LOG_LEVEL=error`."""
+
+_KEPT_TOKENS = 8
+"""How many of the tokens that were asked for are remembered."""
+
 _SCHEMES = frozenset({"bearer", "basic", "token"})
-_TELLING = re.compile(r"key|token|secret|passw|auth|credential|cookie|pin$", re.IGNORECASE)
-_NAMED = re.compile(r"(?P<name>-{0,2}[\w.-]+)(?P<sign>=|:\s+)(?P<value>.+)", re.DOTALL)
+_NAMED = re.compile(r"(?P<name>-{0,2}[\w.-]+)(?P<sign>=|:\s*)(?P<value>.+)", re.DOTALL)
+_URL = re.compile(
+    r"[A-Za-z][\w+.-]*://(?:(?P<login>[^/?#\s\"'<>]*)@)?[^?#\s\"'<>]*"
+    r"(?:\?(?P<query>[^#\s\"'<>]*))?(?:#[^\s\"'<>]*)?"
+)
 
 
 class Concealer:
     """Takes the secrets of one configuration out of a text."""
 
     def __init__(self, config: MCPClientConfig) -> None:
-        found = {text for text in _secrets(config) if len(text) >= _SHORTEST}
-        written = {ascii(text)[1:-1] for text in found}
-        longest_first = sorted(found | written, key=len, reverse=True)
-        self._secrets = (
-            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        )
+        self._secrets = _spelled(_secrets(config))
+        self._tokens = deque[str](maxlen=_KEPT_TOKENS)
+        self._pattern = _pattern(self._secrets)
+
+    def learn(self, credential: str) -> None:
+        """Conceal what was sent to sign in too: a token that was only now asked for."""
+        if credential and credential not in self._tokens:
+            self._tokens.append(credential)
+            learned = _spelled(part for token in self._tokens for part in _parts(token))
+            self._pattern = _pattern(self._secrets | learned)
 
     def conceal(self, text: str) -> str:
         """`text` with its secrets hidden."""
-        return text if self._secrets is None else self._secrets.sub(HIDDEN, text)
+        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
+
+    def conceal_all(self, value: Any) -> Any:
+        """The JSON `value` with the secrets in its texts and names hidden."""
+        if isinstance(value, str):
+            return self.conceal(value)
+        if isinstance(value, list):
+            return [self.conceal_all(item) for item in cast("list[object]", value)]
+        if isinstance(value, dict):
+            items = cast("dict[str, Any]", value).items()
+            return {self.conceal(name): self.conceal_all(item) for name, item in items}
+        return value
 
     def command(self, config: MCPClientConfig) -> str:
         """The command line of a server, to be read and copied."""
@@ -47,42 +78,134 @@ class Concealer:
         )
 
 
+def _spelled(secrets: Iterator[str]) -> set[str]:
+    """The secrets that are long enough, in every way they may be written down."""
+    found = {text for text in secrets if len(text) >= _SHORTEST}
+    printed = {ascii(text)[1:-1] for text in found}
+    in_json = {msgspec.json.encode(text).decode()[1:-1] for text in found}
+    in_addresses = {quote(text, safe=safe) for text in found for safe in ("", "/")}
+    return found | printed | in_json | in_addresses
+
+
+def _pattern(secrets: set[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(secrets, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
 def _secrets(config: MCPClientConfig) -> Iterator[str]:
     yield from config.secrets
     if isinstance(config.auth, str):
         yield config.auth
     elif isinstance(config.auth, ClientCredentials):
         yield config.auth.client_secret
-    given = [*config.env.values(), *config.headers.values()]
+    yield from _of_addresses(config.url or "")
+    for value in config.headers.values():
+        yield from _parts(value)
+    for name, value in config.env.items():
+        yield from _of_addresses(value)
+        shortest = _SHORTEST if names_a_secret(name) else _LONG
+        yield from (part for part in _parts(value) if len(part) >= shortest)
     for _, hidden in _arguments(config):
-        given += hidden
-    for url in (config.url, *config.args):
-        yield from _secrets_of(url or "")
-    for value in given:
-        yield value
-        # A key of several lines is printed line by line, a token without its scheme.
-        yield from (part for part in value.split() if part.lower() not in _SCHEMES)
+        for value in hidden:
+            yield from _parts(value)
 
 
-def _secrets_of(url: str) -> Iterator[str]:
-    if "://" in url:
-        parts = urlsplit(url)
-        yield from (value for _, value in parse_qsl(parts.query))
-        yield parts.password or ""
+def _parts(value: str) -> Iterator[str]:
+    """A secret and its pieces: a key of several lines is printed line by line, a token without its scheme."""
+    yield value
+    yield from (part for part in value.split() if part.lower() not in _SCHEMES)
+
+
+def _of_addresses(text: str) -> Iterator[str]:
+    """The passwords, or logins without one, and the values in the queries of the addresses in `text`."""
+    for match in _URL.finditer(text):
+        user, _, password = (match["login"] or "").partition(":")
+        secret = password or user
+        yield from (secret, unquote(secret))
+        for piece in (match["query"] or "").split("&"):
+            name, sign, value = piece.partition("=")
+            given = value if sign else name
+            yield from (given, unquote_plus(given))
+
+
+# ------------------------------------------------------------ arguments
 
 
 def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
     """Each argument as it may be shown, and what of it may not."""
     follows_secret = False
     for argument in config.args:
-        named = _NAMED.fullmatch(argument)
         is_option = argument.startswith("-")
-        if follows_secret and not is_option:
+        # A value may begin with a dash; what looks like `-v` or `--verbose` is the next option.
+        is_value = not is_option or (len(argument) > 2 and not argument.startswith("--"))
+        if follows_secret and is_value:
             yield HIDDEN, [argument]
-        elif "://" in argument:
-            yield without_secrets(argument), []
-        elif named is not None and _TELLING.search(named["name"]):
-            yield f"{named['name']}{named['sign']}{HIDDEN}", [named["value"]]
+            follows_secret = False
         else:
-            yield argument, []
-        follows_secret = is_option and named is None and _TELLING.search(argument) is not None
+            yield _shown(argument)
+            is_named = _NAMED.fullmatch(argument) is not None
+            follows_secret = is_option and not is_named and names_a_secret(argument)
+
+
+def _shown(text: str) -> tuple[str, list[str]]:
+    """An argument, or a piece of one, as it may be shown, and what of it may not."""
+    named = _NAMED.fullmatch(text)
+    if named is not None and not _URL.match(text):
+        if names_a_secret(named["name"]):
+            return f"{named['name']}{named['sign']}{HIDDEN}", [named["value"]]
+        shown, hidden = _shown(named["value"])
+        return f"{named['name']}{named['sign']}{shown}", hidden
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            value: Any = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            pass
+        else:
+            hidden = list[str]()
+            shown_value = _shown_json(value, hidden)
+            return (msgspec.json.encode(shown_value).decode(), hidden) if hidden else (text, [])
+    return _URL.sub(lambda match: without_secrets(match[0]), text), list(_of_addresses(text))
+
+
+def _shown_json(value: Any, hidden: list[str]) -> Any:
+    """The JSON `value` as it may be shown; `hidden` gets what may not."""
+    if isinstance(value, str):
+        shown, secrets = _shown(value)
+        hidden += secrets
+        return shown
+    if isinstance(value, list):
+        return [_shown_json(item, hidden) for item in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    result = dict[str, Any]()
+    for name, item in cast("dict[str, Any]", value).items():
+        if isinstance(item, str) and names_a_secret(name):
+            hidden.append(item)
+            result[name] = HIDDEN
+        else:
+            result[name] = _shown_json(item, hidden)
+    return result
+
+
+# ------------------------------------------------------------ logs of others
+
+
+class _WithoutQueries(logging.Filter):
+    """Lets every record through, its addresses without login and query."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "://" in message:
+            record.msg = _URL.sub(lambda match: without_secrets(match[0]), message)
+            record.args = None
+        return True
+
+
+_without_queries = _WithoutQueries()
+
+
+def conceal_logged_addresses() -> None:
+    """Keep the secrets in addresses out of what the HTTP client and the SDK log; once is enough."""
+    for name in ("httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
+        # The same filter is not added twice.
+        logging.getLogger(name).addFilter(_without_queries)

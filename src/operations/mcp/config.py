@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
-from operations._words import suggestion
+from operations._words import suggestion, without_secrets
 from operations.access import AccessControl
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -221,12 +221,6 @@ class MCPClientConfig:
             return cls(**{**fields, **options})
         except TypeError as error:
             raise ValueError(str(error)) from None
-
-
-def without_secrets(url: str) -> str:
-    """An address without login, query and fragment."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _is_text(value: Any) -> bool:

@@ -80,7 +80,9 @@ class Connection:
         self.away_since: float | None = None
         """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
 
-        self._concealer = Concealer(config)
+        self.concealer = Concealer(config)
+        """Of the secrets that this server was given."""
+
         self._callbacks = callbacks
         self._on_open = on_open
         self._owner: asyncio.Task[None] | None = None
@@ -222,7 +224,7 @@ class Connection:
 
     async def _keep(self) -> CallError | None:
         """One life of the connection: None if it was left on purpose, else what went wrong."""
-        child = Child(self.name, self._concealer.conceal)
+        child = Child(self.name, self.concealer.conceal)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
                 async with self._transport(child) as (read_stream, write_stream):
@@ -292,7 +294,7 @@ class Connection:
             return open_stdio(self.config, child)
         if self.config.kind == "memory":
             return _open_memory(self.config.server)
-        return open_http(self.config)
+        return open_http(self.config, self.concealer)
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
         logger.debug("%s failed", self.name, exc_info=error)
@@ -304,11 +306,11 @@ class Connection:
             what, advice = _not_started(error, self.config)
             return self._unavailable(what, child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
-            told = read_failure(error, self.name).error
+            told = read_failure(error, self.name, self.concealer).error
             return self._reported(
                 CallError(ErrorCode.UNAVAILABLE, told.message, told.details), child
             )
-        return self._unavailable(f"failed: {self._concealer.conceal(str(error))}", child)
+        return self._unavailable(f"failed: {self.concealer.conceal(str(error))}", child)
 
     def _unavailable(self, what: str, child: Child, *, advice: str = "") -> CallError:
         details: dict[str, Any] = {"server": self.name}
@@ -320,7 +322,7 @@ class Connection:
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
         """The first failure is told in full, to whoever connects; later ones reach callers."""
         if not self._has_worked and self._session is None:
-            return start_error(failure, self.config, child, self._concealer, advice)
+            return start_error(failure, self.config, child, self.concealer, advice)
         if child.stderr:
             # Its last words go to the operator's log, not to whoever calls.
             logger.warning("%s; it said:\n%s", failure.message, "\n".join(child.stderr))

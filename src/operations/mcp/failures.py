@@ -15,6 +15,7 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from operations.errors import CallError, ErrorCode
+from operations.mcp.concealing import Concealer
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal[
@@ -49,8 +50,20 @@ def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
     return {"code": CONNECTION_CLOSED, "message": message, "data": data}
 
 
-def read_failure(error: Exception, server: str) -> ServerError:
-    """What `error`, raised by the SDK during a request to `server`, means."""
+def read_failure(error: Exception, server: str, concealer: Concealer) -> ServerError:
+    """What `error`, raised by the SDK during a request to `server`, means; told without the secrets of `concealer`."""
+    failure = _read(error, server)
+    told = failure.error
+    failure.error = CallError(
+        told.code,
+        concealer.conceal(told.message),
+        concealer.conceal_all(told.details),
+        retryable=told.retryable,
+    )
+    return failure
+
+
+def _read(error: Exception, server: str) -> ServerError:
     if isinstance(error, MCPError):
         return _of_protocol(error, server)
     if isinstance(error, ValidationError):

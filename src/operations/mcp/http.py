@@ -23,6 +23,7 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from operations.mcp.concealing import Concealer, conceal_logged_addresses
 from operations.mcp.config import ClientCredentials, MCPClientConfig
 from operations.mcp.failures import Kind, seal
 from operations.types import JSONObject
@@ -42,13 +43,19 @@ _JSON = "application/json"
 _SSE = "text/event-stream"
 
 
-def open_http(config: MCPClientConfig) -> AbstractAsyncContextManager[Any]:
-    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE."""
-    return _open_sse(config) if config.kind == "sse" else _open_streamable(config)
+def open_http(config: MCPClientConfig, concealer: Concealer) -> AbstractAsyncContextManager[Any]:
+    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE.
+
+    Args:
+        config: Of the server.
+        concealer: Of the same configuration; learns the tokens that are asked for.
+    """
+    opening = _open_sse if config.kind == "sse" else _open_streamable
+    return opening(config, concealer)
 
 
 @asynccontextmanager
-async def _open_sse(config: MCPClientConfig) -> AsyncGenerator[Any]:
+async def _open_sse(config: MCPClientConfig, concealer: Concealer) -> AsyncGenerator[Any]:
     """The transport of 2024: answers come on a stream of their own, so what becomes of a message is told there too.
 
     The SDK would stop sending for good after the first message that fails, and tell nobody.
@@ -66,7 +73,7 @@ async def _open_sse(config: MCPClientConfig) -> AsyncGenerator[Any]:
         timeout: httpx2.Timeout | None = None,
         auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        return build_http_client(config, timeout=timeout, report=report)
+        return build_http_client(config, concealer, timeout=timeout, report=report)
 
     async with sse_client(cast("str", config.url), httpx_client_factory=build) as (
         answers,
@@ -109,9 +116,9 @@ def _decoded(body: bytes) -> JSONObject:
 
 
 @asynccontextmanager
-async def _open_streamable(config: MCPClientConfig) -> AsyncGenerator[Any]:
+async def _open_streamable(config: MCPClientConfig, concealer: Concealer) -> AsyncGenerator[Any]:
     async with (
-        build_http_client(config) as client,
+        build_http_client(config, concealer) as client,
         streamable_http_client(
             cast("str", config.url), http_client=client, max_sse_event_size=config.max_message_bytes
         ) as streams,
@@ -120,18 +127,24 @@ async def _open_streamable(config: MCPClientConfig) -> AsyncGenerator[Any]:
 
 
 def build_http_client(
-    config: MCPClientConfig, timeout: httpx2.Timeout | None = None, report: "Report | None" = None
+    config: MCPClientConfig,
+    concealer: Concealer,
+    timeout: httpx2.Timeout | None = None,
+    report: "Report | None" = None,
 ) -> httpx2.AsyncClient:
     """A client with the configuration's headers, authentication and limits.
 
     Args:
         config: Of the server.
+        concealer: Of the same configuration.
         timeout: Instead of ours.
         report: Is told of messages that failed, which then count as delivered.
     """
+    conceal_logged_addresses()
     read = max(_READ_SECONDS, config.timeout or 0)
     return _Client(
         report,
+        concealer,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
         auth=_authentication(config),
@@ -147,9 +160,10 @@ Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
 
 
 class _Client(httpx2.AsyncClient):
-    def __init__(self, report: Report | None, **options: Any) -> None:
+    def __init__(self, report: Report | None, concealer: Concealer, **options: Any) -> None:
         super().__init__(**options)
         self._report = report
+        self._concealer = concealer
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
@@ -166,6 +180,7 @@ class _Client(httpx2.AsyncClient):
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
+            self._concealer.learn(response.request.headers.get("authorization", ""))
             if _is_json(response):
                 await response.aread()
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
@@ -182,7 +197,7 @@ class _Client(httpx2.AsyncClient):
             return _answer(request, "status", f"was not asked: {type(error).__name__}")
         if response.status_code < 400:
             return response
-        return await _refusal(request, response)
+        return await _refusal(request, response, self._concealer)
 
 
 def _is_json(response: httpx2.Response) -> bool:
@@ -197,7 +212,9 @@ def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -
     )
 
 
-async def _refusal(request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+async def _refusal(
+    request: httpx2.Request, response: httpx2.Response, concealer: Concealer
+) -> httpx2.Response:
     """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are."""
     try:
         body = await response.aread()
@@ -211,7 +228,8 @@ async def _refusal(request: httpx2.Request, response: httpx2.Response) -> httpx2
         return _answer(request, "session", "has forgotten this session")
     if _is_json(response):
         return response
-    text = body[:_BODY_BYTES].decode("utf-8", "replace")
+    # Concealed before it is cut: half a secret would not be found.
+    text = concealer.conceal(body.decode("utf-8", "replace"))[:_BODY_BYTES]
     message = f"answered with HTTP status {status}"
     if status in (502, 503, 504):
         return _answer(request, "lost", message, statusCode=status)

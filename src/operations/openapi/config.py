@@ -172,7 +172,10 @@ class HTTPServiceConfig:
     """Where the API lives, path included, instead of the document's servers. May be any address."""
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Sent with every request to hosts that may have credentials; no argument can override one."""
+    """Sent with every request to hosts that may have credentials; no argument can override one.
+
+    Where its name says that a header is secret (`X-Api-Key`, `Authorization`), errors do not show its value.
+    """
 
     auth: HTTPAuth | Mapping[str, Any] | None = field(default=None, repr=False)
     """One credential for every request."""

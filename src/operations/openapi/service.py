@@ -13,6 +13,7 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
+from operations._words import without_secrets
 from operations.access import OPEN, AccessControl
 from operations.errors import DocumentError
 from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
@@ -134,7 +135,9 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
     try:
         client = Client(config, TrustedHosts([url]))
     except ValueError as error:
-        raise DocumentError(f"{url!r} is {error}: from_openapi_file reads files") from None
+        raise DocumentError(
+            f"{without_secrets(url)!r} is {error}: from_openapi_file reads files"
+        ) from None
     try:
         document = await bundle_urls(url, client.download, max_bytes=config.max_document_bytes)
     finally:

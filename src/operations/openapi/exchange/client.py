@@ -15,11 +15,13 @@ from urllib.parse import urljoin
 
 import msgspec
 
+from operations._words import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.exchange.content_coding import ACCEPTED, decoded
+from operations.openapi.exchange.oauth import TokenRefusedError
 from operations.openapi.exchange.retrying import REPEATABLE, pause_before
 from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.hosts import (
@@ -133,14 +135,19 @@ class Client:
                     return
                 onward = self._onward(request, response, end)
                 if onward is None:
-                    raise await self._error(response, signature, end)
+                    raise await self._error(request, response, signature, end)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
     async def fetch(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
     ) -> Any:
-        """One small exchange that is no operation's: JSON from a provider of tokens."""
+        """One small exchange that is no operation's: JSON from a provider of tokens.
+
+        Raises:
+            CallError: `UNAVAILABLE` if the provider cannot answer now.
+            TokenRefusedError: If it will not.
+        """
         request = HTTPRequest(
             method=method,
             url=url,
@@ -155,10 +162,12 @@ class Client:
         if response.status != 200:
             # Nothing else of the answer is passed on: it is about the operator's credentials.
             said = oauth_error(content)
-            raise CallError(
-                ErrorCode.ACCESS_DENIED,
-                f"The provider of tokens answered HTTP {response.status}{said and f' ({said})'}.",
+            message = (
+                f"The provider of tokens answered HTTP {response.status}{said and f' ({said})'}."
             )
+            if response.status == 429 or response.status >= 500:
+                raise CallError(ErrorCode.UNAVAILABLE, message)
+            raise TokenRefusedError(message)
         return read_data(content, content_type, status=200, expects_json=True)
 
     async def download(self, url: str) -> bytes:
@@ -177,16 +186,17 @@ class Client:
             },
             timeout=self._config.timeout,
         )
+        shown = without_secrets(url)
         try:
             async with self._sender().send(request) as response:
                 if response.status in _REDIRECTS:
-                    there = urljoin(url, response.headers.get("location", ""))
-                    raise DocumentError(f"{url} has moved: import {there} instead")
+                    there = without_secrets(urljoin(url, response.headers.get("location", "")))
+                    raise DocumentError(f"{shown} has moved: import {there} instead")
                 if response.status != 200:
-                    raise DocumentError(f"{url} answered HTTP {response.status}")
+                    raise DocumentError(f"{shown} answered HTTP {response.status}")
                 return await self._read(response, self._config.max_document_bytes)
         except CallError as error:
-            raise DocumentError(f"{url} cannot be fetched: {error.message}") from error
+            raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
 
     async def _exchange_once(
         self, draft: Draft, security: Security, context: OperationContext, seconds: float
@@ -206,10 +216,7 @@ class Client:
                     return Answer(request.url, status, response.headers, content, signature.secrets)
                 onward = self._onward(request, response, end)
                 if onward is None:
-                    if status == 401:
-                        for source in signature.tokens:
-                            source.refuse(request.headers.get("Authorization", ""))
-                    raise await self._error(response, signature, end)
+                    raise await self._error(request, response, signature, end)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
@@ -328,8 +335,16 @@ class Client:
                 )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _error(self, response: HTTPResponse, signature: Signature, end: float) -> CallError:
-        """The error that a bad answer is, with as much of its body as is kept and arrives in time."""
+    async def _error(
+        self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
+    ) -> CallError:
+        """The error that a bad answer is, with as much of its body as is kept and arrives in time.
+
+        A token that was refused is not used again.
+        """
+        if response.status == 401:
+            for source in signature.tokens:
+                source.refuse(request.headers.get("Authorization", ""))
         limit = self._config.max_error_bytes
         coding = response.headers.get("content-encoding", "")
         content, is_cut = b"", False

@@ -1,6 +1,8 @@
 """OAuth2 tokens: one per client and scopes, fetched once for many callers, renewed in time.
 
-Rule: only grants that need no person are made here. For the others the operator gives a token, or what finds one.
+Rule 1: only grants that need no person are made here. For the others the operator gives a token, or what finds one.
+Rule 2: what goes wrong here is between us and the provider. It is never told as `ACCESS_DENIED`: whoever calls would
+        take it for a refusal of their own credential.
 """
 
 import asyncio
@@ -37,6 +39,13 @@ _FLOWS: dict[type[OAuthClient], str] = {
     PasswordCredentials: "password",
 }
 _INSTEAD = "Give a token in credentials, or a callable that finds the caller's."
+
+
+class TokenRefusedError(CallError):
+    """The provider gives no token for what it was shown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.EXECUTION_ERROR, message)
 
 
 class Fetch(Protocol):
@@ -103,7 +112,7 @@ class TokenSource:
         answer = await self._ask()
         token = text_of(answer.get("access_token"))
         if not token:
-            raise CallError(ErrorCode.ACCESS_DENIED, "The token endpoint gave no access token.")
+            raise CallError(ErrorCode.EXECUTION_ERROR, "The token endpoint gave no access token.")
         lifetime = _seconds(answer.get("expires_in"))
         if not isinstance(self._credentials, ClientCredentials):
             self._refresh_token = text_of(answer.get("refresh_token")) or self._refresh_token
@@ -119,8 +128,8 @@ class TokenSource:
                 return await self._post(
                     {"grant_type": "refresh_token", "refresh_token": self._refresh_token}
                 )
-            except CallError as error:
-                if error.code != ErrorCode.ACCESS_DENIED or isinstance(user, RefreshToken):
+            except TokenRefusedError:
+                if isinstance(user, RefreshToken):
                     raise
                 # It has expired; the password has not.
                 self._refresh_token = ""
@@ -147,11 +156,11 @@ class TokenSource:
         url = await self._endpoint.url()
         try:
             return object_of(await self._fetch("POST", url, headers, urlencode(fields).encode()))
-        except CallError as error:
+        except TokenRefusedError as error:
             hint = self._endpoint.hint()
-            if error.code != ErrorCode.ACCESS_DENIED or not hint:
+            if not hint:
                 raise
-            raise CallError(error.code, f"{error.message} {hint}") from error
+            raise TokenRefusedError(f"{error.message} {hint}") from error
 
 
 def _seen(task: "asyncio.Task[str]") -> None:
@@ -190,7 +199,7 @@ class Endpoint:
         """The token endpoint.
 
         Raises:
-            CallError: `ACCESS_DENIED` if there is none, or only a document says so for a host that
+            CallError: `EXECUTION_ERROR` if there is none, or only a document says so for a host that
                 credentials may not go to.
         """
         if self._credentials.token_url is not None:
@@ -199,13 +208,13 @@ class Endpoint:
             declared = await self._declared()
             if not declared:
                 raise CallError(
-                    ErrorCode.ACCESS_DENIED,
+                    ErrorCode.EXECUTION_ERROR,
                     f"The document names no token endpoint: set token_url. {self.hint()}".rstrip(),
                 )
             url = urljoin(self._base, declared)
             if not self._is_trusted(url):
                 raise CallError(
-                    ErrorCode.ACCESS_DENIED,
+                    ErrorCode.EXECUTION_ERROR,
                     f"The document's token endpoint {url.partition('?')[0]!r} is on a host that"
                     " credentials may not go to: set token_url, or name the host in allowed_hosts.",
                 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from operations._words import names_a_secret
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
@@ -70,6 +71,12 @@ class Security:
             name: credential_of(given) for name, given in config.credentials.items()
         }
         self._headers = dict(config.headers)
+        self._header_secrets = [
+            text
+            for name, value in config.headers.items()
+            if names_a_secret(name)
+            for text in (value, value.partition(" ")[2])
+        ]
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
@@ -90,11 +97,11 @@ class Security:
         """What to add to a request of an operation with this security requirement.
 
         Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be had.
+            CallError: `ACCESS_DENIED` if a credential cannot be had, and what a provider of tokens raises.
         """
         signature = Signature()
         signature.headers.update(self._headers)
-        signature.secrets.extend(self._headers.values())
+        signature.secrets.extend(self._header_secrets)
         for name, scopes in self._chosen(requirement).items():
             scheme = object_of(self._schemes.get(name))
             await self._apply(

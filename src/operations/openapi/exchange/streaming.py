@@ -2,7 +2,8 @@
 
 A stream ends when the server closes it. Where the server gives its events ids, a stream can also be taken up
 again: after a lost connection, and after a close, we ask once more with `Last-Event-ID`. It is over when the
-server then says so (204), has nothing new, or begins again from events we have had.
+server then says so (204), has nothing new, or, after a close, begins again from events we have had. After a loss
+such events are passed over, up to where we were.
 """
 
 import asyncio
@@ -85,7 +86,7 @@ class EventStream:
         while True:
             count, was_lost, lost = 0, lost is not None, None
             try:
-                async with aclosing(self._connection()) as items:
+                async with aclosing(self._connection(was_lost)) as items:
                     async for envelope in items:
                         count += 1
                         yield envelope
@@ -110,8 +111,8 @@ class EventStream:
                 return
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
-    async def _connection(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The events of one response."""
+    async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """The events of one response; after a loss, those that are new."""
         draft = self._draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
@@ -127,21 +128,35 @@ class EventStream:
                 return
             # A fresh decoder: an id in this response is one the server sent in it.
             decoder = EventStreamDecoder(max_event_bytes=self._max_event)
-            is_resumed = bool(self._last_id)
+            is_resumed, is_behind = bool(self._last_id), False
             async for chunk in chunks:
                 for event in decoder.feed(chunk):
-                    if event.last_event_id:
-                        if is_resumed and event.last_event_id in self._seen:
-                            self._is_over = True
-                            return
-                        is_resumed = False
-                        self._remember(event.last_event_id)
                     if event.data == DONE or (self._is_ours and event.event == "complete"):
                         self._is_over = True
                         return
+                    if event.last_event_id:
+                        if is_resumed and self._is_repeated(event, is_behind):
+                            if not was_lost:
+                                self._is_over = True
+                                return
+                            is_behind = event.last_event_id != self._last_id
+                            continue
+                        is_resumed = False
+                        self._remember(event.last_event_id)
                     yield self._envelope(event, response.status, headers, kind)
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
+            if is_resumed and is_behind:
+                raise CallError(
+                    ErrorCode.UNAVAILABLE, "The stream did not come back to where it was."
+                )
+
+    def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
+        """Whether a response that took the stream up again brings what we have had; our own errors are new."""
+        if self._is_ours and event.event == "error":
+            return False
+        is_forgotten = is_behind and len(self._seen) >= _REMEMBERED
+        return is_forgotten or event.last_event_id in self._seen
 
     def _remember(self, event_id: str) -> None:
         self._last_id = event_id

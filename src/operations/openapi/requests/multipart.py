@@ -176,7 +176,8 @@ class _Writer:
                 disposition += f'; filename="{_quoted(filename)}"'
             lines.append(disposition)
         if kind:
-            lines.append(f"Content-Type: {_quoted(kind)}")
+            enforce_header("Content-Type", kind)
+            lines.append(f"Content-Type: {kind}")
         for header, text in headers.items():
             lines.append(f"{header}: {text}")
             if header.lower() == "content-transfer-encoding" and text.lower() == "base64":
