@@ -99,7 +99,7 @@ class CallError(OperationsError):
             code if isinstance(code, str) and code else ErrorCode.UNKNOWN_ERROR,
             message if isinstance(message, str) else "",
             wire.get("details"),
-            retryable=wire.get("retryable") is True or None,
+            retryable=wire.get("retryable") is True,
         )
 
 

@@ -551,3 +551,22 @@ async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
                 await registry.execute("api.call", {})
             assert caught.value.code in {ErrorCode.UNAVAILABLE, ErrorCode.EXECUTION_ERROR}
             assert (await registry.execute("api.call", {})).data == {}
+
+
+@pytest.mark.parametrize(("method", "retryable"), [("get", True), ("post", False)])
+async def test_what_may_have_arrived_is_not_to_be_repeated_blindly(
+    method: str, retryable: bool
+) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    async with (
+        serving(respond) as url,
+        imported(document("/thing", method), base_url=url, retries=0) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable is retryable

@@ -370,7 +370,7 @@ class Retries:
 
     def __init__(self, connection: Connection, replayable: bool) -> None:
         self._connection = connection
-        self._replayable = replayable
+        self._replayable = self._is_safe = replayable
         self._attempts = 0
         self.has_refreshed = False
 
@@ -381,6 +381,9 @@ class Retries:
         if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
             self._replayable = False
             return True
+        if not self._is_safe:
+            # It may have run: whoever retries without looking would run it twice.
+            failure.error.retryable = False
         return False
 
     async def _wait(self) -> bool:

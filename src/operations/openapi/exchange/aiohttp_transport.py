@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import TypeAlias
 
 from operations.errors import CallError, ErrorCode, MissingExtraError
+from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
 from operations.openapi.transport import HTTPRequest, HTTPResponse
 
@@ -264,7 +265,11 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
         return CallError(
-            ErrorCode.UNAVAILABLE, f"{where}: the connection failed or was lost ({reason})."
+            ErrorCode.UNAVAILABLE,
+            f"{where}: the connection failed or was lost ({reason}).",
+            # Once connected, the request may have arrived.
+            retryable=request.method in REPEATABLE
+            or isinstance(error, aiohttp.ClientConnectorError),
         )
     if isinstance(error, aiohttp.ClientError):
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
