@@ -115,8 +115,7 @@ class Visit:
         if identity is not None:
             self.caller = f"id:{identity.id}"
         else:
-            client = self.scope.get("client")
-            self.caller = f"at:{client[0]}" if client else "at:"
+            self.caller = f"at:{address_of(self.scope.get('client'))}"
 
     def admitted(self, context: OperationContext) -> None:
         """Note what the request's call knows."""
@@ -217,12 +216,14 @@ class Edge:
             return await self._resolve(scope, headers)
         address = address_of(scope.get("client"))
         is_guess = self.sign_ins.begin(address, shown)
-        was_wrong = False
+        was_wrong: bool | None = None
         try:
-            return await self._resolve(scope, headers)
+            identity = await self._resolve(scope, headers)
+            was_wrong = False
+            return identity
         except RequestError as error:
             # A credential that could not be looked at was not wrong.
-            was_wrong = not isinstance(error.__cause__, OSError)
+            was_wrong = None if isinstance(error.__cause__, OSError) else True
             raise
         finally:
             if is_guess:
