@@ -104,7 +104,8 @@ async def test_guesses_beyond_the_limit_are_owed(monkeypatch: pytest.MonkeyPatch
     for number in range(10):
         sign_ins.end(HERE, number, was_wrong=True)
 
-    for now in (0.0, 5.0, 8.9):
+    for later in (0.0, 5.0, 8.9):
+        now = later
         with pytest.raises(CallError, match="wrong credentials"):
             sign_ins.begin(HERE, "next")
     now = 9.0
