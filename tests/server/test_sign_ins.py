@@ -100,7 +100,7 @@ async def test_guesses_beyond_the_limit_are_owed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("operations._rates.monotonic", lambda: now)
     sign_ins = SignIns(1, 2)
 
-    assert all([sign_ins.begin(HERE, number) for number in range(10)])
+    assert all(sign_ins.begin(HERE, number) for number in range(10))
     for number in range(10):
         sign_ins.end(HERE, number, was_wrong=True)
 

@@ -147,10 +147,11 @@ class SocketDoor:
                 found = self._resolve(credential)
                 identity: Identity | None = await found if inspect.isawaitable(found) else found
                 was_wrong = identity is None
-                return identity
             except Exception as error:
                 was_wrong = None if isinstance(error, OSError) else True
                 raise
+            else:
+                return identity
             finally:
                 if is_guess:
                     self._sign_ins.end(address, credential, was_wrong=was_wrong)

@@ -82,8 +82,8 @@ class Visit:
     """One request on its way."""
 
     __slots__ = (
-        "_ahead", "_context", "_wire", "caller", "headers", "identity", "is_answered", "receive", "scope", "send", "spec",
-        "started", "watch",
+        "_ahead", "_context", "_wire", "caller", "headers", "identity", "is_answered", "receive", "scope", "send",
+        "spec", "started", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -257,11 +257,12 @@ class Edge:
         try:
             identity = await self._resolve(scope, headers)
             was_wrong = False
-            return identity
         except RequestError as error:
             # A credential that could not be looked at was not wrong.
             was_wrong = None if isinstance(error.__cause__, OSError) else True
             raise
+        else:
+            return identity
         finally:
             if is_guess:
                 self.sign_ins.end(address, shown, was_wrong=was_wrong)
