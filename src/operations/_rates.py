@@ -6,6 +6,7 @@ Rule 2: memory is bounded: the longest silent one is forgotten first, which forg
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from time import monotonic
 from typing import Final
@@ -17,7 +18,11 @@ REMEMBERED: Final = 10_000
 GUESSES: Final = 20
 GUESSES_PER_SECOND: Final = 0.2
 
+_UNJUDGED_PER_GUESS: Final = 10
+"""Credentials that may be unjudged for each one that may be wrong: most callers have the right one."""
+
 _TOO_MANY = "Too many wrong credentials from your address: try again later"
+_TOO_MANY_UNJUDGED = "Too many credentials from your address are not judged yet: try again later"
 
 
 class Rate:
@@ -44,29 +49,54 @@ class Rate:
         self._refusal = refusal
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def spend(self, caller: str, amount: int = 1) -> None:
-        """Take what a request costs.
+    def spend(self, caller: str, amount: int = 1, *, paid: int = 0) -> None:
+        """Take what a request costs, less what was `paid` for it before.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has spent it all.
+            CallError: `RESOURCE_EXHAUSTED` if the caller has spent it all; not retryable if it can never have so much.
         """
         if self._per_second is None:
             return
-        now = monotonic()
-        tokens, then = self._buckets.pop(caller, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - then) * self._per_second)
-        enough = tokens >= amount
-        self._buckets[caller] = (tokens - amount if enough else tokens, now)
-        if len(self._buckets) > self._remembered:
-            self._buckets.popitem(last=False)
-        if not enough:
+        if amount > self._burst:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"This counts as {amount} requests, and at once there are never more than "
+                f"{self._burst:.0f}: ask for less at a time",
+            )
+        due = max(0, amount - paid)
+        self.ask(caller, due)
+        self._take(caller, due)
+
+    def ask(self, caller: str, amount: int = 1) -> None:
+        """Whether a caller has so much, which it keeps.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if it has less.
+        """
+        if self._per_second is not None and self._tokens(caller) < amount:
+            self._take(caller, 0)
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, self._refusal, retryable=True)
 
-    def give_back(self, caller: str, amount: int = 1) -> None:
-        """Return what was taken."""
+    def charge(self, caller: str) -> None:
+        """Take one even where there is none left: a debt, which time pays off."""
+        if self._per_second is not None:
+            self._take(caller, 1)
+
+    def give_back(self, caller: str) -> None:
+        """Return one that was taken."""
         held = self._buckets.get(caller)
         if held is not None:
-            self._buckets[caller] = (held[0] + amount, held[1])
+            self._buckets[caller] = (held[0] + 1, held[1])
+
+    def _tokens(self, caller: str) -> float:
+        tokens, then = self._buckets.get(caller, (self._burst, 0.0))
+        return min(self._burst, tokens + (monotonic() - then) * (self._per_second or 0))
+
+    def _take(self, caller: str, amount: int) -> None:
+        self._buckets[caller] = (self._tokens(caller) - amount, monotonic())
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > self._remembered:
+            self._buckets.popitem(last=False)
 
 
 class SignIns:
@@ -74,6 +104,9 @@ class SignIns:
 
     Further ones from there are refused without being looked at. What an address has shown before is no guess, right or
     wrong: who signed in there goes on, and who repeats a mistake harms nobody. Other addresses notice nothing.
+
+    Only what was wrong counts as wrong. What is not judged yet, or could not be, is bounded on its own and more
+    generously; where many at a time turn out wrong, the address owes them.
 
     Args:
         per_second: Wrong credentials from one address, on average; None for no limit.
@@ -88,7 +121,13 @@ class SignIns:
         *,
         remembered: int = REMEMBERED,
     ) -> None:
-        self._rate = Rate(per_second, burst, remembered=remembered, refusal=_TOO_MANY)
+        self._wrong = Rate(per_second, burst, remembered=remembered, refusal=_TOO_MANY)
+        self._unjudged = Rate(
+            None if per_second is None else per_second * _UNJUDGED_PER_GUESS,
+            burst * _UNJUDGED_PER_GUESS,
+            remembered=remembered,
+            refusal=_TOO_MANY_UNJUDGED,
+        )
         self._remembered = remembered
         # Hashes with this process's own key, 64 bits: no credential is kept.
         self._shown: OrderedDict[int, None] = OrderedDict()
@@ -103,14 +142,17 @@ class SignIns:
         if mark in self._shown:
             self._shown.move_to_end(mark)
             return False
-        # Taken now, so that many at a time are no way around it.
-        self._rate.spend(address)
+        self._wrong.ask(address)
+        self._unjudged.spend(address)
         return True
 
-    def end(self, address: str, credential: Hashable, *, was_wrong: bool) -> None:
-        """After a guess was judged."""
-        if not was_wrong:
-            self._rate.give_back(address)
+    def end(self, address: str, credential: Hashable, *, was_wrong: bool | None) -> None:
+        """After a guess was judged; None where it could not be."""
+        if was_wrong is None:
+            return
+        self._unjudged.give_back(address)
+        if was_wrong:
+            self._wrong.charge(address)
         self._shown[hash((address, credential))] = None
         if len(self._shown) > self._remembered:
             self._shown.popitem(last=False)
@@ -119,8 +161,11 @@ class SignIns:
 def address_of(client: tuple[str, int] | list[str | int] | None) -> str:
     """By which part of its address a client is told from others: of IPv6 the 64 bits that a household has."""
     host = str(client[0]) if client else ""
-    if ":" not in host:
-        return host
+    return _household(host) if ":" in host else host
+
+
+@lru_cache(maxsize=1024)
+def _household(host: str) -> str:
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -35,7 +35,8 @@ class Watch:
     """
 
     __slots__ = (
-        "_due", "_insist", "_loop", "_over", "_rang", "_receive", "_sentry", "_task", "_timer", "is_late", "is_left"
+        "_due", "_insist", "_loop", "_over", "_rang", "_receive", "_sentry", "_task", "_timer", "is_late", "is_left",
+        "is_reading",
     )  # fmt: skip
 
     def __init__(self, insist: Callable[[], None] | None = None) -> None:
@@ -51,17 +52,15 @@ class Watch:
         """Whether the task was cancelled because its time was over."""
         self.is_left = False
         """Whether the task was cancelled because its client left."""
-
-    @property
-    def is_reading(self) -> bool:
+        self.is_reading = True
         """Whether the client is not looked for, because it is still being heard."""
-        return self._receive is None
 
     def until(self, seconds: float | None, receive: Receive | None = None) -> None:
         """Allow so much time from now on; with `receive`, only while the client is there."""
         now = self._loop.time()
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
+        self.is_reading = receive is None
         due = min(over, now + PATIENCE)
         if self._timer is not None:
             if self._due <= due:
@@ -69,6 +68,14 @@ class Watch:
                 return
             self._timer.cancel()
         self._set(due)
+
+    def rest(self) -> None:
+        """Allow any time and look for nobody, until the next `until`."""
+        self._over = _NEVER
+        self._receive = None
+        if self._sentry is not None:
+            self._sentry.cancel()
+            self._sentry = None
 
     def stop(self) -> bool:
         """End the watch; whether somebody else, too, has cancelled the task."""
@@ -78,7 +85,7 @@ class Watch:
         if self._sentry is not None:
             self._sentry.cancel()
         # What is called holds what holds the watch: cut here, none of it has to be collected.
-        self._insist = None
+        self._insist = self._receive = None
         if not self._rang:
             return False
         self._rang = False

@@ -114,6 +114,52 @@ async def test_a_batch_costs_what_its_calls_cost() -> None:
     assert ran == []
 
 
+async def test_a_batch_that_can_never_pass_says_so() -> None:
+    client, ran = serving(Limits(rate_per_caller=0.001, burst=5))
+    several = [{"calls": [{"operation": "test.run"}] * count} for count in (6, 4, 4)]
+
+    never, fits, later = [await client.post("/batch", json=calls) for calls in several]
+
+    assert (never.status, never.json["code"]) == (429, "RESOURCE_EXHAUSTED")
+    assert "retryable" not in never.json
+    assert "retry-after" not in never.headers
+    assert "6 requests" in never.json["message"]
+    assert fits.status == 200
+    assert (later.status, later.json["retryable"]) == (429, True)
+    assert "retry-after" in later.headers
+    assert len(ran) == 4
+
+
+@pytest.mark.requirement("R39")
+async def test_a_household_of_ipv6_is_one_caller() -> None:
+    client, ran = serving(Limits(rate_per_caller=0.001, burst=2))
+    household = [Client(client.app, address=f"2001:db8::{number:x}") for number in range(4)]
+
+    assert [(await one.post("/test/run")).status for one in household] == [200, 200, 429, 429]
+    assert (await Client(client.app, address="2001:db8:0:1::1").post("/test/run")).status == 200
+    assert len(ran) == 3
+
+
+@pytest.mark.requirement("R39")
+async def test_a_household_of_ipv6_has_the_places_of_one() -> None:
+    registry = OperationRegistry()
+    release = asyncio.Event()
+
+    @registry.operation("test.wait")
+    async def wait() -> None:
+        await release.wait()
+
+    app = create_app(registry, limits=Limits(calls_per_caller=1))
+    first = asyncio.create_task(Client(app, address="2001:db8::1").post("/test/wait"))
+    edge: Any = app.state.edge
+    while not edge.calls.total:
+        await asyncio.sleep(0)
+
+    assert (await Client(app, address="2001:db8::2").post("/test/wait")).status == 429
+    release.set()
+    assert (await first).status == 200
+
+
 def test_a_rate_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("operations._rates.monotonic", lambda: now)

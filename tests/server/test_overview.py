@@ -77,6 +77,10 @@ def test_whoever_has_the_list_asks_whether_it_still_holds() -> None:
     for who, headers in WHO:
         again = http.get("/operations", headers={**headers, "if-none-match": tags[who]})
         assert (again.status_code, again.content) == (304, b"")
+        assert "content-length" not in again.headers
+        for held in (f"W/{tags[who]}", f'"x", {tags[who]}', f'W/"x",W/{tags[who]}', "*"):
+            again = http.get("/operations", headers={**headers, "if-none-match": held})
+            assert (again.status_code, again.headers["etag"]) == (304, tags[who])
         assert http.get("/operations", headers={**headers, "if-none-match": '"x"'}).content
     registry.unregister("open.hello")
     changed = http.get("/operations", headers={**BOB, "if-none-match": tags["bob"]})

@@ -76,15 +76,56 @@ async def test_a_mistake_that_is_repeated_is_one_guess() -> None:
     assert await shown(client, "alice") == 200
 
 
-async def test_guesses_at_the_same_time_are_no_way_around() -> None:
+@pytest.mark.requirement("R13")
+async def test_guesses_at_the_same_time_are_bounded_and_owed() -> None:
+    release = asyncio.Event()
+
     async def later(connection: HTTPConnection) -> Identity | None:
-        await asyncio.sleep(0)
+        await release.wait()
         raise KeyError("unknown")
 
     client = attacked(later)
-    answers = await asyncio.gather(*(shown(client, f"guess {number}") for number in range(20)))
+    guesses = [asyncio.create_task(shown(client, f"guess {number}")) for number in range(50)]
+    refused, _ = await asyncio.wait(guesses, return_when=asyncio.FIRST_COMPLETED)
+    release.set()
+    answers = await asyncio.gather(*guesses)
 
-    assert sorted(answers) == [401] * 3 + [429] * 17
+    assert sorted(answers) == [401] * 30 + [429] * 20
+    assert {task.result() for task in refused} == {429}, "refused unseen"
+    assert await shown(client, "one more") == 429
+
+
+async def test_guesses_beyond_the_limit_are_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("operations._rates.monotonic", lambda: now)
+    sign_ins = SignIns(1, 2)
+
+    assert all(sign_ins.begin(HERE, number) for number in range(10))
+    for number in range(10):
+        sign_ins.end(HERE, number, was_wrong=True)
+
+    for later in (0.0, 5.0, 8.9):
+        now = later
+        with pytest.raises(CallError, match="wrong credentials"):
+            sign_ins.begin(HERE, "next")
+    now = 9.0
+    assert sign_ins.begin(HERE, "next")
+
+
+async def test_those_who_have_the_right_one_may_come_all_at_once() -> None:
+    asking: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(connection: HTTPConnection) -> Identity | None:
+        asking.append(connection.headers["x-api-key"])
+        if len(asking) == 30:
+            release.set()
+        await release.wait()
+        return Identity(connection.headers["x-api-key"], ["run"])
+
+    client = attacked(slow)
+
+    assert await asyncio.gather(*(shown(client, f"{n}") for n in range(30))) == [200] * 30
 
 
 async def test_what_could_not_be_looked_at_was_not_wrong() -> None:
@@ -94,6 +135,29 @@ async def test_what_could_not_be_looked_at_was_not_wrong() -> None:
     client = attacked(down)
 
     assert {await shown(client, f"key {number}") for number in range(10)} == {401}
+
+
+@pytest.mark.requirement("R13")
+async def test_what_could_not_be_looked_at_is_bounded_and_still_a_guess_afterwards() -> None:
+    is_down = True
+
+    async def directory(connection: HTTPConnection) -> Identity | None:
+        if is_down:
+            raise ConnectionError("the directory is down")
+        raise KeyError("unknown")
+
+    client = attacked(directory, Limits(guesses=3, guesses_per_address=1))
+    during = [await shown(client, f"guess {number}") for number in range(20)]
+    is_down = False
+    after = [await shown(client, f"guess {number}") for number in range(20)]
+
+    assert during == [401] * 20
+    assert after == [401] * 3 + [429] * 17
+
+    is_down = True
+    client = attacked(directory)
+    during = [await shown(client, f"guess {number}") for number in range(40)]
+    assert during == [401] * 30 + [429] * 10
 
 
 async def test_the_limit_can_be_taken_away() -> None:
@@ -143,6 +207,44 @@ async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
             assert (await calls.call("test.run", {}, credential="alice")).data == "fine"
 
     assert codes == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 5
+
+
+async def test_mcp_lets_those_who_have_the_right_one_come_all_at_once() -> None:
+    asking: list[object] = []
+    release = asyncio.Event()
+
+    async def identify(request: HTTPConnection) -> Identity | None:
+        asking.append(request)
+        if len(asking) == 30:
+            release.set()
+        await release.wait()
+        return Identity(request.headers["x-api-key"])
+
+    app = to_mcp(OperationRegistry(), identify=identify).asgi_app()
+    async with app.running():
+        client = Client(app, address=HERE)
+        answers = await asyncio.gather(*(shown(client, f"{n}", "/mcp") for n in range(30)))
+
+    assert not {401, 429} & set(answers)
+
+
+async def test_mcp_does_not_mark_what_could_not_be_looked_at() -> None:
+    is_down = True
+
+    def identify(request: HTTPConnection) -> Identity | None:
+        if is_down:
+            raise ConnectionError("the directory is down")
+        raise KeyError("unknown")
+
+    app = to_mcp(OperationRegistry(), identify=identify).asgi_app()
+    async with app.running():
+        client = Client(app, address=HERE)
+        during = [await shown(client, f"guess {number}", "/mcp") for number in range(25)]
+        is_down = False
+        after = [await shown(client, f"guess {number}", "/mcp") for number in range(25)]
+
+    assert during == [401] * 25
+    assert after == [401] * 20 + [429] * 5
 
 
 async def _fine() -> str:

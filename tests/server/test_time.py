@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+from starlette.requests import HTTPConnection
 from starlette.types import Message
 
 from operations import OperationContext, OperationRegistry
@@ -193,6 +194,56 @@ async def test_a_slow_body_has_its_own_time_and_then_the_call_has_all_of_its_own
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
         assert await reader.read() != b""
         writer.close()
+
+
+@pytest.mark.requirement("R12", "R31")
+async def test_finding_out_who_asks_ends_with_the_time_and_with_the_client() -> None:
+    registry = OperationRegistry()
+    inside = most = 0
+
+    async def resolver(connection: HTTPConnection) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            inside -= 1
+
+    limits = Limits(calls=10, calls_per_caller=5)
+    async with serving(registry, identity=resolver, limits=limits) as (url, session):
+        soon = {"Operations-Timeout": "100"}
+        async with session.get(f"{url}/operations", headers=soon) as response:
+            assert (response.status, (await response.json())["code"]) == (504, "TIMEOUT")
+        assert inside == 0
+        port = int(url.rpartition(":")[2])
+        writers: list[asyncio.StreamWriter] = []
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /operations HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            writers.append(writer)
+        await wait_for(lambda: inside == 5)
+        for writer in writers:
+            writer.close()
+        await wait_for(lambda: inside == 0)
+    assert most == 5
+
+
+async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.run")
+    async def run(text: str) -> int:
+        return len(text)
+
+    async def resolver(connection: HTTPConnection) -> None:
+        # Longer than the watch's patience: it looks for the client meanwhile.
+        await asyncio.sleep(0.2)
+
+    async with serving(registry, identity=resolver) as (url, session):
+        for size in (1, 300_000):
+            async with session.post(f"{url}/test/run", json={"text": "x" * size}) as response:
+                assert await response.json() == size
 
 
 async def test_a_watch_takes_back_its_own_cancellation_alone() -> None:

@@ -142,14 +142,19 @@ class SocketDoor:
 
         async def resolve(credential: str) -> Identity | None:
             is_guess = self._sign_ins.begin(address, credential)
-            identity: Identity | None = None
+            was_wrong: bool | None = None
             try:
                 found = self._resolve(credential)
-                identity = await found if inspect.isawaitable(found) else found
+                identity: Identity | None = await found if inspect.isawaitable(found) else found
+                was_wrong = identity is None
+            except Exception as error:
+                was_wrong = None if isinstance(error, OSError) else True
+                raise
+            else:
+                return identity
             finally:
                 if is_guess:
-                    self._sign_ins.end(address, credential, was_wrong=identity is None)
-            return identity
+                    self._sign_ins.end(address, credential, was_wrong=was_wrong)
 
         return resolve
 

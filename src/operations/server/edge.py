@@ -11,6 +11,7 @@ Rule 3: the request's own task does the work. When its time is over, or its clie
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from operations._rates import Rate, SignIns, address_of
 from operations._watch import Watch
@@ -54,6 +55,8 @@ REQUEST_ID = "operations.request_id"
 
 _COOKIE = COOKIE.encode()
 _NOTHING_SHOWN = (None, None)
+_MOST_AHEAD = 64 * 1024
+"""Bytes of a body that are kept while nobody knows who sends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +82,18 @@ class Visit:
     """One request on its way."""
 
     __slots__ = (
-        "_context", "caller", "headers", "identity", "is_answered", "receive", "scope", "send", "spec", "watch",
+        "_ahead", "_context", "_wire", "caller", "headers", "identity", "is_answered", "receive", "scope", "send",
+        "spec", "started", "watch",
     )  # fmt: skip
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, insist: Callable[["Visit"], None]
     ) -> None:
         self.scope = scope
-        self.receive = receive
+        self.receive = self._wire = receive
         self.send = send
+        self.started = time()
+        self._ahead: deque[Message] | None = None
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.watch = Watch(lambda: insist(self))
         self.identity: Identity | None = None
@@ -115,8 +121,22 @@ class Visit:
         if identity is not None:
             self.caller = f"id:{identity.id}"
         else:
-            client = self.scope.get("client")
-            self.caller = f"at:{client[0]}" if client else "at:"
+            self.caller = f"at:{address_of(self.scope.get('client'))}"
+
+    async def look_ahead(self) -> Message:
+        """What the client sends next, which stays to be read. Beyond a little of a body nobody looks."""
+        if self._ahead is None:
+            self._ahead = deque()
+        if sum(len(message.get("body", b"")) for message in self._ahead) > _MOST_AHEAD:
+            await asyncio.get_running_loop().create_future()
+        message = await self._wire()
+        if message["type"] != "http.disconnect":
+            self._ahead.append(message)
+            self.receive = self._next
+        return message
+
+    async def _next(self) -> Message:
+        return self._ahead.popleft() if self._ahead else await self._wire()
 
     def admitted(self, context: OperationContext) -> None:
         """Note what the request's call knows."""
@@ -148,6 +168,8 @@ class Edge:
         self.sessions = Sessions()
         limits = self.settings.limits
         self.calls = Gate(limits.calls, limits.calls_per_caller)
+        self.askers = Gate(limits.calls, limits.calls_per_caller)
+        """Those of whom it is being found out who they are, by address."""
         self.streams = Gate(limits.streams, limits.streams_per_caller)
         self.rate = Rate(limits.rate_per_caller, limits.burst)
         self.sign_ins = SignIns(limits.guesses_per_address, limits.guesses)
@@ -191,14 +213,22 @@ class Edge:
         self.registry.keep(asyncio.ensure_future(reply.send(visit.send)))
 
     async def identify(self, visit: Visit) -> Identity | None:
-        """Who asks; also noted in the scope.
+        """Who asks; also noted in the scope. The request's time counts, and its client has to stay.
 
         Raises:
+            CallError: If that takes too long, or too many are being asked for at a time.
             RequestError: 401 if a credential does not hold, or finding out failed.
         """
         identity = None
         if self.resolver is not None:
+            watch = visit.watch
+            watch.until(self._seconds(visit.headers, self.settings.timeout), visit.look_ahead)
             identity = await self.identity_of(visit.scope, visit.headers)
+            if watch.is_left:
+                raise ClientLeftError
+            if watch.is_late:
+                raise _too_late(visit)
+            watch.rest()
         visit.scope[IDENTITY] = identity
         visit.identified(identity)
         return identity
@@ -212,18 +242,27 @@ class Edge:
         """
         if self.resolver is None:
             return None
+        address = address_of(scope.get("client"))
+        with self.askers.enter(address):
+            return await self._judge(scope, headers, address)
+
+    async def _judge(
+        self, scope: Scope, headers: dict[bytes, bytes], address: str
+    ) -> Identity | None:
         shown = (headers.get(b"authorization"), headers.get(b"x-api-key"))
         if shown == _NOTHING_SHOWN:
             return await self._resolve(scope, headers)
-        address = address_of(scope.get("client"))
         is_guess = self.sign_ins.begin(address, shown)
-        was_wrong = False
+        was_wrong: bool | None = None
         try:
-            return await self._resolve(scope, headers)
+            identity = await self._resolve(scope, headers)
+            was_wrong = False
         except RequestError as error:
             # A credential that could not be looked at was not wrong.
-            was_wrong = not isinstance(error.__cause__, OSError)
+            was_wrong = None if isinstance(error.__cause__, OSError) else True
             raise
+        else:
+            return identity
         finally:
             if is_guess:
                 self.sign_ins.end(address, shown, was_wrong=was_wrong)
@@ -271,7 +310,7 @@ class Edge:
         headers = visit.headers
         trace = headers.get(b"traceparent")
         seconds = self._seconds(headers, None if is_stream else self.settings.timeout)
-        deadline = None if seconds is None else (time() + seconds) * 1000
+        deadline = None if seconds is None else (visit.started + seconds) * 1000
         visit.admitted(
             OperationContext(
                 identity=visit.identity,

@@ -13,7 +13,7 @@ from operations.gateway import BatchCall
 from operations.server.doors import Door
 from operations.server.edge import Edge, Visit, decode_json
 from operations.server.events import serve_events
-from operations.server.faults import malformed
+from operations.server.faults import RequestError, malformed
 from operations.server.replies import JSON, Reply, error_wire, json_reply
 from operations.specs import OperationType
 
@@ -99,7 +99,13 @@ class GatewayDoors:
         edge = self._edge
         with edge.calls.enter(visit.caller):
             wanted = await self._read(visit, Batch)
-            edge.rate.spend(visit.caller, max(0, len(wanted.calls) - 1))
+            try:
+                edge.rate.spend(visit.caller, len(wanted.calls), paid=1)
+            except CallError as error:
+                if error.retryable:
+                    raise
+                # Nobody is to come back with it: unlike other refusals by rate, this one names no time.
+                raise RequestError(429, error.code, error.message) from None
 
             def shown(error: CallError) -> dict[str, Any]:
                 return error_wire(

@@ -3,6 +3,8 @@
 Rule 1: who asks is found out here, in the same way as for every other request, and passed on in the scope.
 """
 
+import asyncio
+
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,7 +32,7 @@ class HTTPMount(BaseRoute):
         async def endpoint(visit: Visit) -> None:
             await self._edge.identify(visit)
             self._edge.rate.spend(visit.caller)
-            await self._app(scope, receive, send)
+            await self._app(scope, visit.receive, send)
 
         await self._edge.serve(scope, receive, send, endpoint)
 
@@ -51,8 +53,9 @@ class SocketMount(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, then let the application talk."""
         try:
-            scope[IDENTITY] = await self._edge.identity_of(scope, dict(scope["headers"]))
-        except CallError:
+            async with asyncio.timeout(self._edge.settings.timeout):
+                scope[IDENTITY] = await self._edge.identity_of(scope, dict(scope["headers"]))
+        except (CallError, TimeoutError):
             # Closing before accepting is how ASGI refuses a handshake (403).
             await send({"type": "websocket.close", "code": 1008})
             return

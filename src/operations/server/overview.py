@@ -86,7 +86,7 @@ class Overview:
 
     async def _operations(self, visit: Visit) -> Reply:
         tag = self._tag(visit.identity)
-        if visit.headers.get(b"if-none-match") == tag:
+        if _is_held(visit.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(visible_specs(self._edge.registry, visit.context), key=lambda spec: spec.id)
         listed = [_listed(spec) for spec in specs]
@@ -104,6 +104,12 @@ class Overview:
             return []
         caller = None if identity is None else identity.id
         return [record for record in self._graph if record.identity_id == caller]
+
+
+def _is_held(held: bytes, tag: bytes) -> bool:
+    """Whether `If-None-Match` names a tag: one, several, weak ones as well, or `*` for any."""
+    tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
+    return tag in tags or tags == [b"*"]
 
 
 def source_of(spec: OperationSpec) -> str:

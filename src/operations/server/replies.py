@@ -50,14 +50,11 @@ class Reply:
 
     async def send(self, send: Send) -> None:
         """Put it on the wire."""
-        length = (b"content-length", str(len(self.body)).encode())
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status,
-                "headers": [*self.headers, length, *SAFE],
-            }
-        )
+        headers = [*self.headers, *SAFE]
+        if self.status != 304:
+            # There it would be the length of what is not sent.
+            headers.append((b"content-length", str(len(self.body)).encode()))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
 

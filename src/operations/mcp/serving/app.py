@@ -231,11 +231,12 @@ class MCPApp:
             is_guess = not is_asked and self._sign_ins.begin(address, shown)
         except CallError as error:
             return PlainTextResponse(error.message, 429, {"Retry-After": "5"})
-        was_wrong = False
+        was_wrong: bool | None = None
         try:
             identity = await self._identify(Request(scope))
+            was_wrong = False
         except Exception as error:  # noqa: BLE001 - whatever goes wrong while asking who it is, refuses
-            was_wrong = not isinstance(error, OSError)
+            was_wrong = None if isinstance(error, OSError) else True
             logger.warning("a request was refused: %s", type(error).__name__)
             return PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
         finally:
