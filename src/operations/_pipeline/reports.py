@@ -11,6 +11,10 @@ from operations.errors import CallError, ErrorCode
 from operations.observe import CallFinished, CallStarted, CallYielded, now
 
 
+_APART = 10
+"""Milliseconds by which a door's timer may be ahead of the clock."""
+
+
 def report_refusal(
     around: Surroundings, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
@@ -60,7 +64,7 @@ def report_start(
 
 def _code_of_end(context: OperationContext) -> str:
     """Why a call was cancelled: a door that keeps the deadline does so when it is over."""
-    is_over = context.deadline is not None and now() >= context.deadline
+    is_over = context.deadline is not None and now() >= context.deadline - _APART
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 
