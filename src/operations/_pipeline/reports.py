@@ -10,7 +10,6 @@ from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode
 from operations.observe import CallFinished, CallStarted, CallYielded, now
 
-
 _APART = 10
 """Milliseconds by which a door's timer may be ahead of the clock."""
 
