@@ -6,9 +6,10 @@ import multiprocessing
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -139,6 +140,72 @@ async def test_f29_whatever_a_handler_raises_is_one_error_and_the_worker_lives(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+def _keep(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    kept.append(task)
+
+
+def _keep_weakly(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    kept.append(weakref.ref(task))
+
+
+def _cancel_later(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    asyncio.get_running_loop().call_later(0.05, task.cancel)
+
+
+def _cancel_and_take_back(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    task.cancel()
+    task.uncancel()
+
+
+def _rename(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    task.set_name("renamed")
+
+
+def _hang_on(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
+    task.add_done_callback(lambda _: kept.append("left"))
+
+
+@pytest.mark.requirement("R32")
+@pytest.mark.parametrize(
+    "deed", [_keep, _keep_weakly, _cancel_later, _cancel_and_take_back, _rename, _hang_on]
+)
+async def test_r32_what_a_handler_does_to_its_task_concerns_no_other_call(
+    deed: Callable[["asyncio.Task[Any]", list[Any]], None],
+) -> None:
+    registry = OperationRegistry()
+    kept: list[Any] = []
+    names: list[str] = []
+
+    @registry.operation("task.touch")
+    async def touch() -> str:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        deed(task, kept)
+        return "touched"
+
+    @registry.operation("task.wait")
+    async def wait() -> list[Any]:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        names.append(task.get_name())
+        assert task not in kept
+        assert task not in [item() for item in kept if isinstance(item, weakref.ref)]
+        await asyncio.sleep(0.2)
+        return [item for item in kept if item == "left"]
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        # The first calls teach the interpreter the way, which may change what it counts.
+        for _ in range(30):
+            await asyncio.gather(calls.call("task.touch", {}), return_exceptions=True)
+        kept.clear()
+        touched, waited = await asyncio.gather(
+            calls.call("task.touch", {}), calls.call("task.wait", {}), return_exceptions=True
+        )
+
+    assert getattr(touched, "data", touched) == "touched"
+    assert getattr(waited, "data", waited) == (["left"] if deed is _hang_on else [])
+    assert "renamed" not in names
 
 
 @pytest.mark.requirement("R43", "F33")

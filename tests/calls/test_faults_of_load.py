@@ -14,6 +14,7 @@ from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.events import CallRequested, RequestPayload, encode_event, read_event
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -197,6 +198,112 @@ async def test_f21_work_whose_time_has_passed_is_not_started(
 
     assert {getattr(result, "code", repr(result)) for result in results} == {ErrorCode.TIMEOUT}
     assert started(path) == []
+
+
+@pytest.mark.requirement("R39", "F21")
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("credential", [None, "token"])
+async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_started(
+    as_text: bool, credential: str | None
+) -> None:
+    registry = OperationRegistry()
+    ran: list[str] = []
+
+    @registry.operation("loop.block")
+    async def block() -> None:
+        await asyncio.sleep(0.05)
+        time.sleep(0.4)  # noqa: ASYNC251 - the fault
+
+    @registry.operation("till.pay")
+    async def pay() -> None:
+        ran.append("paid")
+
+    target = MemoryTarget(as_text=as_text)
+    async with (
+        serve_calls(registry, target, concurrency=1, resolve=Identity),
+        PendingRequestMap(target, credential=credential) as calls,
+    ):
+        _, late = await asyncio.gather(
+            calls.call("loop.block", {}),
+            calls.call("till.pay", {}, timeout=0.2),
+            return_exceptions=True,
+        )
+
+    assert isinstance(late, CallError)
+    assert late.code == ErrorCode.TIMEOUT
+    assert ran == []
+
+
+@pytest.mark.requirement("R39", "F21")
+async def test_f21_work_whose_time_passes_while_its_caller_is_identified_is_not_started() -> None:
+    registry = OperationRegistry()
+    ran: list[str] = []
+
+    @registry.operation("till.pay")
+    async def pay() -> None:
+        ran.append("paid")
+
+    def resolve(token: str) -> Identity:
+        time.sleep(0.4)
+        return Identity(token)
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target, resolve=resolve), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("till.pay", {}, credential="token", timeout=0.2)
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert ran == []
+
+
+class Answers:
+    """What comes to a mailbox."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Any] = asyncio.Queue()
+
+    def receive(self, body: Any, reply_to: str) -> None:
+        self.events.put_nowait(read_event(body))
+
+    def undelivered(self, key: str) -> None: ...
+    def dropped(self, key: str, reply_to: str) -> None: ...
+    def lost(self, reason: str) -> None: ...
+    def restored(self) -> None: ...
+
+
+@pytest.mark.requirement("R39", "F21")
+@pytest.mark.parametrize(
+    "bounds", [{"timeout_ms": 0.0}, {"timeout_ms": -1000.0}, {"deadline": 1000.0}]
+)
+async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
+    bounds: dict[str, float],
+) -> None:
+    registry = OperationRegistry()
+    ran: list[str] = []
+
+    @registry.operation("till.pay")
+    async def pay() -> None:
+        ran.append("paid")
+
+    target, answers = MemoryTarget(as_text=True), Answers()
+    await target.listen(("box.me",), answers)
+    async with serve_calls(registry, target, per_principal=1) as worker:
+        for request_id in ("r1", "r2"):
+            request = RequestPayload(
+                request_id=request_id, operation_id="till.pay", reply_to="box.me", **bounds
+            )
+            body = encode_event(CallRequested(payload=request))
+            await target.put("operations", body, key=request_id, reply_to="box.me", wait=1)
+            with anyio.fail_after(5):
+                event = await answers.events.get()
+            # Not RESOURCE_EXHAUSTED: what was not started holds no place.
+            assert (event.payload.request_id, event.payload.code) == (
+                request_id,
+                ErrorCode.TIMEOUT,
+            )
+        assert worker.active == 0
+
+    assert ran == []
 
 
 @pytest.mark.requirement("R39")

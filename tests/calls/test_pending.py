@@ -10,11 +10,19 @@ import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
 
+from operations._pipeline import Call, Next, NextStream
 from operations.access import Identity
 from operations.calls import PendingRequestMap, build_call_handler, serve_calls
 from operations.calls.events import CallRequested, RequestPayload, read_event
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope, local_envelope
+from operations.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    http_envelope,
+    local_envelope,
+    mcp_envelope,
+)
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -194,6 +202,100 @@ async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) 
             await calls.call("math.add", {"a": 1, "b": 1}, OperationContext(deadline=1.0))
 
     assert caught.value.code == ErrorCode.TIMEOUT
+
+
+@pytest.mark.requirement("R30")
+async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        with anyio.fail_after(5):
+            with pytest.raises(CallError, match="timeout is not a number") as of_call:
+                await calls.call("slow.sleep", {"seconds": 60}, timeout=math.nan)
+            with pytest.raises(CallError, match="timeout is not a number") as of_stream:
+                await anext(calls.subscribe("count.forever", {"pause": 60}, idle_timeout=math.nan))
+        assert len(calls) == 0
+
+    assert of_call.value.code == of_stream.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it(
+    as_text: bool,
+) -> None:
+    registry = OperationRegistry()
+    kept: dict[str, Any] = {}
+
+    @registry.operation("list.one")
+    async def one() -> Any:
+        return {"items": [1]}
+
+    @registry.operation("list.many")
+    async def many() -> Any:
+        yield {"items": [1]}
+
+    @registry.use
+    async def remember(call: Call, call_next: Next) -> Any:
+        if "one" not in kept:
+            kept["one"] = await call_next(call)
+        return kept["one"]
+
+    @registry.use
+    async def remember_items(call: Call, call_next: NextStream) -> Any:
+        if "many" not in kept:
+            kept["many"] = [item async for item in call_next(call)]
+        for item in kept["many"]:
+            yield item
+
+    target = MemoryTarget(as_text=as_text)
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        for _ in range(2):
+            data = (await calls.call("list.one", {})).data
+            assert data == {"items": [1]}
+            data["items"].append("mine")
+            (data,) = [envelope.data async for envelope in calls.subscribe("list.many", {})]
+            assert data == {"items": [1]}
+            data["items"].append("mine")
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: bool) -> None:
+    registry = OperationRegistry()
+    headers = {"a": "b"}
+    kept = http_envelope({}, status_code=200, headers=headers, content_type="text/plain")
+
+    @registry.operation("meta.odd")
+    async def odd(odd: bool) -> Any:
+        value: Any = object() if odd else (datetime.date(2020, 1, 1), math.nan)
+        return mcp_envelope({}, is_error=False, content=[], meta={"value": value})
+
+    @registry.operation("meta.large")
+    async def large() -> Any:
+        return http_envelope(
+            {}, status_code=200, headers={"a": "x" * 2000}, content_type="text/plain"
+        )
+
+    @registry.operation("meta.kept")
+    async def keep() -> Any:
+        return kept
+
+    target = MemoryTarget(as_text=as_text, max_bytes=1000)
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        envelope = await calls.call("meta.odd", {"odd": False})
+        assert isinstance(envelope.meta, MCPResponseMeta)
+        assert envelope.meta.meta == {"value": ["2020-01-01", None]}
+        with pytest.raises(CallError) as no_json:
+            await calls.call("meta.odd", {"odd": True})
+        with pytest.raises(CallError) as too_large:
+            await calls.call("meta.large", {})
+        for _ in range(2):
+            envelope = await calls.call("meta.kept", {})
+            assert isinstance(envelope.meta, HTTPResponseMeta)
+            assert envelope.meta.headers == {"a": "b"}
+            envelope.meta.headers["a"] = "mine"
+
+    assert no_json.value.code == ErrorCode.EXECUTION_ERROR
+    assert too_large.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_closed_map_refuses_calls(registry: OperationRegistry) -> None:

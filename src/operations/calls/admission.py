@@ -84,6 +84,8 @@ class Admission(Generic[WorkT]):
         if self.running < limits.concurrency:
             if self._start(work):
                 self.running += 1
+            else:
+                self._forget(work)
             return None
         if len(self._line) >= limits.queue or self._line_bytes + work.size > limits.queue_bytes:
             self._forget(work)

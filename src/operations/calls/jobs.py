@@ -17,12 +17,14 @@ from operations.calls.events import (
     encode_item,
     encode_response,
     local_item,
+    read_output,
 )
 from operations.calls.handler import Pace, remaining_seconds
 from operations.calls.snapshots import size_of
-from operations.envelopes import ResponseEnvelope
+from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget, Local
+from operations.registry import OperationRegistry
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds for a request that does not say how long it may take."""
@@ -31,6 +33,7 @@ DEFAULT_TIMEOUT = 30.0
 class Worker(Protocol):
     """What a job needs of the worker it runs in."""
 
+    registry: OperationRegistry
     target: EventTarget
     mailbox: str
 
@@ -87,7 +90,7 @@ class Job(msgspec.Struct, eq=False):
         try:
             if local is None:
                 return worker.conclude(self, encode_response(request_id, envelope))
-            size = size_of(envelope.data, worker.target.max_bytes)
+            envelope, size = self._handed(envelope)
         except (TypeError, ValueError) as error:
             raise CallError(
                 ErrorCode.EXECUTION_ERROR, f"the result cannot be written as JSON: {error}"
@@ -99,6 +102,22 @@ class Job(msgspec.Struct, eq=False):
             local.give(self.reply_to, LocalAnswer(request_id, envelope))
         return None
 
+    def _handed(self, envelope: ResponseEnvelope[Any]) -> tuple[ResponseEnvelope[Any], int]:
+        """`envelope` as it is handed over within this process, and its size.
+
+        What an operation gives was copied into JSON when it ended. A middleware may keep what it gives, and so may
+        whoever made the headers or contents in a `meta`: those are written and read.
+        """
+        registry = self.worker.registry
+        if (
+            type(envelope.meta) is LocalResponseMeta
+            and not registry.middleware
+            and not registry.stream_middleware
+        ):
+            return envelope, size_of(envelope.data, self.worker.target.max_bytes)
+        body = envelope.encode()
+        return read_output(msgspec.Raw(body)), len(body)
+
     async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
         """Send one of many answers."""
         if self.answered:
@@ -108,7 +127,9 @@ class Job(msgspec.Struct, eq=False):
         body = b""
         if self.local is None:
             body = encode_item(request_id, envelope, sequence, worker.mailbox)
-        size = len(body) or size_of(envelope.data, target.max_bytes)
+            size = len(body)
+        else:
+            envelope, size = self._handed(envelope)
         if size > target.max_bytes:
             raise too_large(size, target.max_bytes)
         if self.local is not None:

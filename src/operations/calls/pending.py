@@ -7,6 +7,7 @@ Rule 3: whoever stops waiting says so: the worker is told to stop.
 
 import asyncio
 from collections.abc import Coroutine
+from math import isnan
 from time import time
 from typing import Any, Self
 
@@ -184,7 +185,8 @@ class PendingRequestMap:
             replayable: Whether the operation may run again after a loss; by default the workers are asked.
 
         Raises:
-            CallError: As the operation gave it, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`.
+            CallError: As the operation gave it, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
+                `VALIDATION_ERROR` also for a timeout that is not a number.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
@@ -192,7 +194,8 @@ class PendingRequestMap:
         limit = self.timeout if timeout is None else timeout
         if context is not None:
             limit = _remaining(context, limit)
-        if limit <= 0:
+        if not limit > 0:
+            _enforce_number("timeout", limit)
             raise _timeout(operation_id)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         request_id = payload.request_id
@@ -245,6 +248,8 @@ class PendingRequestMap:
 
         async def start() -> StreamEntry:
             await self._ready()
+            if idle is not None:
+                _enforce_number("idle_timeout", idle)
             limit = _remaining(context, NEVER)
             payload = self._request(
                 operation_id, input, context, limit, identity, credential, metadata
@@ -394,6 +399,13 @@ def _remaining(context: OperationContext | None, limit: float) -> float:
     if context is None or context.deadline is None:
         return limit
     return min(limit, context.deadline / 1000 - time())
+
+
+def _enforce_number(name: str, seconds: float) -> None:
+    if isnan(seconds):
+        # Nothing comes before or after it: the call would never end.
+        reason = f"{name} is not a number: give seconds, or None for the default"
+        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
 
 
 def _timeout(operation_id: str) -> CallError:

@@ -4,15 +4,18 @@ A task for every call costs as much as a small call itself. Jobs that end in the
 one, for nobody can have noticed; a job that waits for something keeps the task it has.
 
 Rule 1: a task whose job has waited ends with that job. Only what ran through leaves its task to the next.
-Rule 2: what a handler does to its task, or to context variables, is not passed on.
+Rule 2: what a handler does to its task, or to context variables, is not passed on. A task that anybody knows of by
+        then, or has cancelled, renamed or hung a callback on, is not either: it is that job's, and ends with it.
 Rule 3: a job that was answered before it began is not begun.
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import getweakrefcount
 
 _BATCH = 64
 """Jobs that may run through in one step before others get their turn."""
@@ -91,9 +94,15 @@ class Runners(Generic[JobT]):
     async def _work(self) -> None:
         ready, attend, done = self._ready, self._attend, self._done
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        context, turn = copy_context(), self._turn
+        context, turn, untouched = copy_context(), self._turn, None
         for _ in range(_BATCH):
             if not ready:
+                return
+            # Counted in one place, so that the count means the same each time.
+            state = (sys.getrefcount(task), *_state_of(task))
+            if untouched is None:
+                untouched = state
+            elif state != untouched or copy_context() != context:
                 return
             job = ready.popleft()
             if not job.answered:
@@ -112,7 +121,7 @@ class Runners(Generic[JobT]):
                     raise
                 job.task = None
             done(job)
-            if turn != self._turn or task.cancelling() or copy_context() != context:
+            if turn != self._turn:
                 return
 
     def _left(self, task: "asyncio.Task[None]") -> None:
@@ -120,3 +129,15 @@ class Runners(Generic[JobT]):
         if not task.cancelled():
             # Reading it marks it as seen; what must end the process has gone its way already.
             task.exception()
+
+
+def _state_of(task: "asyncio.Task[None]") -> tuple[object, ...]:
+    """What a job can have done to its task, apart from keeping it."""
+    # The last two are not in the interface of a task. One that does not tell never looks untouched.
+    return (
+        getweakrefcount(task),
+        task.cancelling(),
+        task.get_name(),
+        getattr(task, "_must_cancel", object()),
+        len(getattr(task, "_callbacks", None) or ()),
+    )

@@ -281,19 +281,31 @@ class CallServer:
 
     def _start(self, job: Job) -> bool:
         # Its time may have run out, or its caller left, while it stood in line.
+        if job.expires_at <= self._loop.time():
+            self._expire(job)
         return self._runners.add(job)
 
     def _attend(self, job: Job) -> Coroutine[Any, Any, None]:
+        # The timer cannot ring while something keeps the loop, and what is ready then comes before it.
+        if job.expires_at <= self._loop.time():
+            return self._too_late(job)
         request = job.request
         if request.credential is None:
             return self._answer(job, claimed_identity(request, self.target))
         return self._identify(job, request.credential)
+
+    async def _too_late(self, job: Job) -> None:
+        # Its task may be others' as well, and is not cancelled.
+        await _undisturbed(job.error(_late(job), None))
 
     async def _identify(self, job: Job, credential: str) -> None:
         try:
             identity = await identify(credential, self._resolve)
         except CallError as error:
             await job.error(error, None)
+            return
+        if job.expires_at <= self._loop.time():
+            await self._too_late(job)
         else:
             await self._answer(job, identity)
 
@@ -318,8 +330,7 @@ class CallServer:
         self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
 
     def _expire(self, job: Job) -> None:
-        reason = f"{job.request.operation_id} did not finish in time"
-        self.stop(job, CallError(ErrorCode.TIMEOUT, reason))
+        self.stop(job, _late(job))
 
     def stop(self, job: Job, error: CallError) -> None:
         """Answer a job with `error`, unless it was answered, and cancel it. Its place is free when it has ended."""
@@ -380,6 +391,10 @@ class CallServer:
         leaving = self._taking is None and not held
         payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
+
+
+def _late(job: Job) -> CallError:
+    return CallError(ErrorCode.TIMEOUT, f"{job.request.operation_id} did not finish in time")
 
 
 async def _nothing() -> None:
