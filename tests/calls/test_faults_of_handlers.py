@@ -199,9 +199,12 @@ async def test_r32_what_a_handler_does_to_its_task_concerns_no_other_call(
         for _ in range(30):
             await asyncio.gather(calls.call("task.touch", {}), return_exceptions=True)
         kept.clear()
-        touched, waited = await asyncio.gather(
+        outcomes = await asyncio.gather(
             calls.call("task.touch", {}), calls.call("task.wait", {}), return_exceptions=True
         )
+    touched: Any
+    waited: Any
+    touched, waited = outcomes
 
     assert getattr(touched, "data", touched) == "touched"
     assert getattr(waited, "data", waited) == (["left"] if deed is _hang_on else [])

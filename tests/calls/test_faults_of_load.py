@@ -223,11 +223,12 @@ async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_
         serve_calls(registry, target, concurrency=1, resolve=Identity),
         PendingRequestMap(target, credential=credential) as calls,
     ):
-        _, late = await asyncio.gather(
+        outcomes = await asyncio.gather(
             calls.call("loop.block", {}),
             calls.call("till.pay", {}, timeout=0.2),
             return_exceptions=True,
         )
+    late: Any = outcomes[1]
 
     assert isinstance(late, CallError)
     assert late.code == ErrorCode.TIMEOUT
@@ -276,7 +277,7 @@ class Answers:
     "bounds", [{"timeout_ms": 0.0}, {"timeout_ms": -1000.0}, {"deadline": 1000.0}]
 )
 async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
-    bounds: dict[str, float],
+    bounds: dict[str, Any],
 ) -> None:
     registry = OperationRegistry()
     ran: list[str] = []

@@ -262,7 +262,9 @@ async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it(
 async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: bool) -> None:
     registry = OperationRegistry()
     headers = {"a": "b"}
-    kept = http_envelope({}, status_code=200, headers=headers, content_type="text/plain")
+    kept: ResponseEnvelope[Any] = http_envelope(
+        {}, status_code=200, headers=headers, content_type="text/plain"
+    )
 
     @registry.operation("meta.odd")
     async def odd(odd: bool) -> Any:

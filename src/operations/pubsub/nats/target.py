@@ -104,7 +104,8 @@ class NatsTarget:
                     **options,
                 )
         except (*_NATS_ERRORS, TimeoutError) as error:
-            with suppress(*_NATS_ERRORS):
+            # Where not even the address could be read, it does not know how to close either.
+            with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
             raise TransportError(f"NATS cannot be reached: {error}") from error
         self._connected.set()

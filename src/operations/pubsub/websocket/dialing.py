@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import WebSocketException
+from websockets.exceptions import InvalidURI, WebSocketException
 
+from operations._words import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
 from operations.pubsub.backoff import reconnect_delay
@@ -52,8 +53,12 @@ async def connect_websocket(
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
+        except InvalidURI:
+            raise TransportError(
+                "the address is not one of a WebSocket: ws://host:port/path"
+            ) from None
         except (WebSocketException, OSError, TimeoutError) as error:
-            raise TransportError(f"{url} cannot be reached: {error}") from error
+            raise TransportError(f"{without_secrets(url)} cannot be reached: {error}") from error
 
     target = _DialedTarget(
         dial, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop

@@ -71,7 +71,10 @@ class LibrarySocket:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         if connection.paused:
-            await connection.drain()
+            try:
+                await connection.drain()
+            except OSError as error:
+                raise EOFError(str(error)) from error
 
     def _flush(self) -> None:
         self._flushing = False
