@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from operations.cli.reading import list_of, object_of
 from operations.schema import Schema
+from operations.schema.kinds import kind_of
 from operations.types import JSONObject, JSONSchema
 
 _MAX_STEPS = 32
@@ -140,7 +141,7 @@ class Outline:
         if isinstance(named, list):
             return frozenset(cast("list[str]", named))
         if self.choices:
-            return frozenset(map(_type_of, self.choices))
+            return frozenset(map(kind_of, self.choices))
         if members := self.members:
             kinds = [frozenset[str]() if each.is_recursive else each.types for each in members]
             return frozenset[str]().union(*kinds) if all(kinds) else frozenset()
@@ -169,21 +170,3 @@ class Outline:
         word = " or ".join(named) or "any"
         form = self.schema.get("format")
         return f"{word} ({form})" if isinstance(form, str) else word
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case None:
-            return "null"
-        case list():
-            return "array"
-        case _:
-            return "object"

@@ -13,3 +13,19 @@ def is_object(value: object) -> TypeGuard[JSONObject]:
 def is_array(value: object) -> TypeGuard[list[Any]]:
     """Whether `value` is a list."""
     return isinstance(value, list)
+
+
+def kind_of(value: object) -> str:
+    """What JSON Schema calls the type of a JSON value: a float is a number, whatever it is worth."""
+    return _NAMES.get(type(value), "object")
+
+
+_NAMES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}

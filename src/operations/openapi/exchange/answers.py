@@ -1,6 +1,5 @@
 """What an answer says: data by its media type, or the error it is."""
 
-import codecs
 from base64 import b64encode
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -12,6 +11,7 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.security import redacted
 from operations.openapi.nodes import object_of
 from operations.openapi.reading import media
+from operations.openapi.reading.texts import MARKS
 from operations.types import JSONObject
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
@@ -24,13 +24,6 @@ _OAUTH_ERRORS = frozenset({
 })  # fmt: skip
 """RFC 6749, 5.2."""
 
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
 _WIDTHS = {
     b"\0\0\0\1": "utf-32-be",
     b"\1\0\0\0": "utf-32-le",
@@ -112,7 +105,7 @@ def _json(content: bytes, content_type: str) -> Any:
 
 
 def _text(content: bytes, content_type: str) -> str:
-    for mark, encoding in _MARKS:
+    for mark, encoding in MARKS:
         if content.startswith(mark):
             return content[len(mark) :].decode(encoding, "replace")
     charset = media.parameter_of(content_type, "charset")

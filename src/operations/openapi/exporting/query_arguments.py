@@ -20,6 +20,7 @@ import msgspec
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
+from operations.schema.kinds import kind_of
 from operations.types import JSONObject, JSONSchema
 
 WHOLE = "input"
@@ -234,33 +235,15 @@ def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset
     elif isinstance(kind, list):
         types &= frozenset(cast("list[str]", kind))
     if "const" in said:
-        types &= {_type_of(said["const"])}
+        types &= {kind_of(said["const"])}
     if isinstance(said.get("enum"), list):
-        types &= {_type_of(value) for value in said["enum"]}
+        types &= {kind_of(value) for value in said["enum"]}
     for keyword in ("anyOf", "oneOf"):
         if isinstance(said.get(keyword), list):
             types &= frozenset[str]().union(*(_types(m, root, hops - 1) for m in said[keyword]))
     for member in said.get("allOf", ()):
         types &= _types(member, root, hops - 1)
     return types
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _repeated(name: str) -> CallError:

@@ -15,13 +15,14 @@ from operations.openapi.reading.collector import collector_at_rest
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
-_MARKS = (
+MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
+"""Byte order marks: UTF-32 before UTF-16, whose marks begin alike."""
 
 
 def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
@@ -33,7 +34,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:
         raise DocumentError(f"larger than {max_bytes} bytes")
-    for mark, encoding in _MARKS:
+    for mark, encoding in MARKS:
         if raw.startswith(mark):
             raw = raw[len(mark) :].decode(encoding, "replace").encode()
             break
