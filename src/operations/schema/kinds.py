@@ -20,7 +20,7 @@ def kind_of(value: object) -> str:
     return _NAMES.get(type(value), "object")
 
 
-_NAMES = {
+_NAMES: dict[type, str] = {
     type(None): "null",
     bool: "boolean",
     int: "integer",
