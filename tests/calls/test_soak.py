@@ -29,7 +29,7 @@ PAUSE = 0.05
 CUT_EVERY = 4.0
 EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 class Load:
