@@ -24,6 +24,7 @@ MAX_DEPTH = 64
 
 MAX_DIGITS = sys.int_info.default_max_str_digits
 TOO_LONG = 10**MAX_DIGITS
+TOO_LOW = -TOO_LONG
 """The first integer that Python does not write as digits, because that takes quadratic time."""
 
 _PLAIN = frozenset({bool, type(None)})
@@ -69,7 +70,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     if kind is str:
         return value if value.isascii() else _text(value)
     if kind is int:
-        if not -TOO_LONG < value < TOO_LONG:
+        if not TOO_LOW < value < TOO_LONG:
             raise JSONValueError(f"an integer is limited to {MAX_DIGITS} digits")
         return value
     if kind is dict:

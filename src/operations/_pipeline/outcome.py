@@ -24,6 +24,7 @@ logger = logging.getLogger("operations")
 Envelope: TypeAlias = ResponseEnvelope[Any]
 Finisher: TypeAlias = Callable[[Any], Envelope]
 
+_BITS = TOO_LONG.bit_length()
 _PLAIN = frozenset({bool, float, int, list, str, type(None)})
 """Types of results that are certainly neither envelopes nor bytes."""
 
@@ -37,7 +38,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
 
     def finish(result: Any) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]
-        if kind in certain and (kind is not int or -TOO_LONG < result < TOO_LONG):
+        if kind in certain and (kind is not int or result.bit_length() < _BITS):
             data = result
         else:
             if kind is int:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from operations._json import MAX_DEPTH, MAX_DIGITS, TOO_LONG, JSONValueError, pointer
+from operations._json import MAX_DEPTH, MAX_DIGITS, TOO_LONG, TOO_LOW, JSONValueError, pointer
 
 _PLAIN = frozenset({bool, type(None)})
 
@@ -26,7 +26,7 @@ def guard(value: Any, room: int = MAX_DEPTH) -> None:
     if kind in _PLAIN:
         return
     if kind is int:
-        if not -TOO_LONG < value < TOO_LONG:
+        if not TOO_LOW < value < TOO_LONG:
             raise JSONValueError(f"is an integer of more than {MAX_DIGITS} digits")
     elif kind is str:
         if not value.isascii():
