@@ -1,6 +1,7 @@
 """The small parts that callers and workers are made of."""
 
 import asyncio
+import tracemalloc
 from dataclasses import dataclass
 
 import anyio
@@ -10,7 +11,7 @@ from operations.calls.admission import Admission, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.handler import MAX_UNREAD_BYTES, Pace
 from operations.calls.ids import new_request_id
-from operations.calls.recent import Recent
+from operations.calls.recent import WEIGHT, Recent
 
 
 @dataclass(eq=False)
@@ -76,7 +77,7 @@ def test_one_principal_has_its_own_bound() -> None:
 
 
 def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> None:
-    recent = Recent(max_ids=3, max_bytes=80)
+    recent = Recent(max_ids=3, max_bytes=8 * (WEIGHT + 10))
     for name in ("a", "b", "c", "d"):
         recent.add(name)
         recent.finish(name, name.encode() * 9, "box")
@@ -92,12 +93,29 @@ def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> Non
 
 
 def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
-    recent = Recent(max_bytes=80)
+    recent = Recent(max_bytes=4 * WEIGHT)
     recent.add("a")
-    recent.finish("a", b"a" * 60, "box")
+    recent.finish("a", b"a", "box")
 
     assert "a" in recent
     assert recent.last_word("a", "box") is None
+
+
+@pytest.mark.requirement("R42")
+def test_r42_what_is_remembered_takes_no_more_than_is_allowed_for_it() -> None:
+    recent = Recent(max_ids=20_000, max_bytes=4 * 1024 * 1024)
+    tracemalloc.start()
+    try:
+        for _ in range(100_000):
+            # As they come from a broker: every text is a new one.
+            request_id, reply_to = new_request_id(), f"_INBOX.{new_request_id()}"
+            recent.add(request_id)
+            recent.finish(request_id, b"x" * 200, reply_to)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < 4 * 1024 * 1024 + 40_000 * 200
 
 
 @pytest.mark.requirement("R11")

@@ -22,9 +22,13 @@ from operations.calls import PendingRequestMap
 from operations.errors import CallError, ErrorCode
 
 SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "60"))
+REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 LOADERS = 8
 PAUSE = 0.05
 """Seconds between the calls of one loader: what is looked for takes time and not speed."""
+
+WARM_UP = max(5.0, min(300.0, SECONDS / 4))
+"""Seconds without pauses that come before: what is remembered up to a bound should be there already."""
 
 CUT_EVERY = 4.0
 EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
@@ -42,16 +46,16 @@ class Load:
         self.outcomes: Counter[str] = Counter()
         self._random = random.Random(world.name)
 
-    async def run(self, until: float) -> None:
-        await asyncio.gather(*(self._loader(until) for _ in range(LOADERS)))
+    async def run(self, until: float, pause: float) -> None:
+        await asyncio.gather(*(self._loader(until, pause) for _ in range(LOADERS)))
 
-    async def _loader(self, until: float) -> None:
+    async def _loader(self, until: float, pause: float) -> None:
         while time.monotonic() < until:
             try:
                 self.outcomes[await self._one()] += 1
             except CallError as error:
                 self.outcomes[error.code] += 1
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(pause)
 
     async def _one(self) -> str:
         kind, number = self._random.random(), self._random.randrange(1_000_000)
@@ -99,6 +103,13 @@ async def loaded(
         yield Load(world, workers, await enter(PendingRequestMap(target))), proxies
 
 
+async def tell_every_minute() -> None:
+    """Note what the process holds while it runs."""
+    while True:
+        note(REPORT, f"{resident_kilobytes()} KB, {len(asyncio.all_tasks())} tasks")
+        await asyncio.sleep(60)
+
+
 def held() -> tuple[int, int]:
     """Tasks and file descriptors."""
     return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - only their number
@@ -119,20 +130,25 @@ async def test_f32_mixed_load_with_faults_leaks_nothing(
         loads = [load for load, _ in entered]
         proxies = [through for _, some in entered for through in some]
 
-        async def run(seconds: float) -> None:
-            cutting = asyncio.create_task(cut_now_and_then(proxies))
-            await asyncio.gather(*(load.run(time.monotonic() + seconds) for load in loads))
-            cutting.cancel()
-            await asyncio.gather(cutting, return_exceptions=True)
+        async def run(seconds: float, pause: float) -> None:
+            beside = [
+                asyncio.create_task(cut_now_and_then(proxies)),
+                asyncio.create_task(tell_every_minute()),
+            ]
+            ends = time.monotonic() + seconds
+            await asyncio.gather(*(load.run(ends, pause) for load in loads))
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             for load in loads:
                 # Over the connection that may just have been replaced.
                 assert (await load.calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
             gc.collect()
             await asyncio.sleep(1)
 
-        await run(max(5.0, SECONDS / 4))
+        await run(WARM_UP, 0.0)
         (tasks, descriptors), memory = held(), resident_kilobytes()
-        await run(SECONDS)
+        await run(SECONDS, PAUSE)
         (tasks_after, descriptors_after), memory_after = held(), resident_kilobytes()
         for load in loads:
             assert len(load.calls) == 0
@@ -140,7 +156,7 @@ async def test_f32_mixed_load_with_faults_leaks_nothing(
 
     report = {load.world.name: dict(load.outcomes) for load in loads}
     growth = f"{memory_after - memory} KB, {tasks_after - tasks} tasks, {descriptors_after - descriptors} fds"
-    note(os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull), f"{SECONDS:g} s: {growth}; {report}")
+    note(REPORT, f"{SECONDS:g} s: {growth}; {report}")
     assert not complaints
     assert tasks_after <= tasks + 4
     assert descriptors_after <= descriptors + 4
