@@ -12,8 +12,9 @@ from typing import Any, Self, cast
 from msgspec.structs import replace
 
 from operations.access import AccessControl
+from operations.calls.describing import Listener
 from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
-from operations.calls.services import LIST, SERVICES
+from operations.calls.services import DESCRIBE, LIST, SERVICES
 from operations.calls.streams import CallStream
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -22,6 +23,9 @@ from operations.pubsub.base import EventTarget
 from operations.specs import Operation, OperationSpec, OperationType
 
 logger = logging.getLogger("operations")
+
+_PATIENCE = 10.0
+"""Seconds for an answer, or for the next piece of one."""
 
 AccessRule = AccessControl | Callable[[OperationSpec], AccessControl]
 
@@ -65,22 +69,44 @@ class RemoteService:
         """Ask what is offered.
 
         Raises:
-            CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer is no list.
+            CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer cannot be read.
         """
         await self.calls.open()
-        listed: Any = (await self.calls.call(LIST, timeout=10)).data
-        if not isinstance(listed, list):
-            raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
         self.operations = []
-        for wire in cast("Iterable[Any]", listed):
+        for spec in await self._specs():
             try:
-                spec = OperationSpec.from_wire(wire)
                 imported = self._import(spec)
             except ValueError as error:
-                logger.warning("an operation cannot be imported: %s", error)
+                _left_out(str(error))
             else:
                 if imported.spec.id not in self._exclude and imported.spec.id not in SERVICES:
                     self.operations.append(imported)
+
+    async def _specs(self) -> list[OperationSpec]:
+        told = Listener()
+        try:
+            async for piece in self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE):
+                told.hear(piece.data)
+        except CallError as error:
+            if error.code != ErrorCode.OPERATION_NOT_FOUND:
+                raise
+            # Other implementations have only the list.
+            return await self._listed()
+        for reason in told.left_out:
+            _left_out(reason)
+        return told.specs
+
+    async def _listed(self) -> list[OperationSpec]:
+        listed: Any = (await self.calls.call(LIST, timeout=_PATIENCE)).data
+        if not isinstance(listed, list):
+            raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
+        specs: list[OperationSpec] = []
+        for wire in cast("Iterable[Any]", listed):
+            try:
+                specs.append(OperationSpec.from_wire(wire))
+            except ValueError as error:
+                _left_out(str(error))
+        return specs
 
     async def aclose(self) -> None:
         """End what is under way there; the target stays open. Closing twice is harmless."""
@@ -105,6 +131,10 @@ class RemoteService:
         if spec.type is OperationType.SUBSCRIPTION:
             return Operation(here, subscribe)
         return Operation(here, call)
+
+
+def _left_out(reason: str) -> None:
+    logger.warning("an operation cannot be imported: %s", reason)
 
 
 def from_calls(

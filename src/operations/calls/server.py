@@ -40,7 +40,7 @@ from operations.calls.jobs import Job, job_for, too_large
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
 from operations.calls.running import Runners
-from operations.calls.services import SERVICES, service_operations
+from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.outsiders import shown_error
@@ -88,7 +88,7 @@ class CallServer:
         self.ignored = 0
         self.refused = 0
         self.duplicates = 0
-        self._services = OperationRegistry(service_operations(registry))
+        self._services = OperationRegistry(service_operations(registry, target))
         self._resolve = resolve
         self._grace = grace
         self._expose_errors = expose_errors
@@ -311,7 +311,7 @@ class CallServer:
 
     def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
         request, registry = job.request, self.registry
-        if request.operation_id in SERVICES and request.operation_id not in registry:
+        if request.operation_id in SERVICES and not serves_itself(registry, request.operation_id):
             registry = self._services
         deadline = None
         if job.expires_at != NEVER:
@@ -427,7 +427,7 @@ async def serve_calls(
     When the block starts, requests arrive. When it ends, no new ones are taken and those that run are finished.
 
     Args:
-        registry: What to serve; `services.list` and `services.schema` come with it.
+        registry: What to serve; `services.list`, `services.describe` and `services.schema` come with it.
         target: Where requests come from.
         group: Each request goes to one worker of the group; all of them should serve the same.
         concurrency: Calls that run at a time.

@@ -1,21 +1,26 @@
-"""What every worker offers about itself: `services.list` and `services.schema`.
+"""What every worker offers about itself: `services.list`, `services.describe` and `services.schema`.
 
 Rule 1: a caller sees what it may call, and nothing else. What it may not call does not exist for it.
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from operations.access import check_access
+from operations.calls.describing import Teller
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
+from operations.types import JSONObject
 
 LIST = "services.list"
+DESCRIBE = "services.describe"
 SCHEMA = "services.schema"
-SERVICES = frozenset({LIST, SCHEMA})
+SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
 """What every worker serves, whatever its registry holds."""
 
 MAX_LIST = 16 * 1024 * 1024
@@ -35,6 +40,16 @@ _LIST_SPEC = OperationSpec(
     output_schema=from_schema({"type": "array", "items": {"type": "object"}}),
 )
 
+_DESCRIBE_SPEC = OperationSpec(
+    name="describe",
+    namespace="services",
+    version="1.0.0",
+    type=OperationType.SUBSCRIPTION,
+    description="Every operation the caller may call, in pieces: what their schemas share is told once.",
+    input_schema=_LIST_SPEC.input_schema,
+    output_schema=from_schema({"type": "object"}),
+)
+
 _SCHEMA_SPEC = OperationSpec(
     name="schema",
     namespace="services",
@@ -52,39 +67,52 @@ _SCHEMA_SPEC = OperationSpec(
 )
 
 
-def service_operations(registry: OperationRegistry) -> list[Operation]:
-    """The two operations through which a registry describes itself to callers elsewhere."""
+def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:
+    """Whether `registry` has this operation of its own. One that makes its own list is not described by another."""
+    return operation_id in registry or (operation_id == DESCRIBE and LIST in registry)
 
-    def visible(context: OperationContext) -> list[OperationSpec]:
-        return [
-            spec
-            for spec in registry.specs()
-            if context.trusted or check_access(spec.access_control, context.identity)
-        ]
+
+def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
+    """The operations through which a registry describes itself to callers at the other end of `target`."""
+
+    async def visible(input: Any, context: OperationContext) -> AsyncGenerator[OperationSpec]:
+        namespace: str | None = input.get("namespace") if input else None
+        for number, spec in enumerate(registry.specs(), 1):
+            if namespace in {None, spec.namespace} and (
+                context.trusted or check_access(spec.access_control, context.identity)
+            ):
+                yield spec
+            if number % _AT_ONCE == 0:
+                # Others are served meanwhile: a large API has large specs.
+                await asyncio.sleep(0)
 
     async def list_operations(input: Any, context: OperationContext) -> list[Any]:
-        namespace: str | None = input.get("namespace") if input else None
         listed: list[Any] = []
         left = MAX_LIST
-        for spec in visible(context):
-            if namespace is not None and spec.namespace != namespace:
-                continue
+        async for spec in visible(input, context):
             left -= len(spec.encode())
             if left < 0:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,
-                    f"the specs take more than {MAX_LIST:,} bytes; ask for one namespace, or for one "
-                    f"operation with {SCHEMA}",
+                    f"the specs take more than {MAX_LIST:,} bytes; subscribe to {DESCRIBE}, or ask for one "
+                    f"namespace, or for one operation with {SCHEMA}",
                     retryable=False,
                 )
             listed.append(spec.to_wire())
-            if len(listed) % _AT_ONCE == 0:
-                # Others are served meanwhile: a large API has large specs.
-                await asyncio.sleep(0)
         return listed
 
+    async def describe_operations(
+        input: Any, context: OperationContext
+    ) -> AsyncGenerator[JSONObject]:
+        teller = Teller(target.max_bytes)
+        async for spec in visible(input, context):
+            for piece in teller.tell(spec):
+                yield piece
+        for piece in teller.rest():
+            yield piece
+
     async def show_operation(input: Any, context: OperationContext) -> Any:
-        for spec in visible(context):
+        async for spec in visible(None, context):
             if spec.id == input["operationId"]:
                 return spec.to_wire()
         raise CallError(
@@ -93,5 +121,6 @@ def service_operations(registry: OperationRegistry) -> list[Operation]:
 
     return [
         Operation(_LIST_SPEC, list_operations, output="off"),
+        Operation(_DESCRIBE_SPEC, describe_operations, output="off"),
         Operation(_SCHEMA_SPEC, show_operation, output="off"),
     ]

@@ -1,0 +1,247 @@
+"""What a worker serves, told in pieces: nothing is lost, and what many schemas share is told once."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.calls.worlds import World
+
+from operations.calls import PendingRequestMap, from_calls, serve_calls
+from operations.calls.describing import PIECE, Listener, Teller
+from operations.errors import CallError, ErrorCode
+from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+from operations.schema import Schema
+from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType
+
+STRIPE = Path(__file__).parents[3] / "shared" / "openapi" / "stripe__spec3-2021-06-07.json"
+MEGABYTE = 1024 * 1024
+
+
+def query(name: str, **fields: Any) -> OperationSpec:
+    return OperationSpec(namespace="shop", name=name, type=OperationType.QUERY, **fields)
+
+
+def told(specs: list[OperationSpec], max_bytes: int = MEGABYTE) -> list[Any]:
+    """The pieces for `specs`, as they arrive."""
+    teller = Teller(max_bytes)
+    pieces = [piece for spec in specs for piece in teller.tell(spec)]
+    return [msgspec.json.decode(msgspec.json.encode(each)) for each in (*pieces, *teller.rest())]
+
+
+def heard(pieces: list[Any]) -> Listener:
+    listener = Listener()
+    for piece in pieces:
+        listener.hear(piece)
+    return listener
+
+
+def test_what_two_schemas_share_is_told_once() -> None:
+    money = {"type": "object", "properties": {"amount": {"type": "integer"}}}
+    price = {"$ref": "#/$defs/Money", "$defs": {"Money": money}}
+    specs = [
+        query("a", output_schema=Schema(price)),
+        query("b", input_schema=Schema(price), output_schema=Schema({"type": "string"})),
+    ]
+    pieces = told(specs)
+
+    assert msgspec.json.encode(pieces).count(b'"amount"') == 1
+    assert [spec.digest for spec in heard(pieces).specs] == [spec.digest for spec in specs]
+
+
+def test_one_name_for_two_things_stays_two_things() -> None:
+    def holding(kind: Any) -> Schema:
+        return Schema({"$ref": "#/$defs/Item", "$defs": {"Item": {"const": kind}}})
+
+    error = ErrorDefinition(code="GONE", schema=holding("gone"))
+    # In Python, 1 and True are equal.
+    specs = [
+        query("a", input_schema=holding(1), output_schema=holding(True), error_schemas=(error,)),
+        query("b", input_schema=holding(1.5), output_schema=holding(1)),
+    ]
+    listener = heard(told(specs))
+
+    assert [spec.digest for spec in listener.specs] == [spec.digest for spec in specs]
+    assert not listener.left_out
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        False,
+        {"$defs": {"Unused": {"type": "string"}}},
+        {"$defs": 7},
+        {"$defs": {}},
+        {"$ref": "#/$defs/Missing", "$defs": {"Other": {}}},
+        {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#"}}},
+        {"$ref": "#/$defs/a%20b", "$defs": {"a b": {}}},
+        {"$ref": "#named", "$defs": {"Named": {"$anchor": "named"}}},
+        {"$ref": "#/$defs/A/properties/x", "$defs": {"A": {"properties": {"x": True}}}},
+        {"default": {"$ref": "#/$defs/A"}, "$defs": {"A": False}},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
+    ],
+)
+def test_a_schema_comes_back_as_it_was(schema: Any) -> None:
+    # Beside one that defines what this one does not.
+    filled = Schema(
+        {"$ref": "#/$defs/Missing", "$defs": {"Missing": {"$ref": "#/$defs/B"}, "B": {}}}
+    )
+    specs = [query("a", output_schema=filled), query("b", output_schema=Schema(schema))]
+    listener = heard(told(specs))
+
+    assert listener.specs[1].output_schema.document == schema
+    assert listener.specs[0] == specs[0]
+
+
+NAMES = st.sampled_from(["A", "B", "C/D", "E~F"])
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    st.booleans()
+    | st.sampled_from([1, 1.0, True, "x"]).map(lambda value: {"const": value})
+    | NAMES.map(lambda name: {"$ref": f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"}),
+    lambda inner: (
+        st.fixed_dictionaries({"properties": st.dictionaries(NAMES, inner, max_size=2)})
+        | st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)})
+    ),
+    max_leaves=4,
+)
+DOCUMENTS: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {
+        "allOf": st.lists(SCHEMAS, min_size=1, max_size=2),
+        "$defs": st.dictionaries(NAMES, SCHEMAS, max_size=4),
+    }
+)
+
+
+@given(st.lists(st.tuples(DOCUMENTS, DOCUMENTS), max_size=5))
+def test_whatever_is_told_is_heard(documents: list[tuple[Any, Any]]) -> None:
+    specs = [
+        query(f"n{index}", input_schema=Schema(given), output_schema=Schema(taken))
+        for index, (given, taken) in enumerate(documents)
+    ]
+    listener = heard(told(specs))
+
+    assert [spec.to_wire() for spec in listener.specs] == [spec.to_wire() for spec in specs]
+
+
+def test_what_no_message_can_carry_is_left_out_and_hides_nothing() -> None:
+    large = {"$ref": "#/$defs/Large", "$defs": {"Large": {"description": "x" * 60_000}}}
+    specs = [
+        query("a"),
+        query("large", output_schema=Schema(large)),
+        query("again", input_schema=Schema(large)),
+        query("b", output_schema=Schema({"$ref": "#/$defs/B", "$defs": {"B": {"type": "null"}}})),
+    ]
+    listener = heard(told(specs, max_bytes=50_000))
+
+    assert [spec.name for spec in listener.specs] == ["a", "b"]
+    assert [reason.partition(":")[0] for reason in listener.left_out] == [
+        "shop.large",
+        "shop.again",
+    ]
+    assert listener.specs[1] == specs[3]
+
+
+async def test_a_registry_larger_than_any_message_is_imported(world: World) -> None:
+    registry = OperationRegistry()
+    filling = {f"p{number}": {"description": "x" * 100} for number in range(200)}
+    shared = {f"D{number}": {"properties": filling} for number in range(10)}
+    for index in range(100):
+        schema = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in shared], "$defs": shared}
+        spec = query(f"n{index}", output_schema=Schema(schema), description="y" * 20_000)
+        registry.register(Operation(spec, lambda _, __: {"p1": 1}))
+
+    async with world.serve(registry), world.connect() as target, from_calls(target) as service:
+        here = OperationRegistry(service)
+        assert (await here.execute("shop.n7", {})).data == {"p1": 1}
+
+    assert sum(len(spec.encode()) for spec in registry.specs()) > 20 * MEGABYTE
+    assert [spec.digest for spec in here.specs()] == [spec.digest for spec in registry.specs()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not STRIPE.exists(), reason="the shared documents are not here")
+async def test_a_large_api_is_imported_over_a_broker() -> None:
+    service = await from_openapi_file(STRIPE, HTTPServiceConfig(namespace="stripe"))
+    specs = [operation.spec for operation in service]
+    pieces = told(specs)
+    listener = heard(pieces)
+
+    assert max(len(msgspec.json.encode(piece)) for piece in pieces) < 2 * PIECE
+    assert sum(len(msgspec.json.encode(piece)) for piece in pieces) < 2 * STRIPE.stat().st_size
+    assert not listener.left_out
+    assert len(listener.specs) == len(specs) > 300
+    for before, after in zip(specs[::20], listener.specs[::20], strict=True):
+        assert after.digest == before.digest
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        None,
+        [],
+        {"definitions": []},
+        {"definitions": {"0": 7}},
+        {"operations": {}},
+        {"leftOut": ["a"]},
+    ],
+)
+def test_what_is_no_piece_is_refused(piece: Any) -> None:
+    with pytest.raises(CallError) as caught:
+        Listener().hear(piece)
+
+    assert caught.value.code == ErrorCode.UNKNOWN_ERROR
+
+
+def test_an_entry_that_cannot_be_read_hides_nothing() -> None:
+    good = {"spec": query("good").to_wire(), "scopes": [None, None]}
+    listener = heard(
+        [{"operations": [7, {}, {**good, "scopes": []}, {**good, "spec": {"name": 1}}, good]}]
+    )
+
+    assert [spec.name for spec in listener.specs] == ["good"]
+    assert len(listener.left_out) == 4
+
+
+def test_a_schema_of_a_scope_that_nobody_told_counts_as_unknown() -> None:
+    wire = query("odd", output_schema=Schema({"$ref": "#/$defs/Nowhere"})).to_wire()
+    listener = heard([{"operations": [{"spec": wire, "scopes": ["9", "9"]}]}])
+
+    assert listener.specs[0].output_schema.is_unknown
+    assert listener.specs[0].input_schema.document == {"$defs": {}}
+
+
+def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.calls.describing.MAX_TOLD", 10_000)
+    listener = Listener()
+    with pytest.raises(CallError) as caught:
+        for _ in range(100):
+            listener.hear({"definitions": {"0": {"A": {"description": "x" * 1000}}}})
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert not caught.value.retryable
+
+
+async def test_a_caller_is_told_of_what_it_may_call() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("open.one", type="query")
+    async def one() -> None: ...
+
+    @registry.operation("shut.two", type="query", scopes=["two"])
+    async def two() -> None: ...
+
+    target = MemoryTarget(trusted=False)
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        pieces = [piece.data async for piece in calls.subscribe("services.describe")]
+        other = calls.subscribe("services.describe", {"namespace": "shut"})
+        nothing = [piece.data async for piece in other]
+
+    assert [spec.id for spec in heard(pieces).specs] == ["open.one"]
+    assert nothing == []
