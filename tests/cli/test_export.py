@@ -207,6 +207,30 @@ async def spotify() -> list[OperationSpec]:
         return [operation.spec for operation in service]
 
 
+def test_the_python_client_has_a_class_once_however_many_operations_share_it() -> None:
+    def holding(kind: str) -> dict[str, Any]:
+        money = {"type": "object", "properties": {"amount": {"type": kind}}}
+        return {"type": "object", "properties": {"price": {"$ref": "#/$defs/Money"}}, "$defs": {"Money": money}}  # fmt: skip
+
+    specs = [spec(f"n{index}", {}, output_schema=holding("integer")) for index in range(20)]
+    source = python_client([*specs, spec("other", {}, output_schema=holding("string"))])
+
+    assert source.count('amount: "NotRequired[int]"') == 1
+    assert source.count('amount: "NotRequired[str]"') == 1
+
+
+@pytest.mark.skipif(not DOCUMENTS.exists(), reason="the shared documents are not here")
+async def test_the_python_client_of_a_large_api_is_no_larger_than_its_document(
+    tmp_path: Path,
+) -> None:
+    document = DOCUMENTS / "stripe__spec3-2021-06-07.json"
+    service = await from_openapi_file(document, HTTPServiceConfig(namespace="stripe"))
+    source = python_client([operation.spec for operation in service])
+
+    assert len(source) < document.stat().st_size
+    assert loaded(tmp_path / "client.py", source).Client
+
+
 @pytest.mark.slow
 def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None:
     recursive = {

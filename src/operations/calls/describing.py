@@ -12,18 +12,18 @@ Rule 2: a definition is told no later than the first operation that needs it.
 Rule 3: what no message can carry is left out, and said to be: it does not hide the others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import canonical
 from operations.calls.snapshots import size_of
 from operations.errors import CallError, ErrorCode
 from operations.schema import Schema
-from operations.schema.kinds import is_array, is_object
+from operations.schema.kinds import is_object
+from operations.schema.scopes import References, Scopes
 from operations.specs import OperationSpec
 from operations.types import JSONObject, JSONSchema
 
@@ -36,8 +36,6 @@ MAX_TOLD = 256 * 1024 * 1024
 _WRAPPING = 4096
 """Bytes of a message that are not the piece in it."""
 
-_DEFINITION = "#/$defs/"
-
 
 class Teller:
     """Cuts specs into pieces, one spec after the other.
@@ -48,36 +46,37 @@ class Teller:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes - _WRAPPING
-        self._references = _References()
-        self._scopes: list[_Scope] = []
+        self._scopes = Scopes()
         self._piece: JSONObject = {}
         self._size = 0
 
     def tell(self, spec: OperationSpec) -> Iterator[JSONObject]:
         """The pieces that are full now that `spec` is to be told as well."""
-        scopes: list[str | None] = []
-        bare: list[Schema] = []
-        fresh: list[tuple[str, str, JSONSchema, int]] = []
-        for schema in _schemas_of(spec):
-            root, definitions = _parted(schema.document)
-            scope = self._scope_for(root, definitions)
-            scopes.append(None if scope is None else scope.name)
-            bare.append(schema if scope is None else Schema(root))
-            if scope is not None:
-                fresh += [(scope.name, *added) for added in scope.add(definitions)]
-        entry = {"spec": _with_schemas(spec, bare).to_wire(), "scopes": scopes}
-        size = len(msgspec.json.encode(entry))
-        largest = max(size, *(each for *_, each in fresh)) if fresh else size
-        if largest > self._max_bytes:
-            for number, name, *_ in fresh:
-                self._scopes[int(number)].definitions.pop(name, None)
-            reason = f"a part of its spec takes {largest:,} bytes, and a message holds {self._max_bytes:,}"
+        placed = [self._scopes.place(schema.document) for schema in _schemas_of(spec)]
+        bare = [
+            schema if place is None else Schema(place.root)
+            for schema, place in zip(_schemas_of(spec), placed, strict=True)
+        ]
+        entry = {
+            "spec": _with_schemas(spec, bare).to_wire(),
+            "scopes": [place and place.scope for place in placed],
+        }
+        moved = [place for place in placed if place is not None]
+        sizes = [size for place in moved for _, size in place.fresh.values()]
+        sizes.append(len(msgspec.json.encode(entry)))
+        if max(sizes) > self._max_bytes:
+            for place in moved:
+                self._scopes.take_back(place)
+            reason = f"a part of its spec takes {max(sizes):,} bytes, and a message holds {self._max_bytes:,}"
+            yield from self._make_room(len(reason) + len(spec.id))
             self._piece.setdefault("leftOut", {})[spec.id] = reason
             return
-        for number, name, definition, each in fresh:
-            yield from self._make_room(each)
-            self._piece.setdefault("definitions", {}).setdefault(number, {})[name] = definition
-        yield from self._make_room(size)
+        for place in moved:
+            for name, (definition, size) in place.fresh.items():
+                yield from self._make_room(size)
+                told = self._piece.setdefault("definitions", {}).setdefault(place.scope, {})
+                told[name] = definition
+        yield from self._make_room(sizes[-1])
         self._piece.setdefault("operations", []).append(entry)
 
     def rest(self) -> Iterator[JSONObject]:
@@ -93,40 +92,6 @@ class Teller:
     def _taken(self) -> JSONObject:
         piece, self._piece, self._size = self._piece, {}, 0
         return piece
-
-    def _scope_for(self, root: JSONSchema, definitions: JSONObject) -> "_Scope | None":
-        """The scope for the definitions of a schema; None if it has none, or would not find them again there."""
-        if not definitions or self._references.reach(root, definitions) != definitions.keys():
-            return None
-        for scope in self._scopes:
-            if scope.agrees(definitions):
-                return scope
-        self._scopes.append(_Scope(str(len(self._scopes))))
-        return self._scopes[-1]
-
-
-class _Scope:
-    """Definitions that do not contradict each other, by name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.definitions: dict[str, tuple[JSONSchema, bytes]] = {}
-
-    def agrees(self, others: JSONObject) -> bool:
-        """Whether no name means one thing here and another there."""
-        for name, other in others.items():
-            known = self.definitions.get(name)
-            if known is not None and known[0] is not other and known[1] != canonical(other):
-                return False
-        return True
-
-    def add(self, others: JSONObject) -> Iterator[tuple[str, JSONSchema, int]]:
-        """Take in definitions; gives those that are new, and their sizes."""
-        for name, other in others.items():
-            if name not in self.definitions:
-                text = canonical(other)
-                self.definitions[name] = (other, text)
-                yield name, other, len(text)
 
 
 class _Entry(msgspec.Struct):
@@ -152,7 +117,7 @@ class Listener:
         self.specs: list[OperationSpec] = []
         self.left_out: list[str] = []
         self._scopes: dict[str, JSONObject] = {}
-        self._references = _References()
+        self._references = References()
         self._left = MAX_TOLD
 
     def hear(self, piece: Any) -> None:
@@ -200,56 +165,6 @@ class Listener:
         reached = self._references.reach(root, scope)
         definitions = {name: held for name, held in scope.items() if name in reached}
         return {**root, "$defs": definitions}
-
-
-class _References:
-    """Which definitions a schema refers to. Each is looked through once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, tuple[str, ...]]] = {}
-
-    def reach(self, root: JSONSchema, definitions: Mapping[str, Any]) -> set[str]:
-        """The names that `root` refers to, directly or through others; also those that nobody defines."""
-        reached: set[str] = set()
-        waiting = list(_names_in(root))
-        while waiting:
-            name = waiting.pop()
-            if name not in reached:
-                reached.add(name)
-                if name in definitions:
-                    waiting += self._of(definitions[name])
-        return reached
-
-    def _of(self, definition: Any) -> tuple[str, ...]:
-        known = self._known.get(id(definition))
-        if known is None:
-            # Kept with it, so that its id stays its own.
-            known = self._known[id(definition)] = (definition, tuple(_names_in(definition)))
-        return known[1]
-
-
-def _names_in(schema: Any) -> set[str]:
-    names: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if is_object(value):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith(_DEFINITION):
-                token = reference[len(_DEFINITION) :].partition("/")[0]
-                names.add(token.replace("~1", "/").replace("~0", "~"))
-            waiting += value.values()
-        elif is_array(value):
-            waiting += value
-    return names
-
-
-def _parted(document: JSONSchema) -> tuple[JSONSchema, JSONObject]:
-    """A schema without its definitions, and those."""
-    if isinstance(document, bool) or not is_object(document.get("$defs")):
-        return document, {}
-    root = document.copy()
-    return root, root.pop("$defs")
 
 
 def _schemas_of(spec: OperationSpec) -> Iterator[Schema]:

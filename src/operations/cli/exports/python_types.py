@@ -2,11 +2,14 @@
 
 import keyword
 import re
+from collections.abc import Hashable
 from typing import Any
 
 from operations.cli.outline import Outline
 from operations.cli.reading import object_of
 from operations.cli.render import first_line
+from operations.schema import Schema
+from operations.schema.scopes import Scopes
 
 _SIMPLE = {
     "string": "str",
@@ -49,17 +52,23 @@ class Types:
     def __init__(self) -> None:
         self.classes: list[str] = []
         self._names: set[str] = set()
-        self._by_reference: dict[tuple[int, str], str] = {}
+        self._by_reference: dict[tuple[Hashable, str], str] = {}
+        self._scopes = Scopes()
 
-    def annotation(self, outline: Outline, hint: str, document: object) -> str:
+    def scope_of(self, schema: Schema) -> Hashable:
+        """What references mean the same in: many documents that agree on them, or this one alone."""
+        placed = self._scopes.place(schema.document)
+        return id(schema) if placed is None else placed.scope
+
+    def annotation(self, outline: Outline, hint: str, scope: Hashable) -> str:
         """The type of what a schema describes.
 
         Args:
             outline: The schema.
             hint: The name a class for it would like.
-            document: The document it stands in; references mean the same only within one.
+            scope: Where its references mean what they mean; see `scope_of`.
         """
-        key = (id(document), outline.reference or "")
+        key = (scope, outline.reference or "")
         if outline.reference is not None and key in self._by_reference:
             return self._by_reference[key]
         if outline.is_recursive:
@@ -69,35 +78,33 @@ class Types:
         ):
             return f"Literal[{', '.join(map(repr, choices))}]"
         if outline.properties:
-            return self._typed_dict(outline, hint, document)
+            return self._typed_dict(outline, hint, scope)
         if members := outline.members:
             return _union(
-                self.annotation(member, f"{hint}{number}", document)
+                self.annotation(member, f"{hint}{number}", scope)
                 for number, member in enumerate(members, 1)
             )
-        return _union(self._simple(kind, outline, hint, document) for kind in sorted(outline.types))
+        return _union(self._simple(kind, outline, hint, scope) for kind in sorted(outline.types))
 
-    def _simple(self, kind: str, outline: Outline, hint: str, document: object) -> str:
+    def _simple(self, kind: str, outline: Outline, hint: str, scope: Hashable) -> str:
         if kind == "array":
-            return f"list[{self.annotation(outline.items, f'{hint}Item', document)}]"
+            return f"list[{self.annotation(outline.items, f'{hint}Item', scope)}]"
         if kind == "object":
             rest = object_of(outline.schema.get("additionalProperties"))
-            inner = (
-                self.annotation(outline.inner(rest), f"{hint}Value", document) if rest else "Any"
-            )
+            inner = self.annotation(outline.inner(rest), f"{hint}Value", scope) if rest else "Any"
             return f"dict[str, {inner}]"
         return _SIMPLE.get(kind, "Any")
 
-    def _typed_dict(self, outline: Outline, hint: str, document: object) -> str:
+    def _typed_dict(self, outline: Outline, hint: str, scope: Hashable) -> str:
         wanted = class_name(outline.reference.rpartition("/")[2]) if outline.reference else hint
         name = self._free(wanted if wanted not in self._names else hint)
         if outline.reference is not None:
             # Before its fields are read: they may refer back to it.
-            self._by_reference[id(document), outline.reference] = name
+            self._by_reference[scope, outline.reference] = name
         required = set(outline.required)
         fields: dict[str, str] = {}
         for field, inner in outline.properties.items():
-            kind = self.annotation(inner, name + class_name(field), document)
+            kind = self.annotation(inner, name + class_name(field), scope)
             fields[field] = kind if field in required else f"NotRequired[{kind}]"
         self.classes.append(_written(name, fields, outline.description))
         return name
