@@ -210,7 +210,7 @@ async def spotify() -> list[OperationSpec]:
 def test_the_python_client_has_a_class_once_however_many_operations_share_it() -> None:
     def holding(kind: str) -> dict[str, Any]:
         money = {"type": "object", "properties": {"amount": {"type": kind}}}
-        return {"type": "object", "properties": {"price": {"$ref": "#/$defs/Money"}}, "$defs": {"Money": money}}  # fmt: skip
+        return {"properties": {"price": {"$ref": "#/$defs/Money"}}, "$defs": {"Money": money}}
 
     specs = [spec(f"n{index}", {}, output_schema=holding("integer")) for index in range(20)]
     source = python_client([*specs, spec("other", {}, output_schema=holding("string"))])
