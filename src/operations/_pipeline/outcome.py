@@ -43,7 +43,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
         else:
             if kind is int:
                 to_json(result)  # refused if it has too many digits
-            elif kind not in _PLAIN:
+            elif kind not in _PLAIN and (kind is not dict or "meta" in result):
                 envelope = lift_envelope(result)
                 if envelope is not None:
                     return pass_on(envelope)

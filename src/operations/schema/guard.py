@@ -59,7 +59,9 @@ def _guard_object(value: dict[Any, Any], room: int) -> None:
         try:
             if not key.isascii():
                 _guard_text(key)
-            guard(item, room - 1)
+            # What most items are, which spares a call.
+            if type(item) is not str or not item.isascii():
+                guard(item, room - 1)
         except JSONValueError as error:
             raise JSONValueError(error.reason, pointer(_shown(key)) + error.path) from None
 

@@ -28,6 +28,8 @@ _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 _MAX_ROUNDS = 8
 """How often a cast is repeated for unions whose members depend on each other's defaults."""
 
+_CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
+
 _VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
 
@@ -80,8 +82,16 @@ class _Cast:
         """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
         shape = self._stripper.shaper.shape(self._root)
         typed = shape is not None and shape.exact and shape.depth > 0
-        self.quick = exact_strip(shape.type) if shape and typed else self._checked
+        if self._root.is_bare:
+            self.quick = self._bare
+        else:
+            self.quick = exact_strip(shape.type) if shape and typed else self._checked
         return self.quick(value)
+
+    def _bare(self, value: Any) -> Any:
+        """Where a container of any kind will do, being JSON is all that is asked of it."""
+        name = _CONTAINERS.get(type(value))
+        return to_json(value) if name and self._root.allows(name) else self._checked(value)
 
     def _checked(self, value: Any) -> Any:
         stripped = self._stage.strip(value, MAX_DEPTH)
