@@ -22,6 +22,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def printable(text: str) -> str:
+    """`text` on one line, with what cannot be seen spelt out."""
+    return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
+
+
 def names_a_secret(name: str) -> bool:
     """Whether what is called `name` is to be kept secret: `API_KEY`, `--token`, `Authorization`."""
     return _TELLING.search(name) is not None

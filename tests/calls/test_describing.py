@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.calls.worlds import World
 
+from operations._json import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.describing import PIECE, Listener, Teller
 from operations.errors import CallError, ErrorCode
@@ -49,7 +50,7 @@ def test_what_two_schemas_share_is_told_once() -> None:
     ]
     pieces = told(specs)
 
-    assert msgspec.json.encode(pieces).count(b'"amount"') == 1
+    assert msgspec.json.encode(pieces).count(b"amount") == 1
     assert [spec.digest for spec in heard(pieces).specs] == [spec.digest for spec in specs]
 
 
@@ -186,6 +187,8 @@ async def test_a_large_api_is_imported_over_a_broker() -> None:
         [],
         {"definitions": []},
         {"definitions": {"0": 7}},
+        {"definitions": {"0": {"A": {}}}},
+        {"operations": [{}]},
         {"operations": {}},
         {"leftOut": ["a"]},
     ],
@@ -197,35 +200,128 @@ def test_what_is_no_piece_is_refused(piece: Any) -> None:
     assert caught.value.code == ErrorCode.UNKNOWN_ERROR
 
 
+def entry(spec: Any, *scopes: str | None) -> str:
+    return msgspec.json.encode({"spec": spec, "scopes": scopes}).decode()
+
+
 def test_an_entry_that_cannot_be_read_hides_nothing() -> None:
-    good = {"spec": query("good").to_wire(), "scopes": [None, None]}
-    listener = heard(
-        [{"operations": [7, {}, {**good, "scopes": []}, {**good, "spec": {"name": 1}}, good]}]
-    )
+    wire = query("good").to_wire()
+    bad = ["", "7", "{}", "[" * 10_000, entry(wire), entry({"name": 1}, None, None)]
+    listener = heard([{"operations": [*bad, entry(wire, None, None)]}])
 
     assert [spec.name for spec in listener.specs] == ["good"]
-    assert len(listener.left_out) == 4
+    assert len(listener.left_out) == len(bad)
+
+
+@pytest.mark.parametrize("text", ["", "7", "[" * 10_000, '"\\ud800"', "null"])
+def test_a_definition_that_cannot_be_read_counts_as_unknown(text: str) -> None:
+    wire = query("odd", output_schema=Schema({"$ref": "#/$defs/A"})).to_wire()
+    pieces = [{"definitions": {"0": {"A": text}}}, {"operations": [entry(wire, None, "0")]}]
+    schema = heard(pieces).specs[0].output_schema
+
+    assert schema.document == {"$ref": "#/$defs/A", "$defs": {"A": True}}
+    assert schema.check({"anything": 1})
 
 
 def test_a_schema_of_a_scope_that_nobody_told_counts_as_unknown() -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/Nowhere"})).to_wire()
-    listener = heard([{"operations": [{"spec": wire, "scopes": ["9", "9"]}]}])
+    listener = heard([{"operations": [entry(wire, None, "9")]}])
 
     assert listener.specs[0].output_schema.is_unknown
-    assert listener.specs[0].input_schema.document == {"$defs": {}}
 
 
+def test_what_was_told_once_is_not_changed_later() -> None:
+    wire = query("odd", output_schema=Schema({"$ref": "#/$defs/A"})).to_wire()
+    one, other = ({"definitions": {"0": {"A": json}}} for json in ('{"const":1}', '{"const":2}'))
+    listener = heard([one, {"operations": [entry(wire, None, "0")]}, other])
+
+    assert listener.specs[0].output_schema.check(1)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {"definitions": {"0": {"A": '{"description": "' + "x" * 1000 + '"}'}}},
+        {"definitions": {"0": {f"a{number}": "{}" for number in range(10)}}},
+        {"operations": ["{}"] * 10},
+        {"leftOut": {"a.b": "x" * 1000}},
+    ],
+)
 def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
+    piece: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.calls.describing.MAX_TOLD", 10_000)
+    monkeypatch.setattr("operations.calls.describing.MAX_TOLD", 100_000)
     listener = Listener()
     with pytest.raises(CallError) as caught:
         for _ in range(100):
-            listener.hear({"definitions": {"0": {"A": {"description": "x" * 1000}}}})
+            listener.hear(piece)
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": {"description": "\ud800"}}},
+        {"description": "\ud800"},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"default": object()}}},
+    ],
+)
+def test_a_spec_that_is_not_json_hides_nothing(schema: Any) -> None:
+    fine = {"$ref": "#/$defs/A", "$defs": {"A": {"const": 1}}}
+    specs = [
+        query("odd", input_schema=Schema(fine), output_schema=Schema(schema)),
+        query("fine", output_schema=Schema(fine)),
+    ]
+    listener = heard(told(specs))
+
+    assert listener.specs == specs[1:]
+    assert listener.left_out[0].startswith("shop.odd: its spec is not JSON")
+
+
+async def test_a_deep_schema_is_told_as_well() -> None:
+    deep: Any = {"type": "string"}
+    for _ in range(40):
+        deep = {"properties": {"inner": deep}}
+    registry = OperationRegistry()
+    registry.register_spec(query("deep", output_schema=Schema(deep)))
+    target = MemoryTarget()
+    async with serve_calls(registry, target), from_calls(target) as service:
+        assert service.operations[0].spec.output_schema.document == deep
+
+
+def test_a_name_with_as_many_meanings_as_operations_takes_no_longer_than_others() -> None:
+    def meaning(number: int) -> Schema:
+        long = {"const": number, "description": "x" * 5_000}
+        return Schema({"$ref": "#/$defs/A", "$defs": {"A": long}})
+
+    specs = [query(f"n{number}", output_schema=meaning(number)) for number in range(300)]
+    written: list[Any] = []
+
+    def counted(value: Any) -> bytes:
+        written.append(value)
+        return canonical(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("operations.schema.scopes.canonical", counted)
+        listener = heard(told(specs))
+
+    assert [spec.digest for spec in listener.specs] == [spec.digest for spec in specs]
+    assert len(written) <= 2 * len(specs)
+
+
+async def test_pieces_fit_into_messages_that_carry_little() -> None:
+    names = [f"{'N' * 100}{number}" for number in range(400)]
+    schema = {
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in names],
+        "$defs": {name: {"const": name[100:]} for name in names},
+    }
+    registry = OperationRegistry()
+    registry.register_spec(query("a", output_schema=Schema(schema)))
+    target = MemoryTarget(max_bytes=65_536, as_text=True)
+    async with serve_calls(registry, target), from_calls(target) as service:
+        assert service.operations[0].spec.output_schema.document == schema
 
 
 async def test_a_caller_is_told_of_what_it_may_call() -> None:

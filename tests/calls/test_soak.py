@@ -27,8 +27,8 @@ LOADERS = 8
 PAUSE = 0.05
 """Seconds between the calls of one loader: what is looked for takes time and not speed."""
 
-WARM_UP = max(5.0, min(300.0, SECONDS / 4))
-"""Seconds without pauses that come before: what is remembered up to a bound should be there already."""
+WARM_UP = max(5.0, min(120.0, SECONDS / 8))
+"""Seconds without pauses that come first, and as long again with them: what is kept up to a bound is there then."""
 
 CUT_EVERY = 4.0
 EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
@@ -147,6 +147,7 @@ async def test_f32_mixed_load_with_faults_leaks_nothing(
             await asyncio.sleep(1)
 
         await run(WARM_UP, 0.0)
+        await run(WARM_UP, PAUSE)
         (tasks, descriptors), memory = held(), resident_kilobytes()
         await run(SECONDS, PAUSE)
         (tasks_after, descriptors_after), memory_after = held(), resident_kilobytes()

@@ -97,6 +97,9 @@ class WebSocketWorld:
             async with serve_calls(registry, target, **options) as server:
                 workers.append(server)
                 await target.wait_closed()
+            # Its connection is gone, and nobody else will have it.
+            assert server.active == 0
+            workers.remove(server)
 
         async with serve_websocket(attach, port=self.port, identify=door.get("identify")):
             yield workers

@@ -1,40 +1,51 @@
-"""Many specs in small pieces, in which a definition that many of them share is told once.
+r"""Many specs in small pieces, in which a definition that many of them share is told once.
 
-    {"definitions": {"0": {"Customer": {...}, "Address": {...}}},
-     "operations": [{"spec": {...}, "scopes": ["0", null]}],
+    {"definitions": {"0": {"Customer": "{...}", "Address": "{...}"}},
+     "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null]}"],
      "leftOut": {"big.one": "..."}}
 
 The scopes of an operation are those of its input, its output and its errors. A schema that has one stands without its
-`$defs`, which are the definitions of that scope that it refers to, directly or through others.
+`$defs`, which are the definitions of that scope that it refers to, directly or through others. Definitions and
+operations are JSON texts: whoever hears them reads what is needed, when it is needed.
 
 Rule 1: nothing is lost. A schema whose definitions would not be found again that way is told whole.
 Rule 2: a definition is told no later than the first operation that needs it.
-Rule 3: what no message can carry is left out, and said to be: it does not hide the others.
+Rule 3: what cannot be told, or no message can carry, is left out, and said to be: it does not hide the others.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from operations.calls.snapshots import size_of
 from operations.errors import CallError, ErrorCode
 from operations.schema import Schema
 from operations.schema.kinds import is_object
-from operations.schema.scopes import References, Scopes
+from operations.schema.scopes import Placed, References, Scopes
 from operations.specs import OperationSpec
 from operations.types import JSONObject, JSONSchema
+
+logger = logging.getLogger("operations")
 
 PIECE = 128 * 1024
 """Bytes that are gathered before they are sent."""
 
-MAX_TOLD = 256 * 1024 * 1024
+MAX_TOLD = 64 * 1024 * 1024
 """Bytes of specs that are taken from one worker."""
 
 _WRAPPING = 4096
 """Bytes of a message that are not the piece in it."""
+
+_NAMED = 16
+"""Bytes around a name in a piece."""
+
+_HELD = 1024
+"""Bytes that a spec or a definition takes besides its text."""
+
+_encode = msgspec.json.encode
 
 
 class Teller:
@@ -52,57 +63,87 @@ class Teller:
 
     def tell(self, spec: OperationSpec) -> Iterator[JSONObject]:
         """The pieces that are full now that `spec` is to be told as well."""
-        placed = [self._scopes.place(schema.document) for schema in _schemas_of(spec)]
-        bare = [
-            schema if place is None else Schema(place.root)
-            for schema, place in zip(_schemas_of(spec), placed, strict=True)
-        ]
-        entry = {
-            "spec": _with_schemas(spec, bare).to_wire(),
-            "scopes": [place and place.scope for place in placed],
-        }
-        moved = [place for place in placed if place is not None]
-        sizes = [size for place in moved for _, size in place.fresh.values()]
-        sizes.append(len(msgspec.json.encode(entry)))
-        if max(sizes) > self._max_bytes:
-            for place in moved:
+        placed: list[Placed | None] = []
+        try:
+            # One after the other: what was placed before one that fails is taken back.
+            placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
+            parts = list(_parts(spec, placed))
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = f"its spec is not JSON: {error}"
+        else:
+            largest = max(part.size for part in parts)
+            if largest <= self._max_bytes:
+                for part in parts:
+                    yield from self._add(part)
+                return
+            reason = f"a part of its spec takes {largest:,} bytes, and a message holds {self._max_bytes:,}"
+        for place in placed:
+            if place is not None:
                 self._scopes.take_back(place)
-            reason = f"a part of its spec takes {max(sizes):,} bytes, and a message holds {self._max_bytes:,}"
-            yield from self._make_room(len(reason) + len(spec.id))
-            self._piece.setdefault("leftOut", {})[spec.id] = reason
-            return
-        for place in moved:
-            for name, (definition, size) in place.fresh.items():
-                yield from self._make_room(size)
-                told = self._piece.setdefault("definitions", {}).setdefault(place.scope, {})
-                told[name] = definition
-        yield from self._make_room(sizes[-1])
-        self._piece.setdefault("operations", []).append(entry)
+        yield from self._add(_Part(reason, None, spec.id))
 
     def rest(self) -> Iterator[JSONObject]:
         """What has not been told yet."""
         if self._piece:
             yield self._taken()
 
-    def _make_room(self, size: int) -> Iterator[JSONObject]:
-        if self._size and self._size + size > min(PIECE, self._max_bytes):
+    def _add(self, part: "_Part") -> Iterator[JSONObject]:
+        if self._size and self._size + part.size > min(PIECE, self._max_bytes):
             yield self._taken()
-        self._size += size
+        self._size += part.size
+        part.put_into(self._piece)
 
     def _taken(self) -> JSONObject:
         piece, self._piece, self._size = self._piece, {}, 0
         return piece
 
 
-class _Entry(msgspec.Struct):
-    spec: Any
-    scopes: list[str | None]
+class _Part:
+    """Something to be told: a definition, an operation, or that one is left out."""
+
+    def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
+        self._text = text
+        self._scope = scope
+        self._name = name
+        # As it stands in a message, its quotes escaped.
+        self.size = len(_encode(text)) + len(_encode(name)) + _NAMED
+
+    def put_into(self, piece: JSONObject) -> None:
+        if self._scope is not None:
+            definitions = piece.setdefault("definitions", {})
+            definitions.setdefault(self._scope, {})[self._name] = self._text
+        elif self._name:
+            piece.setdefault("leftOut", {})[self._name] = self._text
+        else:
+            piece.setdefault("operations", []).append(self._text)
+
+
+def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
+    """What has to be told of a spec: the definitions that are new, and then the rest."""
+    for place in placed:
+        if place is not None:
+            for name, definition in place.fresh.items():
+                yield _Part(_encode(definition).decode(), place.scope, name)
+    bare = [
+        schema if place is None else Schema(place.root)
+        for schema, place in zip(_schemas_of(spec), placed, strict=True)
+    ]
+    entry = {
+        "spec": _with_schemas(spec, bare).to_wire(),
+        "scopes": [place and place.scope for place in placed],
+    }
+    yield _Part(_encode(entry).decode())
 
 
 class _Piece(msgspec.Struct, rename="camel"):
-    definitions: dict[str, dict[str, Any]] = {}
-    operations: list[Any] = []
+    definitions: dict[str, dict[str, str]] = {}
+    operations: list[str] = []
     left_out: dict[str, str] = {}
+
+
+class _Entry(msgspec.Struct):
+    spec: Any
+    scopes: list[str | None]
 
 
 class Listener:
@@ -116,8 +157,7 @@ class Listener:
     def __init__(self) -> None:
         self.specs: list[OperationSpec] = []
         self.left_out: list[str] = []
-        self._scopes: dict[str, JSONObject] = {}
-        self._references = References()
+        self._scopes: dict[str, _Told] = {}
         self._left = MAX_TOLD
 
     def hear(self, piece: Any) -> None:
@@ -126,24 +166,30 @@ class Listener:
         Raises:
             CallError: `UNKNOWN_ERROR` if it is none, `RESOURCE_EXHAUSTED` if there is no end to them.
         """
-        self._left -= size_of(piece, MAX_TOLD)
-        if self._left < 0:
-            reason = f"the specs take more than {MAX_TOLD:,} bytes"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
         try:
             told = msgspec.convert(piece, _Piece)
         except msgspec.ValidationError as error:
             raise CallError(
                 ErrorCode.UNKNOWN_ERROR, f"the description is not one: {error}"
             ) from error
+        self._weigh(told)
         self.left_out += [f"{name}: {reason}" for name, reason in told.left_out.items()]
         for scope, definitions in told.definitions.items():
-            self._scopes.setdefault(scope, {}).update(definitions)
-        for entry in told.operations:
+            self._scopes.setdefault(scope, _Told()).add(definitions)
+        for text in told.operations:
             try:
-                self.specs.append(self._spec(msgspec.convert(entry, _Entry)))
-            except ValueError as error:
+                self.specs.append(self._spec(msgspec.json.decode(text, type=_Entry)))
+            except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
+
+    def _weigh(self, told: _Piece) -> None:
+        texts = [*told.operations, *told.left_out.values()]
+        for definitions in told.definitions.values():
+            texts += definitions.values()
+        self._left -= sum(map(len, texts)) + _HELD * len(texts)
+        if self._left < 0:
+            reason = f"the specs take more than {MAX_TOLD:,} bytes"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
 
     def _spec(self, entry: _Entry) -> OperationSpec:
         spec = OperationSpec.from_wire(entry.spec)
@@ -154,17 +200,50 @@ class Listener:
             )
         for index, scope in enumerate(entry.scopes):
             if scope is not None:
-                held = self._scopes.setdefault(scope, {})
-                whole = partial(self._completed, schemas[index].document, held)
+                told = self._scopes.setdefault(scope, _Told())
+                whole = partial(told.completed, schemas[index].document)
                 schemas[index] = Schema(whole, lenient=True)
         return _with_schemas(spec, schemas)
 
-    def _completed(self, root: JSONSchema, scope: JSONObject) -> JSONSchema:
+
+class _Told(Mapping[str, JSONSchema]):
+    """The definitions of one scope, read when they are needed."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._read: dict[str, JSONSchema] = {}
+        self._references = References()
+
+    def add(self, definitions: dict[str, str]) -> None:
+        """Take in definitions. What was told once stays."""
+        self._texts = {**definitions, **self._texts}
+
+    def __getitem__(self, name: str) -> JSONSchema:
+        if name not in self._read:
+            self._read[name] = _definition(name, self._texts[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def completed(self, root: JSONSchema) -> JSONSchema:
+        """A schema with the definitions that it refers to."""
         if not is_object(root):
             return root
-        reached = self._references.reach(root, scope)
-        definitions = {name: held for name, held in scope.items() if name in reached}
-        return {**root, "$defs": definitions}
+        reached = self._references.reach(root, self)
+        return {**root, "$defs": {name: self[name] for name in self if name in reached}}
+
+
+def _definition(name: str, text: str) -> JSONSchema:
+    try:
+        found: Any = msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        found = None
+        logger.warning("The definition %r cannot be read and counts as unknown: %s", name, error)
+    return found if isinstance(found, (dict, bool)) else True
 
 
 def _schemas_of(spec: OperationSpec) -> Iterator[Schema]:

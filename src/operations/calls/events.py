@@ -15,7 +15,7 @@ Rule 1: whoever speaks only the first five is understood. The others are extras 
 Rule 2: unknown fields and types are skipped; what cannot be read is reported by `read_event`, never raised.
 """
 
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
@@ -28,6 +28,10 @@ PROTOCOL_VERSION = 1
 """The newest version that may be required of us by `requiredVersion` in a request."""
 
 
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
+"""An id or an address. They are remembered, so nobody may make them as long as they like."""
+
+
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """camelCase on the wire, absent where it is the default."""
 
@@ -35,10 +39,10 @@ class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 class RequestPayload(_Payload, frozen=True, kw_only=True):
     """What to run, for whom, and until when."""
 
-    request_id: str
-    operation_id: str
+    request_id: Name
+    operation_id: Name
     input: Any = None
-    parent_request_id: str | None = None
+    parent_request_id: Name | None = None
 
     deadline: float | None = None
     """Milliseconds since the epoch, by the caller's clock."""
@@ -57,10 +61,10 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
 
     metadata: JSONObject | None = None
 
-    reply_to: str | None = None
+    reply_to: Name | None = None
     """The mailbox for answers."""
 
-    credit: int | None = None
+    credit: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Items of a subscription that may be sent before more are asked for; absent: as many as there are."""
 
     attempt: int = 1
@@ -73,7 +77,7 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
 class ResponsePayload(_Payload, frozen=True, kw_only=True):
     """A result, or one item of a subscription."""
 
-    request_id: str
+    request_id: Name
 
     output: msgspec.Raw
     """The JSON of an envelope; within one process the envelope itself."""
@@ -81,14 +85,14 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     sequence: int | None = None
     """Items of a subscription, counted from 0."""
 
-    reply_to: str | None = None
+    reply_to: Name | None = None
     """The mailbox of the worker."""
 
 
 class CompletePayload(_Payload, frozen=True, kw_only=True):
     """The end of a subscription."""
 
-    request_id: str
+    request_id: Name
 
     sequence: int | None = None
     """How many items there were, so that a lost last one is missed."""
@@ -97,13 +101,13 @@ class CompletePayload(_Payload, frozen=True, kw_only=True):
 class AbortPayload(_Payload, frozen=True, kw_only=True):
     """Stop this call."""
 
-    request_id: str
+    request_id: Name
 
 
 class ErrorPayload(_Payload, frozen=True, kw_only=True):
     """Why a call failed."""
 
-    request_id: str
+    request_id: Name
     code: str
     message: str = ""
     details: Any = None
@@ -120,7 +124,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 class CreditPayload(_Payload, frozen=True, kw_only=True):
     """More items are welcome."""
 
-    request_id: str
+    request_id: Name
 
     credit: int
     """Items that may have been sent in all, not how many more: saying it twice does no harm."""
@@ -129,17 +133,17 @@ class CreditPayload(_Payload, frozen=True, kw_only=True):
 class ProbePayload(_Payload, frozen=True, kw_only=True):
     """Who has these calls?"""
 
-    request_ids: list[str]
-    reply_to: str
+    request_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
+    reply_to: Name
 
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The calls a worker has, of those it was asked about."""
 
-    worker: str
+    worker: Name
     """The worker's mailbox."""
 
-    request_ids: list[str] = []
+    request_ids: list[Name] = []
     leaving: bool = False
     """The worker takes nothing new."""
 

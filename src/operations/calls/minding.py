@@ -5,6 +5,7 @@ import logging
 from typing import Protocol
 
 from operations.calls.jobs import Job
+from operations.calls.presence import is_there
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 
@@ -43,7 +44,7 @@ async def mind_the_callers(worker: Minded) -> None:
             continue
         callers = list({job.reply_to for job in old})
         try:
-            present = await asyncio.gather(*map(worker.target.is_present, callers))
+            present = await asyncio.gather(*(is_there(worker.target, caller) for caller in callers))
         except TransportError:
             continue
         gone = {caller for caller, there in zip(callers, present, strict=True) if not there}

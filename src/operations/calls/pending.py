@@ -267,8 +267,10 @@ class PendingRequestMap:
                 self._deadlines.schedule(expires_at)
             try:
                 await self._outgoing.send(self.group, call, limit)
-            except BaseException:
+            except BaseException as error:
                 self.pending.pop(payload.request_id, None)
+                if isinstance(error, asyncio.CancelledError):
+                    self.stop(call)
                 raise
             return call.stream
 

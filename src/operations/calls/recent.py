@@ -6,8 +6,8 @@ Rule 2: the last word on a call is kept as long as there is room, to be said aga
 
 from operations.pubsub.generations import Generations
 
-MAX_IDS = 40_000
-MAX_BYTES = 16 * 1024 * 1024
+MAX_IDS = 20_000
+MAX_BYTES = 8 * 1024 * 1024
 
 WEIGHT = 320
 """Bytes that a last word takes besides its own: its id, whom it is for, and their places."""
@@ -40,7 +40,7 @@ class Recent:
 
     def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
         """Keep the last event of a call, unless it alone would take a quarter of the room."""
-        weight = len(body) + WEIGHT
+        weight = len(body) + len(reply_to) + WEIGHT
         if weight > self._half // 2:
             return
         if weight > self._left:

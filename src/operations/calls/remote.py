@@ -5,12 +5,14 @@ Rule 2: one spec that cannot be read does not hide the others.
 Rule 3: what every worker says about itself is not imported: here it would speak for us.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
+from operations._words import printable
 from operations.access import AccessControl
 from operations.calls.describing import Listener
 from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
@@ -26,6 +28,10 @@ logger = logging.getLogger("operations")
 
 _PATIENCE = 10.0
 """Seconds for an answer, or for the next piece of one."""
+
+_PATIENCE_IN_ALL = 60.0
+
+_MAX_REASON = 500
 
 AccessRule = AccessControl | Callable[[OperationSpec], AccessControl]
 
@@ -85,8 +91,15 @@ class RemoteService:
     async def _specs(self) -> list[OperationSpec]:
         told = Listener()
         try:
-            async for piece in self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE):
-                told.hear(piece.data)
+            async with (
+                asyncio.timeout(_PATIENCE_IN_ALL),
+                self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE) as pieces,
+            ):
+                async for piece in pieces:
+                    told.hear(piece.data)
+        except TimeoutError as error:
+            reason = f"{DESCRIBE} did not end within {_PATIENCE_IN_ALL:g} seconds"
+            raise CallError(ErrorCode.TIMEOUT, reason) from error
         except CallError as error:
             if error.code != ErrorCode.OPERATION_NOT_FOUND:
                 raise
@@ -134,7 +147,8 @@ class RemoteService:
 
 
 def _left_out(reason: str) -> None:
-    logger.warning("an operation cannot be imported: %s", reason)
+    # What a stranger says stays on its line.
+    logger.warning("an operation cannot be imported: %s", printable(reason[:_MAX_REASON]))
 
 
 def from_calls(

@@ -100,6 +100,7 @@ class CallServer:
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
         self._listening: Subscription | None = None
+        self._is_leaving = False
         self._idle = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -125,6 +126,7 @@ class CallServer:
         self._listening = await self.target.listen((self.mailbox, workers), self)
         # Callers must know a worker before it can have their calls: what is not known is not missed.
         await self._announce(leaving=False)
+        self._is_leaving = False
         self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
         self._minding = [self._spawn(mind_the_loop(self))]
         if not self.target.direct:
@@ -154,6 +156,7 @@ class CallServer:
         if taking is not None:
             with suppress(TransportError):
                 await taking.aclose()
+            self._is_leaving = True
             await self._announce(leaving=True)
         if self.jobs:
             self._idle.clear()
@@ -212,6 +215,11 @@ class CallServer:
 
     def _admit(self, request: RequestPayload, reply_to: str, size: int) -> None:
         request_id = request.request_id
+        if self._is_leaving:
+            # What was taken is finished; this came by another way.
+            error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
+            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+            return
         if request_id in self._recent:
             self.duplicates += 1
             word = self._recent.last_word(request_id, reply_to)
@@ -380,7 +388,7 @@ class CallServer:
     async def _account(self, probe: ProbePayload) -> None:
         """Say which calls are here, and repeat the last word on those that have ended."""
         held: list[str] = []
-        for request_id in probe.request_ids:
+        for request_id in dict.fromkeys(probe.request_ids):
             job = self.jobs.get(request_id)
             word = self._recent.last_word(request_id, probe.reply_to)
             # To whoever made the call: for everybody else it does not exist.

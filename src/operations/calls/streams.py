@@ -210,10 +210,9 @@ class CallStream:
     async def __anext__(self) -> ResponseEnvelope[Any]:
         if self._closed:
             raise StopAsyncIteration
-        if self._entry is None:
-            self._loop = asyncio.get_running_loop()
-            self._entry = await self._start()
         entry = self._entry
+        if entry is None:
+            entry = await self._open()
         try:
             envelope = await entry.read(self._idle_timeout)
         except BaseException:
@@ -223,6 +222,22 @@ class CallStream:
         if credit is not None:
             await self._send(entry, credit)
         return envelope
+
+    async def _open(self) -> StreamEntry:
+        if self._loop is not None:
+            raise RuntimeError(f"{self!r} is being read by another task already")
+        self._loop = asyncio.get_running_loop()
+        try:
+            entry = await self._start()
+        except BaseException:
+            self._closed = True
+            raise
+        if self._closed:
+            # By another task, while it was being opened.
+            self._owner.drop(entry.request_id)
+            raise StopAsyncIteration
+        self._entry = entry
+        return entry
 
     async def _send(self, entry: StreamEntry, body: bytes) -> None:
         if entry.worker is None:

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from operations.calls.entries import PendingCall
 from operations.calls.events import (
@@ -28,10 +28,11 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
+from operations.calls.presence import is_there
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, NotSentError, TransportError
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
-from operations.types import JSONObject
+from operations.schema.kinds import is_object
 
 logger = logging.getLogger("operations")
 
@@ -132,6 +133,9 @@ class Watch:
             except TransportError as error:
                 # Nothing can be known now. The calls have their deadlines.
                 logger.debug("workers cannot be asked: %s", error)
+            except Exception:
+                # Whatever it was, the next worker that is lost must be found.
+                logger.exception("the workers could not be looked after")
             self._hurry.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
@@ -175,20 +179,12 @@ class Watch:
     async def _silent_since(self, moment: float) -> tuple[set[str], set[str]]:
         """The workers that did not answer: those that are gone, and those that are there but busy."""
         silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
-        present = await asyncio.gather(*map(self._is_present, silent))
+        target = self._calls.target
+        present = await asyncio.gather(*(is_there(target, worker) for worker in silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:
             self._workers.pop(worker, None)
         return gone, set(silent) - gone
-
-    async def _is_present(self, worker: str) -> bool:
-        try:
-            return await self._calls.target.is_present(worker)
-        except NotSentError:
-            if self._calls.target.is_connected:
-                # No address at all: whoever called itself that is no worker.
-                return False
-            raise
 
     def _is_lost(self, call: PendingCall, gone: set[str], busy: set[str]) -> bool:
         if call.worker in gone:
@@ -248,8 +244,9 @@ class Watch:
             )
         except CallError:
             return False
-        spec = cast("JSONObject", envelope.data)
-        answer = spec.get("type") == "query" or spec.get("idempotent") is True
+        spec: Any = envelope.data
+        # A worker may say anything.
+        answer = is_object(spec) and (spec.get("type") == "query" or spec.get("idempotent") is True)
         self._replayable[operation_id] = answer
         return answer
 

@@ -5,7 +5,7 @@ Rule 2: a document belongs to a scope only if its definitions are exactly what i
         can be left out, and found again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
 _DEFINITION = "#/$defs/"
+
+
+MAX_SCOPES = 64
+"""Documents that agree with none of so many keep their definitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,8 @@ class Placed:
     root: JSONSchema
     """The document without its definitions."""
 
-    fresh: dict[str, tuple[JSONSchema, int]]
-    """Those of its definitions that were new to the scope, and the bytes they take."""
+    fresh: dict[str, JSONSchema]
+    """Those of its definitions that were new to the scope."""
 
 
 class Scopes:
@@ -37,49 +41,79 @@ class Scopes:
         self._references = References()
 
     def place(self, document: JSONSchema) -> Placed | None:
-        """Put `document` where its definitions agree with others; None where it has none, or cannot do without."""
+        """Put `document` where its definitions agree with others; None where it has none, or cannot do without.
+
+        Raises:
+            ValueError, TypeError, RecursionError: If a definition is not JSON.
+        """
         if isinstance(document, bool) or not is_object(document.get("$defs")):
             return None
         root = document.copy()
         definitions: JSONObject = root.pop("$defs")
         if not definitions or self._references.reach(root, definitions) != definitions.keys():
             return None
-        for scope in self._scopes:
-            if scope.agrees(definitions):
+        found = _Scope(definitions)
+        for index, scope in enumerate(self._scopes):
+            if scope.agrees(found):
+                # Where the last one belonged, the next one often does.
+                self._scopes.insert(0, self._scopes.pop(index))
                 break
         else:
-            scope = _Scope(str(len(self._scopes)))
-            self._scopes.append(scope)
-        return Placed(scope.name, root, scope.add(definitions))
+            if len(self._scopes) >= MAX_SCOPES:
+                return None
+            scope = _Scope({}, str(len(self._scopes)))
+            self._scopes.insert(0, scope)
+        return Placed(scope.name, root, scope.add(found))
 
     def take_back(self, placed: Placed) -> None:
         """Forget what a document brought."""
-        for name in placed.fresh:
-            del self._scopes[int(placed.scope)].definitions[name]
+        for scope in self._scopes:
+            if scope.name == placed.scope:
+                scope.remove(placed.fresh)
 
 
 class _Scope:
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.definitions: dict[str, tuple[JSONSchema, bytes]] = {}
+    """Definitions by name, each written as JSON once, and only where there is another to compare it with."""
 
-    def agrees(self, others: JSONObject) -> bool:
+    def __init__(self, definitions: JSONObject, name: str = "") -> None:
+        self.name = name
+        self.definitions = definitions
+        self._texts: dict[str, bytes] = {}
+
+    def agrees(self, other: "_Scope") -> bool:
         """Whether no name means one thing here and another there."""
-        for name, other in others.items():
+        for name, definition in other.definitions.items():
             known = self.definitions.get(name)
-            if known is not None and known[0] is not other and known[1] != canonical(other):
+            if (
+                known is not None
+                and known is not definition
+                and self.text(name) != other.text(name)
+            ):
                 return False
         return True
 
-    def add(self, others: JSONObject) -> dict[str, tuple[JSONSchema, int]]:
+    def text(self, name: str) -> bytes:
+        """A definition in a form that is the same for all that mean the same."""
+        text = self._texts.get(name)
+        if text is None:
+            text = self._texts[name] = canonical(self.definitions[name])
+        return text
+
+    def add(self, other: "_Scope") -> JSONObject:
         """Take in definitions; gives those that are new."""
-        fresh: dict[str, tuple[JSONSchema, int]] = {}
-        for name, other in others.items():
-            if name not in self.definitions:
-                text = canonical(other)
-                self.definitions[name] = (other, text)
-                fresh[name] = (other, len(text))
+        fresh = {
+            name: definition
+            for name, definition in other.definitions.items()
+            if name not in self.definitions
+        }
+        self.definitions |= fresh
         return fresh
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Forget definitions."""
+        for name in names:
+            self.definitions.pop(name, None)
+            self._texts.pop(name, None)
 
 
 class References:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from operations._words import printable
 from operations.errors import CallError, ErrorCode
 from operations.schema.document import Schema
 from operations.schema.reading.checking import Checker
@@ -48,7 +49,7 @@ def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str =
 def format_value_errors(errors: Iterable[ValueFault], indent: str = "  ") -> str:
     """One line per failure, for logs. Control characters in names are escaped."""
     lines = (
-        f"{indent}{_printable(fault.path) or '(the value)'} {_printable(fault.message)}"
+        f"{indent}{printable(fault.path) or '(the value)'} {printable(fault.message)}"
         for fault in errors
     )
     return "\n".join(lines)
@@ -65,7 +66,3 @@ def assert_is_schema(document: Any) -> None:
 
 def _schema(schema: Schema | JSONSchema) -> Schema:
     return schema if isinstance(schema, Schema) else Schema(schema)
-
-
-def _printable(text: str) -> str:
-    return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)

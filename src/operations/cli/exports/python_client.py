@@ -86,7 +86,7 @@ def _method(method: str, spec: OperationSpec, types: Types) -> str:
     hint = class_name(spec.namespace, spec.name)
     parameters, value = _input(spec, hint, types)
     outline = Outline.of(spec.output_schema)
-    result = types.annotation(outline, f"{hint}Output", types.scope_of(spec.output_schema))
+    result = types.annotation(outline, f"{hint}Output", types.home_of(spec.output_schema))
     text = docstring(spec.title or spec.description or spec.id)
     signature = ", ".join(["self", *parameters])
     if spec.type is OperationType.SUBSCRIPTION:
@@ -108,22 +108,22 @@ def _method(method: str, spec: OperationSpec, types: Types) -> str:
 def _input(spec: OperationSpec, hint: str, types: Types) -> tuple[list[str], str]:
     """The parameters of a method, and the expression for what it sends."""
     outline = Outline.of(spec.input_schema)
-    scope = types.scope_of(spec.input_schema)
+    home = types.home_of(spec.input_schema)
     names = list(outline.properties)
     if not names:
         if "object" in outline.types and not outline.schema.get("additionalProperties"):
             return [], "{}"
-        kind = types.annotation(outline, f"{hint}Input", scope)
+        kind = types.annotation(outline, f"{hint}Input", home)
         return [f'input: "{kind}"' + (" = None" if kind == "Any" else "")], "input"
     if not all(is_identifier(name) and name not in _RESERVED for name in names):
-        kind = types.annotation(outline, f"{hint}Input", scope)
+        kind = types.annotation(outline, f"{hint}Input", home)
         if outline.required:
             return [f'input: "{kind}"'], "input"
         return [f'input: "{kind} | None" = None'], "input or {}"
     required = set(outline.required)
     parameters = ["*"]
     for name in sorted(names, key=lambda name: name not in required):
-        kind = types.annotation(outline.properties[name], hint + class_name(name), scope)
+        kind = types.annotation(outline.properties[name], hint + class_name(name), home)
         parameters.append(
             f'{name}: "{kind}"' if name in required else f'{name}: "{kind} | Unset" = UNSET'
         )

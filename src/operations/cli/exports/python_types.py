@@ -2,8 +2,7 @@
 
 import keyword
 import re
-from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from operations.cli.outline import Outline
 from operations.cli.reading import object_of
@@ -46,31 +45,47 @@ def docstring(text: str) -> str:
     return line or "No description."
 
 
+class Home(NamedTuple):
+    """A document, and the scope that its definitions share with others, if they do."""
+
+    document: int
+    scope: str | None
+
+    def key(self, reference: str) -> tuple[str | int, str]:
+        """The same for references that mean the same."""
+        is_shared = self.scope is not None and reference.startswith("#/$defs/")
+        return (self.scope if self.scope is not None and is_shared else self.document, reference)
+
+
 class Types:
     """Collects the classes that annotations need."""
 
     def __init__(self) -> None:
         self.classes: list[str] = []
         self._names: set[str] = set()
-        self._by_reference: dict[tuple[Hashable, str], str] = {}
+        self._by_reference: dict[tuple[str | int, str], str] = {}
         self._scopes = Scopes()
 
-    def scope_of(self, schema: Schema) -> Hashable:
-        """What references mean the same in: many documents that agree on them, or this one alone."""
-        placed = self._scopes.place(schema.document)
-        return id(schema) if placed is None else placed.scope
+    def home_of(self, schema: Schema) -> "Home":
+        """Where the references of a schema mean what they mean."""
+        try:
+            placed = self._scopes.place(schema.document)
+        except (ValueError, TypeError, RecursionError):
+            placed = None
+        return Home(id(schema), None if placed is None else placed.scope)
 
-    def annotation(self, outline: Outline, hint: str, scope: Hashable) -> str:
+    def annotation(self, outline: Outline, hint: str, home: "Home") -> str:
         """The type of what a schema describes.
 
         Args:
             outline: The schema.
             hint: The name a class for it would like.
-            scope: Where its references mean what they mean; see `scope_of`.
+            home: The document it stands in; see `home_of`.
         """
-        key = (scope, outline.reference or "")
-        if outline.reference is not None and key in self._by_reference:
-            return self._by_reference[key]
+        if outline.reference is not None:
+            known = self._by_reference.get(home.key(outline.reference))
+            if known is not None:
+                return known
         if outline.is_recursive:
             return "Any"
         if (choices := outline.choices) and all(
@@ -78,33 +93,33 @@ class Types:
         ):
             return f"Literal[{', '.join(map(repr, choices))}]"
         if outline.properties:
-            return self._typed_dict(outline, hint, scope)
+            return self._typed_dict(outline, hint, home)
         if members := outline.members:
             return _union(
-                self.annotation(member, f"{hint}{number}", scope)
+                self.annotation(member, f"{hint}{number}", home)
                 for number, member in enumerate(members, 1)
             )
-        return _union(self._simple(kind, outline, hint, scope) for kind in sorted(outline.types))
+        return _union(self._simple(kind, outline, hint, home) for kind in sorted(outline.types))
 
-    def _simple(self, kind: str, outline: Outline, hint: str, scope: Hashable) -> str:
+    def _simple(self, kind: str, outline: Outline, hint: str, home: "Home") -> str:
         if kind == "array":
-            return f"list[{self.annotation(outline.items, f'{hint}Item', scope)}]"
+            return f"list[{self.annotation(outline.items, f'{hint}Item', home)}]"
         if kind == "object":
             rest = object_of(outline.schema.get("additionalProperties"))
-            inner = self.annotation(outline.inner(rest), f"{hint}Value", scope) if rest else "Any"
+            inner = self.annotation(outline.inner(rest), f"{hint}Value", home) if rest else "Any"
             return f"dict[str, {inner}]"
         return _SIMPLE.get(kind, "Any")
 
-    def _typed_dict(self, outline: Outline, hint: str, scope: Hashable) -> str:
+    def _typed_dict(self, outline: Outline, hint: str, home: "Home") -> str:
         wanted = class_name(outline.reference.rpartition("/")[2]) if outline.reference else hint
         name = self._free(wanted if wanted not in self._names else hint)
         if outline.reference is not None:
             # Before its fields are read: they may refer back to it.
-            self._by_reference[scope, outline.reference] = name
+            self._by_reference[home.key(outline.reference)] = name
         required = set(outline.required)
         fields: dict[str, str] = {}
         for field, inner in outline.properties.items():
-            kind = self.annotation(inner, name + class_name(field), scope)
+            kind = self.annotation(inner, name + class_name(field), home)
             fields[field] = kind if field in required else f"NotRequired[{kind}]"
         self.classes.append(_written(name, fields, outline.description))
         return name

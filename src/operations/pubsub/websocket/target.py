@@ -182,7 +182,8 @@ class WebSocketTarget:
                 self._control(frame.type, frame.payload)
                 return
             is_request = frame.type == PUT_TYPE
-        receivers = self._takers[:1] or self._listeners if is_request else self._listeners
+        # A request goes to one of those who take them; where nobody does, one says so.
+        receivers = (self._takers or self._listeners)[:1] if is_request else self._listeners
         for receiver in tuple(receivers):
             receiver.receive(body, _PEER)
 

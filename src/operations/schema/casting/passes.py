@@ -90,7 +90,7 @@ class _Cast:
 
     def _bare(self, value: Any) -> Any:
         """Where a container of any kind will do, being JSON is all that is asked of it."""
-        name = _CONTAINERS.get(type(value))
+        name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
         return to_json(value) if name and self._root.allows(name) else self._checked(value)
 
     def _checked(self, value: Any) -> Any:
