@@ -9,7 +9,7 @@ import aiohttp
 import anyio
 import pytest
 from starlette.requests import HTTPConnection
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from operations import OperationContext, OperationRegistry
 from operations._watch import Watch
@@ -227,6 +227,36 @@ async def test_finding_out_who_asks_ends_with_the_time_and_with_the_client() -> 
             writer.close()
         await wait_for(lambda: inside == 0)
     assert most == 5
+
+
+@pytest.mark.requirement("R12", "R31")
+async def test_a_socket_is_refused_when_finding_out_who_opens_it_takes_too_long() -> None:
+    inside = most = opened = 0
+
+    async def resolver(connection: HTTPConnection) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            inside -= 1
+
+    async def socket(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal opened
+        opened += 1
+
+    options = {"identity": resolver, "timeout": 0.5, "websocket": socket}
+    limits = Limits(calls=10, calls_per_caller=5)
+    async with serving(OperationRegistry(), limits=limits, **options) as (url, session):
+
+        async def status() -> int:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                await session.ws_connect(f"{url}/ws")
+            return caught.value.status
+
+        assert await asyncio.gather(*(status() for _ in range(8))) == [403] * 8
+    assert (inside, most, opened) == (0, 5, 0)
 
 
 async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:
