@@ -14,6 +14,7 @@ from mcp import MCPError
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
 
+from operations._words import counted
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.mcp.catalogue import Catalogue
@@ -128,7 +129,7 @@ class MCPClient:
         self._catalogue.attach(registry)
 
     def __repr__(self) -> str:
-        return f"<MCPClient {self.name} of {len(self)} operations>"
+        return f"<MCPClient {self.name} of {counted(len(self), 'operation')}>"
 
     # ------------------------------------------------------------ lifetime
 
