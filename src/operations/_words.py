@@ -22,6 +22,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def in_seconds(seconds: float) -> str:
+    """`0.25 s`, `2.5 s`, `30 s`: as exact as somebody would say it."""
+    return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.2g} s"
+
+
 def names_a_secret(name: str) -> bool:
     """Whether what is called `name` is to be kept secret: `API_KEY`, `--token`, `Authorization`."""
     return _TELLING.search(name) is not None

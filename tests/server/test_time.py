@@ -81,6 +81,9 @@ async def test_what_has_no_time_left_is_not_started() -> None:
         session.post(f"{url}/test/run", headers=now) as response,
     ):
         assert (response.status, ran) == (504, [])
+        told = await response.json()
+
+    assert told["message"] == "test.run was not started: its 0 s had run out"
 
 
 @pytest.mark.requirement("R12")
@@ -102,6 +105,7 @@ async def test_nested_calls_end_with_the_time_of_the_call_they_are_part_of() -> 
     async with serving(registry, timeout=0.1) as (url, session):
         async with session.post(f"{url}/test/outer") as response:
             assert response.status == 504
+            assert (await response.json())["message"] == "test.outer did not finish within 0.1 s"
         assert outcomes == ["inner ended"]
         async with session.get(f"{url}/metrics") as response:
             text = await response.text()

@@ -121,11 +121,6 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
     )
 
 
-def timed_out(server: str, seconds: float) -> CallError:
-    """The call took longer than it may."""
-    return CallError(ErrorCode.TIMEOUT, f"{server} did not answer within {seconds:g} s")
-
-
 def root_cause(error: BaseException) -> BaseException:
     """The first real exception inside groups of groups: users never see a group."""
     while isinstance(error, BaseExceptionGroup):

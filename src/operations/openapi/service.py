@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -28,7 +29,7 @@ from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.reading.document import Description, Entry, Problem
-from operations.openapi.reading.files import bundle_files, bundle_urls
+from operations.openapi.reading.files import bundle_files, bundle_urls, shown
 from operations.openapi.reading.names import operation_names, safe_name
 from operations.openapi.restoring import restored
 from operations.schema import Schema
@@ -107,6 +108,10 @@ def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
         DocumentError: If it is no object.
         ValueError: If the configuration cannot be right.
     """
+    if isinstance(document, (str, bytes, PathLike)):
+        raise DocumentError(
+            "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
+        )
     return _import(document, config, None, None)
 
 
@@ -156,7 +161,12 @@ def _import(
     document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
     with collector_at_rest():
-        return _Importer(document, config, address=address, source=source).service()
+        try:
+            return _Importer(document, config, address=address, source=source).service()
+        except DocumentError as error:
+            if source is None:
+                raise
+            raise DocumentError(f"{shown(source)}: {error}") from None
 
 
 class _Draft(msgspec.Struct, gc=False):

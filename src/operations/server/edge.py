@@ -23,9 +23,10 @@ from starlette.types import Receive, Scope, Send
 from operations._rates import Gate, Rate
 from operations._sign_ins import RefusedError, SignIns, address_of, resolved, shown_in
 from operations._watch import Ahead, Watch
+from operations._words import in_seconds
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, ErrorCode, map_error, timed_out
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
 from operations.server.faults import (
@@ -78,8 +79,8 @@ class Visit:
     """One request on its way."""
 
     __slots__ = (
-        "_context", "caller", "headers", "identity", "is_answered", "receive", "scope", "send", "spec", "started",
-        "watch",
+        "_context", "caller", "headers", "identity", "is_answered", "receive", "scope", "seconds", "send", "spec",
+        "started", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +100,9 @@ class Visit:
 
         self.caller = ""
         """By whom limits are counted: an identity, or an address."""
+
+        self.seconds: float | None = None
+        """How long it may take, once that is known."""
 
         self.is_answered = False
         """Whether the answer was given while the work was still under way."""
@@ -205,7 +209,8 @@ class Edge:
         identity = None
         if self.resolver is not None:
             watch, ahead = visit.watch, Ahead(visit.receive)
-            watch.until(self._seconds(visit.headers, self.settings.timeout), ahead.look)
+            visit.seconds = self._seconds(visit.headers, self.settings.timeout)
+            watch.until(visit.seconds, ahead.look)
             identity = await self.identity_of(visit.scope, visit.headers)
             if watch.is_left:
                 raise ClientLeftError
@@ -272,7 +277,9 @@ class Edge:
         self.rate.spend(visit.caller)
         headers = visit.headers
         trace = headers.get(b"traceparent")
-        seconds = self._seconds(headers, None if is_stream else self.settings.timeout)
+        visit.seconds = seconds = self._seconds(
+            headers, None if is_stream else self.settings.timeout
+        )
         deadline = None if seconds is None else (visit.started + seconds) * 1000
         visit.admitted(
             OperationContext(
@@ -293,7 +300,9 @@ class Edge:
         deadline = visit.context.door.deadline
         seconds = None if deadline is None else deadline / 1000 - time()
         if seconds is not None and seconds <= 0:
-            raise CallError(ErrorCode.TIMEOUT, "It was not started: its time had run out")
+            had = in_seconds(visit.seconds or 0)
+            message = f"{_called(visit)} was not started: its {had} had run out"
+            raise CallError(ErrorCode.TIMEOUT, message)
         visit.watch.until(seconds, visit.receive)
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
@@ -357,8 +366,11 @@ def decode_json(body: bytes | str) -> Any:
 
 
 def _too_late(visit: Visit) -> CallError:
-    what = visit.spec.id if visit.spec is not None else "The call"
-    return CallError(ErrorCode.TIMEOUT, f"{what} did not finish in time")
+    return timed_out(_called(visit), visit.seconds)
+
+
+def _called(visit: Visit) -> str:
+    return visit.spec.id if visit.spec is not None else "The call"
 
 
 def _is_json(content_type: bytes) -> bool:
