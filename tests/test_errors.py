@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from operations import CallError, ErrorCode, ErrorDefinition, MissingExtraError, map_error
-from operations.errors import HTTP_STATUS
+from operations.errors import HTTP_STATUS, timed_out
 
 
 def test_an_error_goes_over_the_wire_and_back() -> None:
@@ -60,9 +60,10 @@ DECLARED = [ErrorDefinition("GONE"), ErrorDefinition("GONE_FOR_EVER")]
         (ValueError("GONE"), "GONE", "GONE"),
         (ValueError("GONE: since monday"), "GONE", "GONE: since monday"),
         (ValueError("GONE_FOR_EVER: x"), "GONE_FOR_EVER", "GONE_FOR_EVER: x"),
-        (ValueError("GONE fishing"), ErrorCode.EXECUTION_ERROR, "GONE fishing"),
-        (ValueError("OTHER: x"), ErrorCode.EXECUTION_ERROR, "OTHER: x"),
+        (ValueError("GONE fishing"), ErrorCode.EXECUTION_ERROR, "ValueError: GONE fishing"),
+        (ValueError("OTHER: x"), ErrorCode.EXECUTION_ERROR, "ValueError: OTHER: x"),
         (ValueError(), ErrorCode.EXECUTION_ERROR, "ValueError"),
+        (KeyError("secret"), ErrorCode.EXECUTION_ERROR, "KeyError: 'secret'"),
     ],
 )
 def test_a_declared_code_is_recognised(exception: Exception, code: str, message: str) -> None:
@@ -78,6 +79,23 @@ def test_an_exception_that_cannot_be_printed_is_mapped_all_the_same() -> None:
             raise RuntimeError
 
     assert map_error(MuteError()).message == "MuteError"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2499, "within 0.25 s"),
+        (2.4998, "within 2.5 s"),
+        (29.9991, "within 30 s"),
+        (600, "within 600 s"),
+        (-1, "within 0 s"),
+        (None, "in time"),
+    ],
+)
+def test_a_timeout_says_what_had_how_long(seconds: float | None, words: str) -> None:
+    error = timed_out("task.run", seconds)
+
+    assert (error.code, error.message) == (ErrorCode.TIMEOUT, f"task.run did not finish {words}")
 
 
 def test_a_call_error_is_mapped_to_itself() -> None:

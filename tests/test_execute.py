@@ -534,9 +534,10 @@ async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:
         finally:
             ended.set()
 
-    error = await failing(single(handler), None, soon())
+    error = await failing(single(handler), None, soon(200))
 
     assert error.code == ErrorCode.TIMEOUT
+    assert error.message == "test.run did not finish within 0.2 s"
     assert ended.is_set()
 
 

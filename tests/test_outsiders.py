@@ -25,7 +25,9 @@ def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
 
 
 def test_an_operator_may_expose_what_happened() -> None:
-    assert shown_error(map_error(ValueError("boom")), "r1", expose=True).message == "boom"
+    shown = shown_error(map_error(KeyError("boom")), "r1", expose=True)
+
+    assert shown.message == "KeyError: 'boom'"
 
 
 @pytest.mark.requirement("R17")

@@ -39,6 +39,7 @@ async def items(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
 
 def test_a_registry_looks_like_a_collection(registry: OperationRegistry) -> None:
     first = registry.register(Operation(spec("a"), answer))
+    assert repr(registry) == "<OperationRegistry of 1 operation>"
     second = registry.register(Operation(spec("b"), answer))
 
     assert list(registry) == [first, second]

@@ -226,10 +226,11 @@ async def test_a_deadline_ends_a_stream_with_a_timeout() -> None:
     seen: list[Any] = []
 
     with pytest.raises(CallError) as caught:
-        async for envelope in streaming(source).subscribe("test.run", None, soon()):
+        async for envelope in streaming(source).subscribe("test.run", None, soon(200)):
             seen.append(envelope.data)  # noqa: PERF401
 
     assert (seen, caught.value.code) == ([1], ErrorCode.TIMEOUT)
+    assert caught.value.message == "test.run did not finish within 0.2 s"
     assert source.closed.is_set()
 
 

@@ -1,13 +1,10 @@
-"""How often somebody may do something.
+"""How often somebody may do something, and how much of it at a time.
 
-Rule 1: what is beyond a rate is refused at once, before the work that the rate protects from. Nothing queues.
+Rule 1: what is beyond a bound is refused at once, before the work that the bound protects from. Nothing queues.
 Rule 2: memory is bounded: the longest silent one is forgotten first, which forgives it.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
 from time import monotonic
 from typing import Final
 
@@ -15,14 +12,8 @@ from operations.errors import CallError, ErrorCode
 
 REMEMBERED: Final = 10_000
 
-GUESSES: Final = 20
-GUESSES_PER_SECOND: Final = 0.2
-
-_UNJUDGED_PER_GUESS: Final = 10
-"""Credentials that may be unjudged for each one that may be wrong: most callers have the right one."""
-
-_TOO_MANY = "Too many wrong credentials from your address: try again later"
-_TOO_MANY_UNJUDGED = "Too many credentials from your address are not judged yet: try again later"
+AT_A_TIME: Final = 1000
+AT_A_TIME_PER_CALLER: Final = 250
 
 
 class Rate:
@@ -99,79 +90,55 @@ class Rate:
             self._buckets.popitem(last=False)
 
 
-class SignIns:
-    """Keeps credentials from being guessed: an address may show so many different wrong ones.
+class Gate:
+    """Counts what is under way, and keeps it within a bound for each caller and for all."""
 
-    Further ones from there are refused without being looked at. What an address has shown before is no guess, right or
-    wrong: who signed in there goes on, and who repeats a mistake harms nobody. Other addresses notice nothing.
+    def __init__(self, most: int, most_per_caller: int) -> None:
+        self._most = most
+        self._most_per_caller = most_per_caller
+        self._by_caller: dict[str, int] = {}
+        self.total = 0
 
-    Only what was wrong counts as wrong. What is not judged yet, or could not be, is bounded on its own and more
-    generously; where many at a time turn out wrong, the address owes them.
-
-    Args:
-        per_second: Wrong credentials from one address, on average; None for no limit.
-        burst: How many at once.
-        remembered: How many addresses and credentials are told apart.
-    """
-
-    def __init__(
-        self,
-        per_second: float | None = GUESSES_PER_SECOND,
-        burst: int = GUESSES,
-        *,
-        remembered: int = REMEMBERED,
-    ) -> None:
-        self._wrong = Rate(per_second, burst, remembered=remembered, refusal=_TOO_MANY)
-        self._unjudged = Rate(
-            None if per_second is None else per_second * _UNJUDGED_PER_GUESS,
-            burst * _UNJUDGED_PER_GUESS,
-            remembered=remembered,
-            refusal=_TOO_MANY_UNJUDGED,
-        )
-        self._remembered = remembered
-        # Hashes with this process's own key, 64 bits: no credential is kept.
-        self._shown: OrderedDict[int, None] = OrderedDict()
-
-    def begin(self, address: str, credential: Hashable) -> bool:
-        """Before a credential is judged; whether it is a guess, whose outcome is to be told to `end`.
+    def enter(self, caller: str) -> "_Place":
+        """Take a place, which a `with` block gives back.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if no more guesses are taken from there.
+            CallError: `RESOURCE_EXHAUSTED` if there is none left.
         """
-        mark = hash((address, credential))
-        if mark in self._shown:
-            self._shown.move_to_end(mark)
-            return False
-        self._wrong.ask(address)
-        self._unjudged.spend(address)
-        return True
+        mine = self._by_caller.get(caller, 0)
+        if mine >= self._most_per_caller:
+            raise _exhausted(f"Too many at a time: you have {mine}")
+        if self.total >= self._most:
+            raise _exhausted("Too many at a time")
+        self._by_caller[caller] = mine + 1
+        self.total += 1
+        return _Place(self, caller)
 
-    def end(self, address: str, credential: Hashable, *, was_wrong: bool | None) -> None:
-        """After a guess was judged; None where it could not be."""
-        if was_wrong is None:
-            return
-        self._unjudged.give_back(address)
-        if was_wrong:
-            self._wrong.charge(address)
-        self._shown[hash((address, credential))] = None
-        if len(self._shown) > self._remembered:
-            self._shown.popitem(last=False)
-
-
-def address_of(client: tuple[str, int] | list[str | int] | None) -> str:
-    """By which part of its address a client is told from others: of IPv6 the 64 bits that a household has."""
-    host = str(client[0]) if client else ""
-    return _household(host) if ":" in host else host
+    def leave(self, caller: str) -> None:
+        """Note that a caller has one less under way."""
+        self.total -= 1
+        left = self._by_caller[caller] - 1
+        if left:
+            self._by_caller[caller] = left
+        else:
+            del self._by_caller[caller]
 
 
-@lru_cache(maxsize=1024)
-def _household(host: str) -> str:
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Address(int(address) >> 64 << 64))
+class _Place:
+    """Room for one thing at a gate."""
+
+    __slots__ = ("_caller", "_gate")
+
+    def __init__(self, gate: Gate, caller: str) -> None:
+        self._gate = gate
+        self._caller = caller
+
+    def __enter__(self) -> None:
+        """Nothing to do: it was taken at the gate."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._gate.leave(self._caller)
+
+
+def _exhausted(message: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from operations._words import counted
 from operations.errors import CallError, ErrorCode
 
 _IDLE_SECONDS = 10.0
@@ -107,7 +108,7 @@ class ThreadPool:
             if self.abandoned >= self._limit:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,
-                    f"{self.abandoned} handlers run on after their callers left; no thread is free",
+                    f"no thread is free: {counted(self.abandoned, 'handler')} still at work, without a caller",
                 )
             context = copy_context()
             job = _Job(self, lambda: context.run(function, *args))

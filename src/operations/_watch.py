@@ -8,10 +8,11 @@ Rule 1: the task is cancelled, and whoever serves the request asks why. Work tha
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias, cast
 
-Receive: TypeAlias = Callable[[], Awaitable[Mapping[str, Any]]]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 """ASGI's: gives what the client sends next, in the end that it left."""
 
 PATIENCE: Final = 0.05
@@ -20,7 +21,42 @@ PATIENCE: Final = 0.05
 GRACE: Final = 0.05
 """Seconds that work has to end after it was cancelled."""
 
+_MOST_AHEAD: Final = 64 * 1024
+"""Bytes of a body that are kept while nobody knows who sends it."""
+
 _NEVER = float("inf")
+
+
+class Ahead:
+    """What a client sends, looked at before anybody reads it: whether it has left can be known in no other way.
+
+    Args:
+        receive: The client's.
+    """
+
+    __slots__ = ("_kept", "_wire")
+
+    def __init__(self, receive: Receive) -> None:
+        self._wire = receive
+        self._kept: deque[MutableMapping[str, Any]] = deque()
+
+    async def look(self) -> MutableMapping[str, Any]:
+        """What comes next, which stays to be read. Beyond a little of a body nobody looks."""
+        if sum(len(message.get("body", b"")) for message in self._kept) > _MOST_AHEAD:
+            await asyncio.get_running_loop().create_future()
+        message = await self._wire()
+        if message["type"] != "http.disconnect":
+            self._kept.append(message)
+        return message
+
+    async def read(self) -> MutableMapping[str, Any]:
+        """What comes next."""
+        return self._kept.popleft() if self._kept else await self._wire()
+
+    @property
+    def receive(self) -> Receive:
+        """How to read on."""
+        return self.read if self._kept else self._wire
 
 
 class Watch:

@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
 
 
+def in_seconds(seconds: float) -> str:
+    """`0.25 s`, `2.5 s`, `30 s`: as exact as somebody would say it."""
+    return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.2g} s"
+
+
 def names_a_secret(name: str) -> bool:
     """Whether what is called `name` is to be kept secret: `API_KEY`, `--token`, `Authorization`."""
     return _TELLING.search(name) is not None

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Protocol, Self
 
 from operations._json import JSONValueError, to_json
+from operations._words import in_seconds
 from operations.types import JSONObject
 
 
@@ -165,7 +166,7 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
 
     A `CallError` is returned as it is. An exception whose message is a declared code, or starts with
     one and a colon, takes that code and keeps its message. Everything else is
-    `EXECUTION_ERROR`, marked `unexpected`, with the exception's own text as its message.
+    `EXECUTION_ERROR`, marked `unexpected`, and its message says what was raised: the type, and the exception's text.
     """
     if isinstance(exception, CallError):
         return exception
@@ -176,6 +177,13 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
     for declared in error_schemas:
         if text == declared.code or text.startswith(declared.code + ":"):
             return CallError(declared.code, text)
-    error = CallError(ErrorCode.EXECUTION_ERROR, text or type(exception).__name__)
+    kind = type(exception).__name__
+    error = CallError(ErrorCode.EXECUTION_ERROR, f"{kind}: {text}" if text else kind)
     error.unexpected = True
     return error
+
+
+def timed_out(what: str, seconds: float | None, did_not: str = "finish") -> CallError:
+    """The `TIMEOUT` of what had so many seconds; None where nobody knows how many."""
+    limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
+    return CallError(ErrorCode.TIMEOUT, f"{what} did not {did_not} {limit}")

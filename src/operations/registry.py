@@ -25,6 +25,7 @@ from operations._pipeline import (
     stream,
 )
 from operations._threads import ThreadPool
+from operations._words import counted
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
@@ -245,7 +246,7 @@ class OperationRegistry:
         return operation_id in self._operations
 
     def __repr__(self) -> str:
-        return f"<OperationRegistry of {len(self)} operations>"
+        return f"<OperationRegistry of {counted(len(self), 'operation')}>"
 
     # ------------------------------------------------------------ calling
 

@@ -1,6 +1,7 @@
 """What callers may rely on, over every transport alike."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,10 @@ async def test_a_call_times_out_at_its_deadline(world: World, registry: Operatio
         elapsed = loop.time() - started
 
     assert caught.value.code == ErrorCode.TIMEOUT
+    # Whoever was first to notice, caller or worker, which had a moment less.
+    assert re.fullmatch(
+        r"slow\.sleep did not (answer|finish) within 0\.(3|29|28) s", caught.value.message
+    )
     assert 0.25 < elapsed < 0.6
 
 

@@ -52,7 +52,8 @@ def test_the_line_is_bounded_in_bytes_too() -> None:
     floor = Floor(concurrency=1, queue=10, queue_bytes=100)
     assert floor.admission.offer(Work()) is None
     assert floor.admission.offer(Work(size=80)) is None
-    assert floor.admission.offer(Work(size=30)) is not None
+    refusal = "1 call under way here, and 1 in line already"
+    assert floor.admission.offer(Work(size=30)) == refusal
 
 
 def test_what_is_not_worth_starting_does_not_take_a_place() -> None:
@@ -70,7 +71,7 @@ def test_one_principal_has_its_own_bound() -> None:
     floor = Floor(concurrency=10, per_principal=1)
     first = Work(principal="a")
     assert floor.admission.offer(first) is None
-    assert floor.admission.offer(Work(principal="a")) is not None
+    assert floor.admission.offer(Work(principal="a")) == "this caller has 1 call here already"
     assert floor.admission.offer(Work(principal="b")) is None
     floor.admission.done(first)
     assert floor.admission.offer(Work(principal="a")) is None

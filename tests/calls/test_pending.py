@@ -202,6 +202,7 @@ async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) 
             await calls.call("math.add", {"a": 1, "b": 1}, OperationContext(deadline=1.0))
 
     assert caught.value.code == ErrorCode.TIMEOUT
+    assert caught.value.message == "math.add was not sent: its time had run out"
 
 
 @pytest.mark.requirement("R30")

@@ -84,6 +84,19 @@ def test_losses_are_told_beside_the_result(run: Run) -> None:
     assert "work.add name: is called work__add" in ran.err
 
 
+def test_what_is_left_out_is_told_before_what_is_called_otherwise(run: Run) -> None:
+    told = run("export", "openai").err.splitlines()
+    kinds = ["left out" in line for line in told]
+
+    assert kinds == sorted(kinds, reverse=True)
+    assert kinds.count(True) == 2, "the subscriptions"
+
+    many = [spec(f"n{number:03}", {"type": "object"}) for number in range(130)]
+    tools, losses = provider_tools(many, "openai")
+    assert len(tools) == 128
+    assert [loss.operation_id for loss in losses[:3]] == ["a.n128", "a.n129", "a.n000"]
+
+
 def test_what_is_asked_for_must_exist(run: Run) -> None:
     ran = run("export", "openai", "work.ad")
 

@@ -1,5 +1,6 @@
 """`operations list` and `operations show`."""
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_lists_are_searched_and_filtered(
     assert run("list", *arguments, "--ids").out.split() == expected
 
 
+def test_a_list_that_was_cut_says_so(run: Run) -> None:
+    ran = run("list", "--limit", "2", "--ids")
+
+    assert len(ran.out.split()) == 2
+    assert ran.err == "... and 10 more\n"
+    assert run("list", "--limit", "12").err == ""
+
+
 @pytest.mark.requirement("R07")
 def test_a_caller_sees_what_it_may_call(run: Run) -> None:
     assert "work.secret" in ids(run("list"))
@@ -69,6 +78,41 @@ def test_show_draws_schemas_access_errors_and_origin(run: Run) -> None:
     assert "operations call work.ship to.street=text size=small notes=text" in shown
     assert "needs all of work:admin" in run("show", "work.secret").out
     assert "TIRED" in run("show", "work.fail").out
+
+
+def test_show_cuts_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    words = "A parameter whose description goes on and on, well beyond the edge of any terminal there is."
+    (folder / "long.py").write_text(
+        "from operations import operation\n\n\n"
+        "@operation('long.run')\nasync def run(a: int) -> int:\n"
+        f'    """Do it.\n\n    Args:\n        a: {words}\n    """\n    return a\n'
+    )
+    (folder / "other.toml").write_text("modules = ['long.py']")
+
+    shown = run("show", "long.run", "--config", "other.toml").out
+
+    assert f"a  integer  {words}\n" in shown
+    assert [line for line in shown.splitlines() if line.endswith(" ")] == []
+
+
+def test_a_hint_finds_the_same_config(run: Run, folder: Path) -> None:
+    (folder / "my other.toml").write_text((folder / "operations.toml").read_text())
+
+    shown = run("show", "work.add", "--config", "my other.toml").out
+    hint = shown.splitlines()[-1]
+    assert hint == "  operations call --config 'my other.toml' work.add a=1"
+    (folder / "operations.toml").unlink()
+    assert run(*shlex.split(hint)[1:]).json == 2
+
+    (folder / "my other.toml").write_text("[openapi.shop]\ndocument = 'shop.json'")
+    (folder / "shop.json").write_text(
+        '{"openapi": "3.1.0", "paths": {"/a": {"get": {"parameters": [{"in": "nowhere", "name": "x"}]}}}}'
+    )
+    told = run("list", "--config", "my other.toml").err.splitlines()[-1]
+    assert "openapi:shop: 1 part of it cannot be used" in told
+    (hint,) = re.findall("`operations (.*)`", told)
+    assert "1 part cannot be used:" in run(*shlex.split(hint)).out
 
 
 def test_show_is_the_spec_for_scripts(run: Run) -> None:

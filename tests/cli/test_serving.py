@@ -1,6 +1,7 @@
 """`operations serve` and `operations work`: every door of a config, opened for real."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +47,30 @@ async def started(
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         await process.communicate()
+
+
+async def test_imported_operations_that_anyone_may_call_are_pointed_out(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    paths: dict[str, Any] = {
+        f"/{name}": {"get": {"operationId": name, "responses": {}}} for name in ("a", "b")
+    }
+    (folder / "shop.json").write_text(
+        json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://x.example"}], "paths": paths})
+    )
+    config = (folder / "operations.toml").read_text()
+    said: list[bytes] = []
+    for rule in ("", "scopes = ['shop:use']\n"):
+        (folder / "operations.toml").write_text(
+            f"{config}[openapi.shop]\ndocument = 'shop.json'\n{rule}"
+        )
+        async with started(environment, "serve") as (process, _):
+            process.terminate()
+            said.append((await process.communicate())[1])
+
+    words = b"anyone on this machine may call 2 imported operations (openapi:shop)"
+    assert said[0].count(words) == 1
+    assert b"anyone" not in said[1]
 
 
 @pytest.mark.requirement("R07", "R21")

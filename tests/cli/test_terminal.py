@@ -172,6 +172,14 @@ def test_a_terminal_gets_a_table(start: Start) -> None:
     assert end(child) == 0
 
 
+def test_a_cell_that_is_cut_says_so(start: Start, environment: dict[str, str]) -> None:
+    environment["COLUMNS"] = "40"
+    child = start("list", "add")
+
+    see(child, "work.add query local Add two numbe…")
+    assert end(child) == 0
+
+
 def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
     start: Start, environment: dict[str, str]
 ) -> None:

@@ -3,12 +3,12 @@
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from tests.mcp_import.support import free_port, nothing_left_behind, raw, serving
 
@@ -133,18 +133,31 @@ async def test_what_is_filled_in_from_the_environment_is_a_secret() -> None:
     assert "no-such-command-anywhere *** -v" in await report_of(config)
 
 
-@pytest.mark.parametrize(
-    ("status", "advice"), [(401, "give headers or auth"), (404, "/mcp"), (405, "sse")]
-)
-async def test_a_refusal_comes_with_advice(status: int, advice: str) -> None:
-    async def refuse(request: Any) -> PlainTextResponse:
-        return PlainTextResponse("no", status)
+_RPC = {"jsonrpc": "2.0", "id": None, "error": {"code": -32001, "message": "who are you?"}}
+_REFUSALS = [
+    (401, "token or headers", "http", PlainTextResponse("no")),
+    (401, "token or headers", "http", JSONResponse({"code": "ACCESS_DENIED", "message": "no"})),
+    (401, "token or headers", "http", JSONResponse({"error": "invalid_token"})),
+    (401, "token or headers", "http", JSONResponse(_RPC)),
+    (401, "token or headers", "sse", JSONResponse({"error": "invalid_token"})),
+    (404, "/mcp", "http", PlainTextResponse("no")),
+    (405, 'transport "sse"', "http", JSONResponse({"detail": "Method Not Allowed"})),
+]
 
-    app = Starlette(routes=[Route("/mcp", refuse, methods=["POST"])])
+
+@pytest.mark.parametrize(("status", "advice", "transport", "body"), _REFUSALS)
+async def test_a_refusal_comes_with_advice(
+    status: int, advice: str, transport: Literal["http", "sse"], body: Response
+) -> None:
+    async def refuse(request: Any) -> Response:
+        return Response(body.body, status, media_type=body.media_type)
+
+    app = Starlette(routes=[Route("/mcp", refuse, methods=["GET", "POST"])])
     with anyio.fail_after(20):
         async with serving(app) as base:
+            config = MCPClientConfig(url=f"{base}/mcp?key=canary", transport=transport)
             with pytest.raises(StartError) as caught:
-                async with connect_mcp("web", MCPClientConfig(url=f"{base}/mcp?key=canary")):
+                async with connect_mcp("web", config):
                     pass
 
     assert f"HTTP status {status}" in str(caught.value)

@@ -375,6 +375,7 @@ async def test_time_that_runs_out_is_a_timeout() -> None:
             with pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {})
             assert caught.value.code == ErrorCode.TIMEOUT
+            assert caught.value.message == f"GET {url} did not answer within 0.1 s"
         async with imported(SCHEMALESS, base_url=url) as registry:
             context = OperationContext(deadline=time.time() * 1000 + 100)
             with anyio.fail_after(5), pytest.raises(CallError) as caught:

@@ -263,6 +263,35 @@ async def test_files_can_be_read_by_something_else(tmp_path: Path) -> None:
     assert asked == list(files)
 
 
+BAD = [
+    ("openapi: [", "not YAML: "),
+    ("a: 1\na: 2\n", "duplicate key 'a'"),
+    ("a: .nan", "not a JSON number"),
+    ("a: *b", "unknown alias|not YAML"),
+    ("- 1", "an API description is an object"),
+    ("just words", "an API description is an object"),
+    ("{", "not YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD, ids=[text for text, _ in BAD])
+async def test_what_is_wrong_with_a_document_is_told_with_its_name(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(text)
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    with pytest.raises(DocumentError, match=f"^{path}: .*({words})"):
+        await from_openapi_file(path, CONFIG)
+    async with serving(respond) as url:
+        with pytest.raises(DocumentError, match=f"^{url}/shop.yaml: .*({words})") as caught:
+            await from_openapi_url(f"{url}/shop.yaml?key=CANARY", CONFIG)
+    assert "CANARY" not in str(caught.value)
+
+
 async def test_a_file_that_is_not_there_is_a_document_error(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="cannot be read"):
         await from_openapi_file(tmp_path / "none.json", CONFIG)

@@ -351,6 +351,36 @@ async def test_the_nearest_server_is_called_unless_the_operator_says_another(
     assert transport.sent[0].url == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "config", "expected"),
+    [
+        ({}, {}, ["api.own", "api.plain"]),
+        ({"servers": []}, {}, ["api.own", "api.plain"]),
+        ({"servers": [{"url": "/v1"}]}, {}, ["api.own", "api.plain"]),
+        ({"servers": [{"url": "https://{zone}.example.com"}]}, {}, ["api.own", "api.plain"]),
+        (
+            {"servers": [{"url": "https://{zone}.example.com"}]},
+            {"server_variables": {"zone": "eu"}},
+            ["api.own"],
+        ),
+        ({"servers": [{"url": "https://example.com"}]}, {}, ["api.own"]),
+        ({}, {"base_url": "https://example.com"}, []),
+    ],
+)
+def test_operations_without_an_address_are_known(
+    fields: dict[str, Any], config: dict[str, Any], expected: list[str]
+) -> None:
+    doc = many(
+        ("get", "/own", {"operationId": "own", "servers": [{"url": "/elsewhere"}]}),
+        ("get", "/plain", {"operationId": "plain"}),
+        ("get", "/far", {"operationId": "far", "servers": [{"url": "https://far.example"}]}),
+    )
+
+    service = from_openapi(doc | fields, HTTPServiceConfig(namespace="api", **config))
+
+    assert service.unaddressed == expected
+
+
 async def test_without_any_address_a_call_says_what_is_missing() -> None:
     async with imported(document()) as registry:
         with pytest.raises(CallError, match="base_url"):

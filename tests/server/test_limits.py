@@ -8,9 +8,9 @@ from starlette.types import Message
 from tests.server.asgi import Client
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
-from operations._rates import Rate
+from operations._rates import Gate, Rate
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.limits import Gate, read_body
+from operations.server.limits import read_body
 
 
 def serving(limits: Limits, **options: Any) -> tuple[Client, list[str]]:

@@ -5,10 +5,11 @@ import asyncio
 import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
 from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationRegistry
-from operations._rates import SignIns, address_of
+from operations._sign_ins import SignIns, address_of
 from operations.calls import PendingRequestMap
 from operations.cli.serving import SocketDoor
 from operations.mcp import to_mcp
@@ -207,6 +208,86 @@ async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
             assert (await calls.call("test.run", {}, credential="alice")).data == "fine"
 
     assert codes == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 5
+
+
+@pytest.mark.requirement("R13")
+async def test_what_a_socket_could_not_look_at_is_bounded_and_still_a_guess_afterwards() -> None:
+    registry = OperationRegistry()
+    registry.operation("test.run", scopes=["run"])(_fine)
+    is_down = True
+
+    async def directory(credential: str) -> Identity | None:
+        if is_down:
+            raise ConnectionError("the directory is down")
+        return Identity("alice", ["run"]) if credential == "alice" else None
+
+    app = create_app(registry, websocket=SocketDoor(registry, directory))
+    with anyio.fail_after(20):
+        async with (
+            running(app) as url,
+            connect_websocket(url.replace("http", "ws") + "/ws") as target,
+            PendingRequestMap(target) as calls,
+        ):
+
+            async def code(credential: str) -> str:
+                with pytest.raises(CallError) as caught:
+                    await calls.call("test.run", {}, credential=credential)
+                return caught.value.code
+
+            during = [await code(f"guess {number}") for number in range(100)]
+            is_down = False
+            assert (await calls.call("test.run", {}, credential="alice")).data == "fine"
+            after = [await code(f"guess {number}") for number in range(25)]
+            is_down = True
+            beyond = [await code(f"another {number}") for number in range(3)]
+
+    assert during == ["ACCESS_DENIED"] * 100, "what could not be looked at was not wrong"
+    assert after == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 5
+    assert beyond == ["RESOURCE_EXHAUSTED"] * 3
+
+
+@pytest.mark.requirement("R13")
+async def test_a_socket_does_not_look_at_more_than_so_many_in_vain() -> None:
+    registry = OperationRegistry()
+    registry.operation("test.run", scopes=["run"])(_fine)
+    asked: list[str] = []
+
+    def directory(credential: str) -> Identity | None:
+        asked.append(credential)
+        raise ConnectionError("the directory is down")
+
+    app = create_app(registry, websocket=SocketDoor(registry, directory))
+    with anyio.fail_after(20):
+        async with (
+            running(app) as url,
+            connect_websocket(url.replace("http", "ws") + "/ws") as target,
+            PendingRequestMap(target) as calls,
+        ):
+            tries = (calls.call("test.run", {}, credential=f"{number}") for number in range(220))
+            errors = await asyncio.gather(*tries, return_exceptions=True)
+
+    codes = [error.code for error in errors if isinstance(error, CallError)]
+    # Two come back every second.
+    assert 200 <= len(asked) < 210
+    assert codes.count("ACCESS_DENIED") == len(asked)
+    assert codes.count("RESOURCE_EXHAUSTED") == 220 - len(asked)
+
+
+async def test_one_credential_is_not_hidden_behind_another() -> None:
+    """Resolvers differ in which of two they read; a guess is one, wherever it stands."""
+
+    def first(connection: HTTPConnection) -> Identity | None:
+        return {"alice": Identity("alice")}[connection.headers["x-api-key"]]
+
+    client = attacked(first)
+    for number in range(3):
+        await shown(client, f"guess {number}")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        both = [(b"x-api-key", b"alice"), (b"x-api-key", b"guess 0")]
+        await client.app({**scope, "headers": [*scope["headers"], *both]}, receive, send)
+
+    assert (await Client(app, address=HERE).post("/test/open")).status == 429
 
 
 async def test_mcp_lets_those_who_have_the_right_one_come_all_at_once() -> None:

@@ -9,7 +9,7 @@ import aiohttp
 import anyio
 import pytest
 from starlette.requests import HTTPConnection
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from operations import OperationContext, OperationRegistry
 from operations._watch import Watch
@@ -81,6 +81,9 @@ async def test_what_has_no_time_left_is_not_started() -> None:
         session.post(f"{url}/test/run", headers=now) as response,
     ):
         assert (response.status, ran) == (504, [])
+        told = await response.json()
+
+    assert told["message"] == "test.run was not started: its 0 s had run out"
 
 
 @pytest.mark.requirement("R12")
@@ -102,6 +105,7 @@ async def test_nested_calls_end_with_the_time_of_the_call_they_are_part_of() -> 
     async with serving(registry, timeout=0.1) as (url, session):
         async with session.post(f"{url}/test/outer") as response:
             assert response.status == 504
+            assert (await response.json())["message"] == "test.outer did not finish within 0.1 s"
         assert outcomes == ["inner ended"]
         async with session.get(f"{url}/metrics") as response:
             text = await response.text()
@@ -227,6 +231,36 @@ async def test_finding_out_who_asks_ends_with_the_time_and_with_the_client() -> 
             writer.close()
         await wait_for(lambda: inside == 0)
     assert most == 5
+
+
+@pytest.mark.requirement("R12", "R31")
+async def test_a_socket_is_refused_when_finding_out_who_opens_it_takes_too_long() -> None:
+    inside = most = opened = 0
+
+    async def resolver(connection: HTTPConnection) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            inside -= 1
+
+    async def socket(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal opened
+        opened += 1
+
+    options = {"identity": resolver, "timeout": 0.5, "websocket": socket}
+    limits = Limits(calls=10, calls_per_caller=5)
+    async with serving(OperationRegistry(), limits=limits, **options) as (url, session):
+
+        async def status() -> int:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                await session.ws_connect(f"{url}/ws")
+            return caught.value.status
+
+        assert await asyncio.gather(*(status() for _ in range(8))) == [403] * 8
+    assert (inside, most, opened) == (0, 5, 0)
 
 
 async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:

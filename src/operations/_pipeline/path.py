@@ -19,7 +19,7 @@ from operations._pipeline.reports import report_start
 from operations.access import access_denied
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, ErrorCode, map_error, timed_out
 from operations.schema import validate_or_raise
 
 _LONG_AGO = 1e11
@@ -157,22 +157,27 @@ async def _timed(
     deadline: float, path: Coroutine[Any, Any, Envelope], plan: Plan, context: OperationContext
 ) -> Envelope:
     """The path in a task of its own, so that it can be left behind at the deadline."""
-    if deadline / 1000 <= time():
+    seconds = deadline / 1000 - time()
+    if seconds <= 0:
         path.close()
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
         raise CallError(ErrorCode.TIMEOUT, f"{plan.id} was not started: its time had run out{hint}")
     task = asyncio.create_task(path)
-    return cast("Envelope", await before(deadline, task, task, plan, context))
+    return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
 
 async def before(
     deadline: float,
+    seconds: float,
     result: "asyncio.Future[Any]",
     work: "asyncio.Task[Any]",
     plan: Plan,
     context: OperationContext,
 ) -> Any:
-    """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation."""
+    """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation.
+
+    `seconds` is how long all of it had, to be told then.
+    """
     loop = asyncio.get_running_loop()
     # As asyncio.wait for the first of the two with a timeout, at half its price.
     woken: asyncio.Future[None] = loop.create_future()
@@ -199,7 +204,7 @@ async def before(
         # Cancelled, but not by us and not by our caller.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
     await stop(work, plan, context)
-    raise CallError(ErrorCode.TIMEOUT, f"{plan.id} did not finish in time")
+    raise timed_out(plan.id, seconds)
 
 
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:

@@ -13,7 +13,7 @@ from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timed_out
 
 logger = logging.getLogger("operations")
 
@@ -147,13 +147,14 @@ async def _timed_items(
             await _close(items)
 
     worker = asyncio.create_task(work())
+    seconds = deadline / 1000 - time()
     try:
         while True:
             if deadline / 1000 <= time():
-                raise CallError(ErrorCode.TIMEOUT, f"{plan.id} did not finish in time")
+                raise timed_out(plan.id, seconds)
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
-            envelope = await before(deadline, answer, worker, plan, context)
+            envelope = await before(deadline, seconds, answer, worker, plan, context)
             if envelope is None:
                 return
             yield envelope

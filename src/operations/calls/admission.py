@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from operations._words import counted
+
 
 class Work(Protocol):
     """What admission needs to know of a job."""
@@ -79,7 +81,7 @@ class Admission(Generic[WorkT]):
         limits = self._limits
         if limits.per_principal is not None:
             if self._principals[work.principal] >= limits.per_principal:
-                return f"this caller has {limits.per_principal} calls here already"
+                return f"this caller has {counted(limits.per_principal, 'call')} here already"
             self._principals[work.principal] += 1
         if self.running < limits.concurrency:
             if self._start(work):
@@ -89,7 +91,7 @@ class Admission(Generic[WorkT]):
             return None
         if len(self._line) >= limits.queue or self._line_bytes + work.size > limits.queue_bytes:
             self._forget(work)
-            return f"{self.running} calls run here and {len(self._line)} wait already"
+            return f"{counted(self.running, 'call')} under way here, and {len(self._line)} in line already"
         self._line.append(work)
         self._line_bytes += work.size
         return None

@@ -23,6 +23,9 @@ class PendingCall(msgspec.Struct, eq=False):
     expires_at: float
     """By the loop's clock."""
 
+    limit: float
+    """Seconds it has."""
+
     expects: Expects = Expects.ONE
     future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
     stream: StreamEntry | None = None

@@ -11,6 +11,7 @@ from typing import IO, Any, Self
 
 import msgspec
 
+from operations._words import counted
 from operations.observe import CallAbandoned, CallEvent, CallFinished, CallStarted, CallYielded
 
 _PENDING = "pending"
@@ -152,7 +153,7 @@ def _line(record: CallRecord) -> str:
     if record.duration is not None:
         parts.append(f"{record.duration * 1000:.1f} ms")
     if record.items:
-        parts.append(f"{record.items} items")
+        parts.append(counted(record.items, "item"))
     if record.abandoned:
         parts.append("abandoned")
     return "  ".join(parts)

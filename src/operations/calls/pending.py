@@ -26,7 +26,7 @@ from operations.calls.streams import CallStream, StreamEntry
 from operations.calls.watch import Watch
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, NotSentError, TransportError
+from operations.errors import CallError, ErrorCode, NotSentError, TransportError, timed_out
 from operations.pubsub.base import EventTarget, Subscription
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
@@ -196,11 +196,12 @@ class PendingRequestMap:
             limit = _remaining(context, limit)
         if not limit > 0:
             _enforce_number("timeout", limit)
-            raise _timeout(operation_id)
+            message = f"{operation_id} was not sent: its time had run out"
+            raise CallError(ErrorCode.TIMEOUT, message)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         request_id = payload.request_id
         now = loop.time()
-        call = PendingCall(payload, replayable, now + limit)
+        call = PendingCall(payload, replayable, now + limit, limit)
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         call.future = future
         self.pending[request_id] = call
@@ -260,7 +261,7 @@ class PendingRequestMap:
                 idle_timeout=None if idle is None else idle * 1000,
             )
             expires_at = asyncio.get_running_loop().time() + limit
-            call = PendingCall(payload, False, expires_at, Expects.MANY)
+            call = PendingCall(payload, False, expires_at, limit, Expects.MANY)
             call.stream = StreamEntry(payload.request_id, window)
             self.pending[payload.request_id] = call
             if expires_at < self._deadlines.next:
@@ -382,7 +383,9 @@ class PendingRequestMap:
 
     def _expire(self, call: PendingCall) -> None:
         self.stop(call)
-        self.end(call.payload.request_id, _timeout(call.payload.operation_id))
+        self.end(
+            call.payload.request_id, timed_out(call.payload.operation_id, call.limit, "answer")
+        )
 
     def end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; nothing if it has ended."""
@@ -408,7 +411,3 @@ def _enforce_number(name: str, seconds: float) -> None:
         # Nothing comes before or after it: the call would never end.
         reason = f"{name} is not a number: give seconds, or None for the default"
         raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-
-
-def _timeout(operation_id: str) -> CallError:
-    return CallError(ErrorCode.TIMEOUT, f"{operation_id} did not answer in time")

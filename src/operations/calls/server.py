@@ -42,7 +42,7 @@ from operations.calls.recent import Recent
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.context import Door
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import CallError, ErrorCode, TransportError, timed_out
 from operations.outsiders import shown_error
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription
 from operations.registry import OperationRegistry
@@ -402,7 +402,7 @@ class CallServer:
 
 
 def _late(job: Job) -> CallError:
-    return CallError(ErrorCode.TIMEOUT, f"{job.request.operation_id} did not finish in time")
+    return timed_out(job.request.operation_id, job.expires_at - job.arrived_at)
 
 
 async def _nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter, validators
 
-from operations._words import suggestion
+from operations._words import counted, suggestion
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.hub import Hub, Wish
 from operations.cli.inputs import read_input
@@ -168,6 +168,8 @@ class _Printer:
 
     def _raw(self, data: bytes) -> None:
         if sys.stdout.isatty() or self._screen.json:
-            self._screen.note(f"{len(data)} bytes; use --output FILE, or --envelope for base64")
+            self._screen.note(
+                f"{counted(len(data), 'byte')}; use --output FILE, or --envelope for base64"
+            )
         else:
             self._screen.write_bytes(data)

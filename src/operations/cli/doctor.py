@@ -149,7 +149,7 @@ async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
                 continue
             for part in source.failed:
                 yield Finding(f"{source.label} {part.where}", "failed", part.reason)
-            for part in source.ignored:
+            for part in source.doubts:
                 yield Finding(source.label, "warning", f"{part.where} {part.reason}")
             words = f"{counted(len(source.operations), 'operation')} in {source.seconds:.1f} s"
             if source.skipped:

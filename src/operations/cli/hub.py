@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from operations._words import suggestion
 from operations.access import Identity
@@ -63,6 +63,14 @@ class Wish:
 ALL = Wish()
 
 
+class Absent(NamedTuple):
+    """Something of a config that is not there."""
+
+    namespace: str
+    label: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One entry of a config, and what became of it."""
@@ -77,7 +85,7 @@ class Source:
 
     skipped: tuple[Skipped, ...] = ()
     failed: tuple[Skipped, ...] = ()
-    ignored: tuple[Skipped, ...] = ()
+    doubts: tuple[Skipped, ...] = ()
 
     failure: str | None = None
     """Why it is not there."""
@@ -85,10 +93,17 @@ class Source:
     seconds: float = 0
     """How long it took to open."""
 
+    def absent(self) -> Iterator[Absent]:
+        """What of it is not there: all of it, or parts."""
+        if self.failure is not None:
+            yield Absent(self.name, self.label, self.failure)
+        for part in self.failed:
+            yield Absent(part.where, f"{self.label}: {part.where}", part.reason)
+
     @property
     def problems(self) -> tuple[Skipped, ...]:
         """Everything about it that is not as somebody wanted, though it is there."""
-        return (*self.failed, *self.ignored, *self.skipped)
+        return (*self.failed, *self.doubts, *self.skipped)
 
     @property
     def label(self) -> str:
@@ -117,7 +132,7 @@ class Hub:
 
     def has_namespace(self, namespace: str) -> bool:
         """Whether a source is there, or should be, that is called `namespace` or gave operations in it."""
-        return any(name == namespace for name, _, _ in self._absent()) or any(
+        return bool(self.absent(namespace)) or any(
             source.name == namespace
             or any(each.partition(".")[0] == namespace for each in source.operations)
             for source in self.sources
@@ -137,13 +152,7 @@ class Hub:
         spec = self.registry.get_spec(operation_id)
         if spec is not None:
             return spec
-        namespace = operation_id.partition(".")[0]
-        for name, label, reason in self._absent():
-            if name == namespace:
-                raise CallError(
-                    ErrorCode.UNAVAILABLE,
-                    f"{operation_id} is not there, because {label} is not: {reason}",
-                )
+        self.enforce_there(operation_id)
         known = [spec.id for spec in self.registry.specs()]
         recalled = recall_ids(self.file)
         if operation_id in recalled and self.failures:
@@ -157,13 +166,26 @@ class Hub:
             ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
         )
 
-    def _absent(self) -> Iterator[tuple[str, str, str]]:
-        """What is not there: its namespace, what it is called, and why."""
-        for source in self.sources:
-            if source.failure is not None:
-                yield source.name, source.label, source.failure
-            for part in source.failed:
-                yield part.where, f"{source.label}: {part.where}", part.reason
+    def enforce_there(self, operation_id: str) -> None:
+        """Fail where what would have an operation is not there.
+
+        Raises:
+            CallError: `UNAVAILABLE`, saying what is not there and why.
+        """
+        absent = self.absent(operation_id.partition(".")[0])
+        if absent:
+            reasons = "\n".join(f"{each.label} is not: {each.reason}" for each in absent)
+            message = f"{operation_id} is not there, because {reasons}"
+            raise CallError(ErrorCode.UNAVAILABLE, message)
+
+    def absent(self, namespace: str | None = None) -> list[Absent]:
+        """What is not there; of one namespace, or everything."""
+        return [
+            each
+            for source in self.sources
+            for each in source.absent()
+            if namespace in (None, each.namespace)
+        ]
 
     def identity(self, name: str) -> Identity | None:
         """Who somebody in `[access.keys]` is; `anonymous` is nobody.
@@ -332,7 +354,7 @@ async def _open(
             title=found.title,
             skipped=tuple(found.skipped),
             failed=tuple(found.failed),
-            ignored=tuple(found.ignored),
+            doubts=tuple(found.doubts),
             seconds=loop.time() - started,
         ),
         found,

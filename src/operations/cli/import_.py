@@ -57,12 +57,13 @@ async def import_source(
     async with open_hub(file) as hub:
         found = hub.sources[0]
         specs = [hub.spec(operation_id) for operation_id in found.operations]
+        failure = "\n".join(each.reason for each in found.absent()) if not specs else ""
         if screen.json:
             screen.value(_report(found, specs))
-        elif found.failure is None:
+        elif not failure:
             _show(found, specs, snippet, screen, verbose=common.verbose)
-        if found.failure is not None:
-            screen.failed(f"{found.label}: {found.failure}")
+        if failure:
+            screen.failed(f"{found.label}: {failure}")
             return ExitCode.UNAVAILABLE
     return ExitCode.DONE
 
@@ -115,6 +116,8 @@ def _in_config(name: str, common: Common) -> ConfigFile | None:
         kept = Config(openapi={name: config.openapi[name]}, trace=_UNKEPT)
     elif name in config.mcp:
         kept = Config(mcp={name: config.mcp[name]}, trace=_UNKEPT)
+    elif name in config.mcp_json:
+        kept = Config(mcp_json=(name,), trace=_UNKEPT)
     elif name in config.brokers:
         kept = Config(brokers={name: config.brokers[name]}, trace=_UNKEPT)
     else:
@@ -203,11 +206,14 @@ def _show(
 
 
 def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
-    if not source.problems:
+    for doubt in source.doubts:
+        screen.show(Text(f"\n{plain(doubt.where)} {plain(doubt.reason)}", style="yellow"))
+    parts = (*source.failed, *source.skipped)
+    if not parts:
         return
-    screen.show(Text(f"\n{len(source.problems)} parts cannot be used:", style="yellow"))
-    shown = source.problems if verbose else source.problems[:_SHOWN]
+    screen.show(Text(f"\n{counted(len(parts), 'part')} cannot be used:", style="yellow"))
+    shown = parts if verbose else parts[:_SHOWN]
     for each in shown:
         screen.show(Text(f"  {plain(each.where)}: {plain(each.reason)}", style="yellow"))
-    if len(shown) < len(source.problems):
-        screen.note(f"  ... and {len(source.problems) - len(shown)} more; --verbose shows all")
+    if len(shown) < len(parts):
+        screen.note(f"  ... and {len(parts) - len(shown)} more; --verbose shows all")

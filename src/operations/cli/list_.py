@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from operations._words import counted
+from operations.cli.exits import ExitCode
 from operations.cli.hub import Hub, Wish, is_called
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line
@@ -53,11 +54,21 @@ async def list_operations(
             type=type,
         )
         specs = [hub.spec(each.id) for each in found]
-        chosen = [spec for spec in specs if _is_from(hub, spec, source)][:limit]
+        matching = [spec for spec in specs if _is_from(hub, spec, source)]
+        chosen = matching[:limit]
         _show(chosen, hub, screen, ids=ids)
-        if not chosen and screen.is_terminal:
+        if len(chosen) < len(matching):
+            screen.note(f"... and {len(matching) - len(chosen)} more")
+        elif not chosen and screen.is_terminal:
             screen.note("nothing matches" if len(hub.registry) else "there are no operations yet")
-    return None
+        return None if chosen or not _is_absent(hub, wish) else ExitCode.UNAVAILABLE
+
+
+def _is_absent(hub: Hub, wish: Wish) -> bool:
+    """Whether what was asked for by its name is not there."""
+    if wish.source is not None:
+        return bool(hub.absent())
+    return wish.namespace is not None and bool(hub.absent(wish.namespace))
 
 
 def caller(hub: Hub, name: str | None) -> OperationContext:

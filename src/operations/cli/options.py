@@ -5,6 +5,7 @@ Rule 2: no traceback reaches the terminal unless it was asked for with --verbose
 """
 
 import logging
+import shlex
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
@@ -35,6 +36,11 @@ class Common:
     config: Annotated[Path | None, Parameter(alias="-c")] = None
     json: Annotated[bool, Parameter(alias="-j", negative="")] = False
     verbose: Annotated[bool, Parameter(alias="-v", negative="")] = False
+
+    @property
+    def hints(self) -> str:
+        """What a command that is named in a hint needs to find the same config, with a space before it."""
+        return "" if self.config is None else f" --config {shlex.quote(str(self.config))}"
 
     def screen(self) -> Screen:
         """Where results and complaints go."""

@@ -36,6 +36,9 @@ Styles: TypeAlias = Mapping[tuple[int, str], str]
 
 NO_STYLES: Styles = {}
 
+_WIDE = 100_000
+"""Columns of what is no terminal."""
+
 
 def plain(text: str) -> str:
     """`text` as it may go to a terminal: control characters and invisible ones are spelt out."""
@@ -52,6 +55,12 @@ def first_line(text: str) -> str:
     return plain(text.strip().partition("\n")[0].strip())
 
 
+def _fitted(cell: str, width: int) -> str:
+    """A cell as wide as its column; one that is cut says so."""
+    cut = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
+    return set_cell_size(cut, width)
+
+
 def encoded(value: Any, *, indent: int = 0) -> str:
     """`value` as JSON text."""
     text = msgspec.json.encode(to_json(value))
@@ -65,6 +74,9 @@ class Screen:
         self.json = json
         self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        if not self.out.is_terminal:
+            # A pipe has no edge, but rich would cut a tree at one.
+            self.out.width = _WIDE
 
     @property
     def is_terminal(self) -> bool:
@@ -137,7 +149,7 @@ class Screen:
         for row in clean:
             cells = [
                 Style.parse(styles.get((column, cell), "")).render(
-                    set_cell_size(cell, width), color_system=colours
+                    _fitted(cell, width), color_system=colours
                 )
                 for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]

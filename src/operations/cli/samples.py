@@ -35,9 +35,14 @@ _FORMATS = {
 }
 
 
-def example(spec: OperationSpec) -> str:
-    """A call of an operation with what is required; with dots where no valid input is known."""
-    outline, command = Outline.of(spec.input_schema), f"operations call {spec.id}"
+def example(spec: OperationSpec, hints: str = "") -> str:
+    """A call of an operation with what is required; with dots where no valid input is known.
+
+    Args:
+        spec: Of the operation.
+        hints: Options that are needed to find it again, with a space before them.
+    """
+    outline, command = Outline.of(spec.input_schema), f"operations call{hints} {spec.id}"
     if _takes_nothing(spec.input_schema):
         return command
     value = _valid(spec.input_schema, outline)

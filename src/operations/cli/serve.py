@@ -14,7 +14,7 @@ from operations.cli.serving import build_app
 from operations.cli.session import open_session
 from operations.errors import OperationsError
 from operations.mcp import to_mcp
-from operations.server.running import InsecureBindError, running
+from operations.server.running import InsecureBindError, is_loopback, running
 
 Door = Literal["http", "mcp", "websocket", "console"]
 
@@ -54,6 +54,7 @@ async def serve(
         try:
             async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
                 announce(url, doors, hub, screen)
+                _point_out_open(address, hub, screen)
                 screen.note("Ctrl-C ends it")
                 await until_stopped()
                 screen.note("closing ...")
@@ -88,3 +89,18 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
     screen.show(Text(f"serving {counted(len(hub.registry), 'operation')} at {url}", style="bold"))
     for door in doors:
         screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
+
+
+def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
+    """Say how many imported operations need nobody to sign in: their sources trust us, and we anyone."""
+    sources = (
+        hub.source_of(spec.id) for spec in hub.registry.specs() if spec.access_control.is_open
+    )
+    labels = [source.label for source in sources if source is not None and source.kind != "local"]
+    if labels:
+        who = "anyone on this machine" if is_loopback(host) else "anyone"
+        screen.note(
+            f"{who} may call {counted(len(labels), 'imported operation')} "
+            f"({', '.join(dict.fromkeys(labels))}); set scopes there to ask for more",
+            "yellow",
+        )

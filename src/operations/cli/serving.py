@@ -1,6 +1,5 @@
 """The doors of `operations serve`, on one ASGI application."""
 
-import inspect
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
@@ -10,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from operations._rates import SignIns, address_of
+from operations._sign_ins import RefusedError, SignIns, address_of
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
@@ -141,20 +140,13 @@ class SocketDoor:
         """Who a credential from an address belongs to; it may not guess as often as it likes."""
 
         async def resolve(credential: str) -> Identity | None:
-            is_guess = self._sign_ins.begin(address, credential)
-            was_wrong: bool | None = None
             try:
-                found = self._resolve(credential)
-                identity: Identity | None = await found if inspect.isawaitable(found) else found
-                was_wrong = identity is None
-            except Exception as error:
-                was_wrong = None if isinstance(error, OSError) else True
-                raise
-            else:
-                return identity
-            finally:
-                if is_guess:
-                    self._sign_ins.end(address, credential, was_wrong=was_wrong)
+                return await self._sign_ins.judge(
+                    address, (credential,), lambda: self._resolve(credential), nobody_is_wrong=True
+                )
+            except RefusedError as refusal:
+                reason = refusal.reason
+            raise reason
 
         return resolve
 

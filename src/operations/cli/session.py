@@ -4,9 +4,10 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
+from operations._words import counted
 from operations.cli.hub import ALL, Hub, Wish, open_hub
-from operations.cli.known_ids import remember_ids
-from operations.cli.options import Common
+from operations.cli.known_ids import recall_ids, remember_ids
+from operations.cli.options import DEFAULTS, Common
 from operations.cli.render import Screen
 from operations.config import ConfigFile
 
@@ -23,43 +24,47 @@ async def open_session(common: Common, screen: Screen, wish: Wish = ALL) -> Asyn
     Raises:
         ConfigError: If the config is missing or wrong.
     """
-    async with open_file(common.load(), screen, wish, verbose=common.verbose) as hub:
+    async with open_file(common.load(), screen, wish, common) as hub:
         yield hub
 
 
 @asynccontextmanager
 async def open_file(
-    file: ConfigFile, screen: Screen, wish: Wish = ALL, *, verbose: bool = False
+    file: ConfigFile, screen: Screen, wish: Wish = ALL, common: Common = DEFAULTS
 ) -> AsyncGenerator[Hub]:
     """`open_session` for a config that is loaded already."""
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():
             hub = await stack.enter_async_context(open_hub(file, wish))
-        _tell(hub, screen, verbose=verbose)
+        _tell(hub, wish, screen, hints=common.hints, verbose=common.verbose)
         if wish.is_all:
-            remember_ids(file, (spec.id for spec in hub.registry.specs()))
-        if not verbose:
+            # What is away is still known, so that it can be told from what never was.
+            before = recall_ids(file) if hub.absent() else []
+            ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
+            remember_ids(file, ids)
+        if not common.verbose:
             # From here on warnings are about calls, and nothing else tells them.
             logging.getLogger("operations").setLevel(logging.WARNING)
         yield hub
 
 
-def _tell(hub: Hub, screen: Screen, *, verbose: bool) -> None:
+def _tell(hub: Hub, wish: Wish, screen: Screen, *, hints: str, verbose: bool) -> None:
     """What is missing, on standard error: the command goes on with the rest."""
+    wanted = wish.operation
+    # Why the one that is wanted is not there is told by the failure that follows.
+    told = None if wanted is None or wanted in hub.registry else wanted.partition(".")[0]
+    for absent in hub.absent():
+        if absent.namespace != told:
+            screen.warn(f"{absent.label} is not there: {absent.reason}")
     for source in hub.sources:
-        if source.failure is not None:
-            screen.warn(f"{source.label} is not there: {source.failure}")
-        for part in source.failed:
-            screen.warn(f"{source.label}: {part.where} is not there: {part.reason}")
-        for part in source.ignored:
+        for part in source.doubts:
             screen.warn(f"{source.label}: {part.where} {part.reason}")
         if source.kind == "local" or verbose:
             for skipped in source.skipped:
                 screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")
         elif source.skipped:
-            count = len(source.skipped)
             screen.note(
-                f"{source.label}: {count} part{'s' * (count != 1)} of it cannot be used; "
-                f"`operations import {source.origin}` tells why"
+                f"{source.label}: {counted(len(source.skipped), 'part')} of it cannot be used; "
+                f"`operations import {source.name}{hints}` tells why"
             )

@@ -45,18 +45,18 @@ async def show(
         if screen.json:
             screen.value(spec.to_wire())
         else:
-            render(spec, hub.source_of(operation_id), screen)
+            render(spec, hub.source_of(operation_id), screen, common.hints)
 
 
-def render(spec: OperationSpec, source: Source | None, screen: Screen) -> None:
-    """Draw an operation."""
+def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: str = "") -> None:
+    """Draw an operation; `hints` are options that are needed to call it."""
     heading = Text(spec.id, style="bold")
     heading.append(f"  {spec.type.value}", style=STYLES[spec.type])
     heading.append(f"  {plain(spec.version)}", style="dim")
     screen.show(heading)
     for text in dict.fromkeys((spec.title, spec.description)):
         if text:
-            screen.show(Padding(Text(plain(text.strip())), (0, 0, 0, 2)))
+            screen.show(Padding(Text(plain(text.strip())), (0, 0, 0, 2), expand=False))
     facts = {
         "from": _origin(spec, source),
         "tags": ", ".join(spec.tags),
@@ -78,7 +78,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen) -> None:
             errors.add(line.append(f"  {first_line(error.description)}", style="default"))
         screen.show(errors)
     # Not broken into lines: it is there to be copied.
-    screen.out.print(Text("\n  " + plain(example(spec)), style="cyan"), soft_wrap=True)
+    screen.out.print(Text("\n  " + plain(example(spec, hints)), style="cyan"), soft_wrap=True)
 
 
 def _origin(spec: OperationSpec, source: Source | None) -> str:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from rich.text import Text
 from rich.tree import Tree
 
+from operations._words import counted
 from operations.calls import CallRecord
 from operations.cli.journal import journal_path, read_journal
 from operations.cli.options import DEFAULTS, Common, command
@@ -142,7 +143,7 @@ def _line(record: CallRecord) -> Text:
     if record.duration is not None:
         line.append(f"  {record.duration * 1000:.1f} ms", style="cyan")
     if record.items:
-        line.append(f"  {record.items} item{'s' * (record.items != 1)}", style="cyan")
+        line.append(f"  {counted(record.items, 'item')}", style="cyan")
     if record.outcome != "success":
         line.append(f"  {plain(record.outcome)}", style="red")
     if record.abandoned:

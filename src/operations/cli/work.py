@@ -36,7 +36,7 @@ async def work(
     others = {**file.config.brokers, name: replace(entry, workers=False)}
     file = replace(file, config=replace(file.config, brokers=others))
     async with (
-        open_file(file, screen, verbose=common.verbose) as hub,
+        open_file(file, screen, common=common) as hub,
         connect_broker(entry, file) as target,
         serve_calls(
             hub.registry,

@@ -1,6 +1,7 @@
 """What a schema cannot say about a config: which keys go together, and which names are possible.
 
 Rule 1: every check is about one table and gives `(path, message)` pairs; nothing here touches a network.
+Rule 2: what a source needs and is not there is no mistake in the config: it costs the source, when that is opened.
 """
 
 import re
@@ -37,18 +38,16 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 def check(config: Config, folder: FilePath) -> Found:
     """Everything that cannot work in `config`, whose relative paths start at `folder`."""
     for number, module in enumerate(config.modules):
-        yield from _module(module, folder, ("modules", number))
-    for number, file in enumerate(config.mcp_json):
-        if not (folder / file).is_file():
-            yield ("mcp_json", number), f"names no file: there is no {file}."
+        if not module:
+            yield ("modules", number), "is empty. Name a package, a folder or a file."
     for name, service in config.openapi.items():
         yield from _namespace(name, ("openapi", name))
-        yield from _openapi(service, folder, ("openapi", name))
+        yield from _openapi(service, ("openapi", name))
     for name, server in config.mcp.items():
         yield from _namespace(name, ("mcp", name))
         if name in config.openapi:
             yield ("mcp", name), f"has the same namespace as [openapi.{name}]. Rename one of them."
-        yield from _mcp(server, folder, ("mcp", name))
+        yield from _mcp(server, ("mcp", name))
     for name, broker in config.brokers.items():
         yield from _broker(broker, ("brokers", name))
     yield from _access(config.access, folder)
@@ -60,20 +59,12 @@ def _namespace(name: str, path: Path) -> Found:
         yield path, "is no namespace: use letters, digits, '_' and '-'."
 
 
-def _module(module: str, folder: FilePath, path: Path) -> Found:
-    looks_like_path = "/" in module or module.endswith(".py") or module.startswith(".")
-    if looks_like_path and not (folder / module).exists():
-        yield path, f"names no file or folder: there is no {module}."
-    elif not module:
-        yield path, "is empty. Name a package, a folder or a file."
-
-
-def _openapi(service: OpenAPIEntry, folder: FilePath, path: Path) -> Found:
+def _openapi(service: OpenAPIEntry, path: Path) -> Found:
     document = service.document
     if "://" in document:
         yield from _web_address(document, (*path, "document"))
-    elif not (folder / document).is_file():
-        yield (*path, "document"), f"names no file: there is no {document}."
+    elif not document:
+        yield (*path, "document"), "is empty. Name a file or an address."
     if service.base_url is not None:
         yield from _web_address(service.base_url, (*path, "base_url"))
     if service.auth is not None:
@@ -152,7 +143,7 @@ def _headers(headers: dict[str, str | Secret], path: Path) -> Found:
             )
 
 
-def _mcp(server: MCPEntry, folder: FilePath, path: Path) -> Found:
+def _mcp(server: MCPEntry, path: Path) -> Found:
     if (server.command is None) == (server.url is None):
         yield path, "needs exactly one of command (a program to start) and url (a running server)."
         return
@@ -172,8 +163,6 @@ def _mcp(server: MCPEntry, folder: FilePath, path: Path) -> Found:
         yield from _web_address(server.url, (*path, "url"))
         if server.transport == "stdio":
             yield (*path, "transport"), "must be http or sse for a url."
-    if server.cwd is not None and not (folder / server.cwd).is_dir():
-        yield (*path, "cwd"), f"names no folder: there is no {server.cwd}."
     for name, value in server.env.items():
         if isinstance(value, Secret):
             yield from _secret(value, (*path, "env", name))

@@ -67,8 +67,19 @@ class ConfigFile:
             raise self._absent(f"the secret in {path} is empty.")
         return found
 
-    def _absent(self, message: str) -> ConfigError:
-        return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, "", message)])
+    def existing(self, path: str, key: str) -> Path:
+        """A file that the config names at `key`, as it can be opened.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        found = self.resolve(path)
+        if not found.is_file():
+            raise self._absent(f"names no file: there is no {path}.", key)
+        return found
+
+    def _absent(self, message: str, key: str = "") -> ConfigError:
+        return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
 
 
 def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:

@@ -14,12 +14,13 @@ from mcp import MCPError
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
 
+from operations._words import counted
 from operations.context import OperationContext
-from operations.errors import CallError
+from operations.errors import CallError, timed_out
 from operations.mcp.catalogue import Catalogue
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.connection import Connection, Retries
-from operations.mcp.failures import ServerError, read_failure, timed_out
+from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import list_everything, pages
 from operations.mcp.names import safe_namespace
@@ -128,7 +129,7 @@ class MCPClient:
         self._catalogue.attach(registry)
 
     def __repr__(self) -> str:
-        return f"<MCPClient {self.name} of {len(self)} operations>"
+        return f"<MCPClient {self.name} of {counted(len(self), 'operation')}>"
 
     # ------------------------------------------------------------ lifetime
 
@@ -219,7 +220,7 @@ class MCPClient:
             async with asyncio.timeout(seconds):
                 return await self._send(method, params, context, replayable)
         except TimeoutError:
-            raise timed_out(self.name, cast("float", seconds)) from None
+            raise timed_out(self.name, cast("float", seconds), "answer") from None
         finally:
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
@@ -287,7 +288,7 @@ class MCPClient:
         except MCPError as error:
             raise read_failure(error, self.name, self._connection.concealer).error from None
         except TimeoutError:
-            raise timed_out(self.name, self.config.connect_timeout) from None
+            raise timed_out(self.name, self.config.connect_timeout, "answer") from None
 
     async def _follow(self) -> None:
         """Refresh whenever the server says that something changed, once for many notifications."""

@@ -10,6 +10,7 @@ import re
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
 
+import httpx2
 from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
@@ -72,10 +73,14 @@ def _read(error: Exception, server: str) -> ServerError:
                 ErrorCode.EXECUTION_ERROR, f"{server} answered what the protocol does not allow"
             )
         )
-    return ServerError(
-        CallError(ErrorCode.UNAVAILABLE, f"{server} cannot be reached: {type(error).__name__}"),
-        broken=True,
-    )
+    if isinstance(error, httpx2.HTTPStatusError):
+        status = error.response.status_code
+        message = f"{server} answered with HTTP status {status}"
+        told = CallError(ErrorCode.UNAVAILABLE, message, {"statusCode": status})
+    else:
+        message = f"{server} cannot be reached: {type(error).__name__}"
+        told = CallError(ErrorCode.UNAVAILABLE, message)
+    return ServerError(told, broken=True)
 
 
 def _of_protocol(error: MCPError, server: str) -> ServerError:
@@ -114,11 +119,6 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
         # An HTTP exchange that failed says nothing about the next one, but a lost session does.
         broken=kind in ("closed", "session"),
     )
-
-
-def timed_out(server: str, seconds: float) -> CallError:
-    """The call took longer than it may."""
-    return CallError(ErrorCode.TIMEOUT, f"{server} did not answer within {seconds:g} s")
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -39,6 +39,7 @@ _FAREWELL_SECONDS = 2.0
 _BODY_BYTES = 4096
 """How much of an error's body is kept for the caller."""
 
+_WHO_ASKS = frozenset({401, 403})
 _JSON = "application/json"
 _SSE = "text/event-stream"
 
@@ -75,9 +76,10 @@ async def _open_sse(config: MCPClientConfig, concealer: Concealer) -> AsyncGener
     ) -> httpx2.AsyncClient:
         return build_http_client(config, concealer, timeout=timeout, report=report)
 
-    async with sse_client(cast("str", config.url), httpx_client_factory=build) as (
-        answers,
-        outgoing,
+    async with (
+        merged,
+        incoming,
+        sse_client(cast("str", config.url), httpx_client_factory=build) as (answers, outgoing),
     ):
 
         async def merge() -> None:
@@ -105,6 +107,13 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
         return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": error}))
     except ValidationError:
         return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": told}))
+
+
+def _is_rpc_error(body: bytes) -> bool:
+    with suppress(ValidationError):
+        types.JSONRPCError.model_validate(_decoded(body))
+        return True
+    return False
 
 
 def _decoded(body: bytes) -> JSONObject:
@@ -215,7 +224,10 @@ def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -
 async def _refusal(
     request: httpx2.Request, response: httpx2.Response, concealer: Concealer
 ) -> httpx2.Response:
-    """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are."""
+    """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are.
+
+    Not those that refuse who asks: what helps against that is known by the status alone.
+    """
     try:
         body = await response.aread()
     except httpx2.TransportError:
@@ -226,7 +238,7 @@ async def _refusal(
     had_session = "mcp-session-id" in request.headers
     if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
         return _answer(request, "session", "has forgotten this session")
-    if _is_json(response):
+    if _is_json(response) and status not in _WHO_ASKS and _is_rpc_error(body):
         return response
     # Concealed before it is cut: half a secret would not be found.
     text = concealer.conceal(body.decode("utf-8", "replace"))[:_BODY_BYTES]

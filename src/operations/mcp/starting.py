@@ -13,7 +13,10 @@ from operations.mcp.config import MCPClientConfig
 from operations.mcp.stdio import Child
 from operations.types import JSONObject
 
-_SIGN_IN = "it wants to know who asks: give headers or auth, and see that the token is still good"
+_SIGN_IN = (
+    "it wants to know who asks: give it a token that is still good, as token or headers in operations.toml, "
+    "headers in an mcp.json, auth or headers in Python"
+)
 _STATUS_ADVICE = {
     401: _SIGN_IN,
     403: _SIGN_IN,

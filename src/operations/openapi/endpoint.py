@@ -62,6 +62,15 @@ class Endpoint:
         self._server: str | None = None
         self.is_stream = is_stream
 
+    @property
+    def has_address(self) -> bool:
+        """Whether it is known where to send a request."""
+        try:
+            origin_of(self._find_server()[0])
+        except (CallError, ValueError):
+            return False
+        return True
+
     def input_schema(self) -> JSONSchema:
         """The schema of the arguments, built when first asked for."""
         return self._ready().input_schema()

@@ -8,12 +8,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import msgspec
 
-from operations._words import without_secrets
+from operations._words import counted, without_secrets
 from operations.access import OPEN, AccessControl
 from operations.errors import DocumentError
 from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
@@ -28,7 +29,7 @@ from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.reading.document import Description, Entry, Problem
-from operations.openapi.reading.files import bundle_files, bundle_urls
+from operations.openapi.reading.files import bundle_files, bundle_urls, shown
 from operations.openapi.reading.names import operation_names, safe_name
 from operations.openapi.restoring import restored
 from operations.schema import Schema
@@ -54,15 +55,22 @@ class OpenAPIService:
     Attributes:
         operations: Everything imported.
         problems: What the document says that could not be used, operation by operation.
+        unaddressed: The ids of operations that need `base_url`: the document names no server for them.
         title: What the document calls itself.
         version: The API's version, as the document tells it.
     """
 
     def __init__(
-        self, operations: list[Operation], problems: list[Problem], info: JSONObject, client: Client
+        self,
+        operations: list[Operation],
+        problems: list[Problem],
+        unaddressed: list[str],
+        info: JSONObject,
+        client: Client,
     ) -> None:
         self.operations = operations
         self.problems = problems
+        self.unaddressed = unaddressed
         self.title = text_of(info.get("title"))
         self.version = text_of(info.get("version"))
         self._client = client
@@ -74,7 +82,7 @@ class OpenAPIService:
         return len(self.operations)
 
     def __repr__(self) -> str:
-        return f"<OpenAPIService {self.title!r} of {len(self)} operations>"
+        return f"<OpenAPIService {self.title!r} of {counted(len(self), 'operation')}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,6 +108,10 @@ def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
         DocumentError: If it is no object.
         ValueError: If the configuration cannot be right.
     """
+    if isinstance(document, (str, bytes, PathLike)):
+        raise DocumentError(
+            "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
+        )
     return _import(document, config, None, None)
 
 
@@ -149,7 +161,12 @@ def _import(
     document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
     with collector_at_rest():
-        return _Importer(document, config, address=address, source=source).service()
+        try:
+            return _Importer(document, config, address=address, source=source).service()
+        except DocumentError as error:
+            if source is None:
+                raise
+            raise DocumentError(f"{shown(source)}: {error}") from None
 
 
 class _Draft(msgspec.Struct, gc=False):
@@ -197,6 +214,9 @@ class _Importer:
         )
         self._answers = DeclaredAnswers(description)
         self._restored: list[Operation] = []
+        self._unaddressed: list[str] = []
+        self._is_whole: bool | None = None
+        """Whether the document's own server, or the operator's, is an address; asked when first needed."""
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -217,7 +237,9 @@ class _Importer:
         problems = description.problems
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
-        return OpenAPIService(operations, problems, description.info, self._client)
+        return OpenAPIService(
+            operations, problems, self._unaddressed, description.info, self._client
+        )
 
     def _exported(self) -> Iterator[Entry]:
         """The entries that no extension restores; those it does become operations on the way."""
@@ -239,6 +261,7 @@ class _Importer:
             self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
             self._restored.append(operation)
+            self._note_address(entry, operation.spec.id)
 
     def _warn_of_names(self, names: set[str]) -> None:
         """Point out rules for operations that are not there; they are often misspelled."""
@@ -294,6 +317,7 @@ class _Importer:
         entry, declared = draft.entry, draft.declared
         is_stream, method = declared.is_stream, entry.method
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
+        self._note_address(entry, f"{self._config.namespace}.{name}")
         if is_stream:
             kind = OperationType.SUBSCRIPTION
         else:
@@ -314,6 +338,16 @@ class _Importer:
             meta=draft.meta,
         )
         return Operation(spec, endpoint.subscribe if is_stream else endpoint.call, None, False)
+
+    def _note_address(self, entry: Entry, operation_id: str) -> None:
+        if "servers" in entry.operation or "servers" in entry.item:
+            is_whole = Endpoint(self._shared, entry, is_stream=False).has_address
+        else:
+            if self._is_whole is None:
+                self._is_whole = Endpoint(self._shared, entry, is_stream=False).has_address
+            is_whole = self._is_whole
+        if not is_whole:
+            self._unaddressed.append(operation_id)
 
     def _is_wanted(self, outline: Outline) -> bool:
         include, exclude = self._config.include, self._config.exclude

@@ -11,34 +11,34 @@ Rule 3: the request's own task does the work. When its time is over, or its clie
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from operations._rates import Rate, SignIns, address_of
-from operations._watch import Watch
+from operations._rates import Gate, Rate
+from operations._sign_ins import RefusedError, SignIns, address_of, resolved, shown_in
+from operations._watch import Ahead, Watch
+from operations._words import in_seconds
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, ErrorCode, map_error, timed_out
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
 from operations.server.faults import (
     ClientLeftError,
     Header,
-    RequestError,
     malformed,
     refused_credential,
     slow_body,
     unsupported,
 )
-from operations.server.identity import IdentityResolver, resolved
-from operations.server.limits import Gate, Limits, read_body
+from operations.server.identity import IdentityResolver
+from operations.server.limits import Limits, read_body
 from operations.server.replies import Reply, error_reply
 from operations.server.sessions import COOKIE, Sessions
 from operations.specs import OperationSpec
@@ -54,9 +54,6 @@ BY_COOKIE = "operations.by_cookie"
 REQUEST_ID = "operations.request_id"
 
 _COOKIE = COOKIE.encode()
-_NOTHING_SHOWN = (None, None)
-_MOST_AHEAD = 64 * 1024
-"""Bytes of a body that are kept while nobody knows who sends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +79,17 @@ class Visit:
     """One request on its way."""
 
     __slots__ = (
-        "_ahead", "_context", "_wire", "caller", "headers", "identity", "is_answered", "receive", "scope", "send",
-        "spec", "started", "watch",
+        "_context", "caller", "headers", "identity", "is_answered", "receive", "scope", "seconds", "send", "spec",
+        "started", "watch",
     )  # fmt: skip
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, insist: Callable[["Visit"], None]
     ) -> None:
         self.scope = scope
-        self.receive = self._wire = receive
+        self.receive = receive
         self.send = send
         self.started = time()
-        self._ahead: deque[Message] | None = None
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.watch = Watch(lambda: insist(self))
         self.identity: Identity | None = None
@@ -104,6 +100,9 @@ class Visit:
 
         self.caller = ""
         """By whom limits are counted: an identity, or an address."""
+
+        self.seconds: float | None = None
+        """How long it may take, once that is known."""
 
         self.is_answered = False
         """Whether the answer was given while the work was still under way."""
@@ -122,21 +121,6 @@ class Visit:
             self.caller = f"id:{identity.id}"
         else:
             self.caller = f"at:{address_of(self.scope.get('client'))}"
-
-    async def look_ahead(self) -> Message:
-        """What the client sends next, which stays to be read. Beyond a little of a body nobody looks."""
-        if self._ahead is None:
-            self._ahead = deque()
-        if sum(len(message.get("body", b"")) for message in self._ahead) > _MOST_AHEAD:
-            await asyncio.get_running_loop().create_future()
-        message = await self._wire()
-        if message["type"] != "http.disconnect":
-            self._ahead.append(message)
-            self.receive = self._next
-        return message
-
-    async def _next(self) -> Message:
-        return self._ahead.popleft() if self._ahead else await self._wire()
 
     def admitted(self, context: OperationContext) -> None:
         """Note what the request's call knows."""
@@ -168,11 +152,14 @@ class Edge:
         self.sessions = Sessions()
         limits = self.settings.limits
         self.calls = Gate(limits.calls, limits.calls_per_caller)
-        self.askers = Gate(limits.calls, limits.calls_per_caller)
-        """Those of whom it is being found out who they are, by address."""
         self.streams = Gate(limits.streams, limits.streams_per_caller)
         self.rate = Rate(limits.rate_per_caller, limits.burst)
-        self.sign_ins = SignIns(limits.guesses_per_address, limits.guesses)
+        self.sign_ins = SignIns(
+            limits.guesses_per_address,
+            limits.guesses,
+            places=limits.calls,
+            places_per_address=limits.calls_per_caller,
+        )
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
         """Take one request through all steps and send what comes out."""
@@ -221,14 +208,16 @@ class Edge:
         """
         identity = None
         if self.resolver is not None:
-            watch = visit.watch
-            watch.until(self._seconds(visit.headers, self.settings.timeout), visit.look_ahead)
+            watch, ahead = visit.watch, Ahead(visit.receive)
+            visit.seconds = self._seconds(visit.headers, self.settings.timeout)
+            watch.until(visit.seconds, ahead.look)
             identity = await self.identity_of(visit.scope, visit.headers)
             if watch.is_left:
                 raise ClientLeftError
             if watch.is_late:
                 raise _too_late(visit)
             watch.rest()
+            visit.receive = ahead.receive
         visit.scope[IDENTITY] = identity
         visit.identified(identity)
         return identity
@@ -238,51 +227,30 @@ class Edge:
 
         Raises:
             RequestError: 401 if it does not hold, or finding out failed.
-            CallError: `RESOURCE_EXHAUSTED` if too many from there did not hold.
+            CallError: `RESOURCE_EXHAUSTED` if too many from there did not hold, or are being asked for.
         """
-        if self.resolver is None:
+        resolver = self.resolver
+        if resolver is None:
             return None
-        address = address_of(scope.get("client"))
-        with self.askers.enter(address):
-            return await self._judge(scope, headers, address)
-
-    async def _judge(
-        self, scope: Scope, headers: dict[bytes, bytes], address: str
-    ) -> Identity | None:
-        shown = (headers.get(b"authorization"), headers.get(b"x-api-key"))
-        if shown == _NOTHING_SHOWN:
-            return await self._resolve(scope, headers)
-        is_guess = self.sign_ins.begin(address, shown)
-        was_wrong: bool | None = None
-        try:
-            identity = await self._resolve(scope, headers)
-            was_wrong = False
-        except RequestError as error:
-            # A credential that could not be looked at was not wrong.
-            was_wrong = None if isinstance(error.__cause__, OSError) else True
-            raise
-        else:
-            return identity
-        finally:
-            if is_guess:
-                self.sign_ins.end(address, shown, was_wrong=was_wrong)
-
-    async def _resolve(self, scope: Scope, headers: dict[bytes, bytes]) -> Identity | None:
-        resolver = cast("IdentityResolver", self.resolver)
         ended: list[Header] = []
-        try:
+
+        async def resolve() -> Identity | None:
             connection = HTTPConnection(scope)
-            identity = await resolved(resolver, connection)
+            identity = await resolved(resolver(connection))
             if identity is None and _COOKIE in headers.get(b"cookie", b""):
                 # No script can take the cookie of a session that is over away: the refusal does.
-                ended = [(b"set-cookie", self.sessions.cookie("", secure=False))]
+                ended.append((b"set-cookie", self.sessions.cookie("", secure=False)))
                 identity = self.sessions(connection)
                 scope[BY_COOKIE] = True
-        except Exception as error:
-            logger.info("refused a credential: %s", error)
-            logger.debug("refused a credential", exc_info=error)
-            raise refused_credential(ended) from error
-        return identity
+            return identity
+
+        address = address_of(scope.get("client"))
+        try:
+            return await self.sign_ins.judge(address, shown_in(scope["headers"]), resolve)
+        except RefusedError as refusal:
+            logger.info("refused a credential: %s", refusal)
+            logger.debug("refused a credential", exc_info=refusal.reason)
+            raise refused_credential(ended) from refusal.reason
 
     async def enter(self, visit: Visit, *, is_stream: bool = False) -> None:
         """Find out who asks, and let the request in.
@@ -309,7 +277,9 @@ class Edge:
         self.rate.spend(visit.caller)
         headers = visit.headers
         trace = headers.get(b"traceparent")
-        seconds = self._seconds(headers, None if is_stream else self.settings.timeout)
+        visit.seconds = seconds = self._seconds(
+            headers, None if is_stream else self.settings.timeout
+        )
         deadline = None if seconds is None else (visit.started + seconds) * 1000
         visit.admitted(
             OperationContext(
@@ -330,7 +300,9 @@ class Edge:
         deadline = visit.context.door.deadline
         seconds = None if deadline is None else deadline / 1000 - time()
         if seconds is not None and seconds <= 0:
-            raise CallError(ErrorCode.TIMEOUT, "It was not started: its time had run out")
+            had = in_seconds(visit.seconds or 0)
+            message = f"{_called(visit)} was not started: its {had} had run out"
+            raise CallError(ErrorCode.TIMEOUT, message)
         visit.watch.until(seconds, visit.receive)
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
@@ -394,8 +366,11 @@ def decode_json(body: bytes | str) -> Any:
 
 
 def _too_late(visit: Visit) -> CallError:
-    what = visit.spec.id if visit.spec is not None else "The call"
-    return CallError(ErrorCode.TIMEOUT, f"{what} did not finish in time")
+    return timed_out(_called(visit), visit.seconds)
+
+
+def _called(visit: Visit) -> str:
+    return visit.spec.id if visit.spec is not None else "The call"
 
 
 def _is_json(content_type: bytes) -> bool:

@@ -5,13 +5,13 @@ Rule 2: anything that goes wrong while finding out refuses the request. No crede
         for operations that require nothing.
 """
 
-import inspect
 import logging
 from collections.abc import Awaitable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
 
+from operations._sign_ins import resolved
 from operations.access import Identity
 from operations.errors import OperationsError
 
@@ -48,7 +48,7 @@ def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
         refusal: Exception | None = None
         for resolver in resolvers:
             try:
-                identity = await resolved(resolver, connection)
+                identity = await resolved(resolver(connection))
             except Exception as error:  # noqa: BLE001 - kept, and raised unless another vouches
                 refusal = error
                 continue
@@ -59,20 +59,6 @@ def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
         return None
 
     return resolve
-
-
-async def resolved(resolver: IdentityResolver, connection: HTTPConnection) -> Identity | None:
-    """What a resolver says.
-
-    Raises:
-        Exception: Whatever the resolver raises; also where it gives something else than an identity.
-    """
-    identity: Any = resolver(connection)
-    if inspect.isawaitable(identity):
-        identity = await identity
-    if identity is not None and not isinstance(identity, Identity):
-        raise TypeError(f"a resolver gave {type(identity).__name__}, which is no Identity")
-    return identity
 
 
 def bearer_token(connection: HTTPConnection) -> str | None:

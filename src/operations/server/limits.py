@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from operations._rates import GUESSES, GUESSES_PER_SECOND
-from operations.errors import CallError, ErrorCode
+from operations._rates import AT_A_TIME, AT_A_TIME_PER_CALLER
+from operations._sign_ins import GUESSES, GUESSES_PER_SECOND
+from operations.errors import ErrorCode
 from operations.server.faults import CLOSE, ClientLeftError, RequestError, malformed
 
 
@@ -22,10 +23,10 @@ class Limits:
     body_seconds: float = 15
     """For a whole body to arrive."""
 
-    calls: int = 1000
+    calls: int = AT_A_TIME
     """At a time, from everybody."""
 
-    calls_per_caller: int = 250
+    calls_per_caller: int = AT_A_TIME_PER_CALLER
     """At a time. Who does not say who it is counts by its address."""
 
     streams: int = 10_000
@@ -45,60 +46,6 @@ class Limits:
 
     guesses: int = GUESSES
     """Wrong credentials that an address may show at once."""
-
-
-class Gate:
-    """Counts what is under way, and keeps it within a bound for each caller and for all."""
-
-    def __init__(self, most: int, most_per_caller: int) -> None:
-        self._most = most
-        self._most_per_caller = most_per_caller
-        self._by_caller: dict[str, int] = {}
-        self.total = 0
-
-    def enter(self, caller: str) -> "_Place":
-        """Take a place, which a `with` block gives back.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there is none left.
-        """
-        mine = self._by_caller.get(caller, 0)
-        if mine >= self._most_per_caller:
-            raise _exhausted(f"Too many at a time: you have {mine}")
-        if self.total >= self._most:
-            raise _exhausted("Too many at a time")
-        self._by_caller[caller] = mine + 1
-        self.total += 1
-        return _Place(self, caller)
-
-    def leave(self, caller: str) -> None:
-        """Note that a caller has one less under way."""
-        self.total -= 1
-        left = self._by_caller[caller] - 1
-        if left:
-            self._by_caller[caller] = left
-        else:
-            del self._by_caller[caller]
-
-
-class _Place:
-    """Room for one thing at a gate."""
-
-    __slots__ = ("_caller", "_gate")
-
-    def __init__(self, gate: Gate, caller: str) -> None:
-        self._gate = gate
-        self._caller = caller
-
-    def __enter__(self) -> None:
-        """Nothing to do: it was taken at the gate."""
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._gate.leave(self._caller)
-
-
-def _exhausted(message: str) -> CallError:
-    return CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:

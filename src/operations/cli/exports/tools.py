@@ -17,9 +17,10 @@ _SCHEMA_BUDGET = 1 << 20
 def provider_tools(
     specs: Sequence[OperationSpec], provider: Provider
 ) -> tuple[list[JSONObject], list[Loss]]:
-    """Every query and mutation as a tool, and what could not be said of them."""
+    """Every query and mutation as a tool, and what could not be said of them: first what is left out."""
     dialect = DIALECTS[provider]
     losses: list[Loss] = []
+    left_out: list[Loss] = []
     names = tool_names(
         (spec.id for spec in specs), allowed=dialect.name_letters, longest=dialect.longest_name
     )
@@ -30,17 +31,19 @@ def provider_tools(
             losses.append(Loss(operation_id, place or "/", what))
 
         if spec.type is OperationType.SUBSCRIPTION:
-            report("type", "is a subscription: a tool gives one result, so it is left out")
+            what = "is a subscription: a tool gives one result, so it is left out"
+            left_out.append(Loss(spec.id, "type", what))
             continue
         if len(tools) == dialect.most_tools:
-            report("", f"is left out: {provider} takes {dialect.most_tools} tools at a time")
+            what = f"is left out: {provider} takes {dialect.most_tools} tools at a time"
+            left_out.append(Loss(spec.id, "/", what))
             continue
         if names[spec.id] != spec.id:
             report("name", f"is called {names[spec.id]}")
         description = description_of(spec.description or spec.title or spec.id, dialect, report)
         schema = fit(Outline.of(spec.input_schema), dialect, report)
         tools.append(dialect.wrap(names[spec.id], description, schema))
-    return tools, losses
+    return tools, left_out + losses
 
 
 def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:

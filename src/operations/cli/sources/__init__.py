@@ -35,10 +35,10 @@ class Opened:
     """What it offered that cannot be used, with the reason."""
 
     failed: list[Skipped] = field(default_factory=list[Skipped])
-    """Parts of it that could be there and are not: servers of an `mcp.json`."""
+    """Parts of it that could be there and are not, by their namespaces: servers of an `mcp.json`."""
 
-    ignored: list[Skipped] = field(default_factory=list[Skipped])
-    """What its description says that nobody understands."""
+    doubts: list[Skipped] = field(default_factory=list[Skipped])
+    """What is written about it that nobody understands, or is missing there."""
 
     title: str = ""
     """What it calls itself."""

@@ -5,7 +5,6 @@ from operations.cli.sources import MCPFile, Opened
 from operations.cli.sources.openapi import text_of
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
-from operations.errors import OperationsError
 from operations.mcp import (
     MCPClient,
     MCPClientConfig,
@@ -24,9 +23,8 @@ async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) ->
     """Connect to one server, or to all that an `mcp.json` lists.
 
     Raises:
-        ConfigError: If a secret is not where the config says.
+        ConfigError: If a secret, or an `mcp.json`, is not where the config says.
         CallError: `UNAVAILABLE`, if the server cannot be reached.
-        OperationsError: If none of the servers of an `mcp.json` can be reached.
     """
     if isinstance(entry, MCPFile):
         return await _open_file(entry, file)
@@ -42,28 +40,32 @@ async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) ->
 
 async def _open_file(listed: MCPFile, file: ConfigFile) -> Opened:
     path, only = listed.path, listed.only
-    folder = file.resolve(path).parent
+    listing = file.existing(path, "mcp_json")
+    folder = listing.parent
     entries = {
         # Relative paths start at the file, as everywhere in the configuration.
         name: {**entry, "cwd": str(folder / entry.get("cwd", ""))} if "command" in entry else entry
-        for name, entry in read_servers(file.resolve(path)).items()
+        for name, entry in read_servers(listing).items()
         if only in (None, entry.get("namespace"), safe_namespace(name))
     }
     # Where nothing else is asked for, one that is slow to start keeps nobody waiting.
     loader = MCPClientLoader() if only is None else MCPClientLoader(wait=_PATIENCE_SECONDS)
     await loader.load(entries)
-    failed = [Skipped(name, str(error)) for name, error in loader.failures.items()]
-    if failed and not loader.clients:
-        await loader.aclose()
-        raise OperationsError("\n".join(each.reason for each in failed))
-    failed += [Skipped(name, "it is still starting") for name in loader.pending]
+    reasons = {
+        **{name: str(error) for name, error in loader.failures.items()},
+        **dict.fromkeys(loader.pending, "it is still starting"),
+    }
+    failed = [
+        Skipped(entries[name].get("namespace") or safe_namespace(name), reason)
+        for name, reason in reasons.items()
+    ]
     skipped = [each for client in loader.clients for each in _skipped(client)]
-    ignored = [
+    doubts = [
         Skipped(f"{name}.{key}", words)
         for name, entry in entries.items()
         for key, words in unknown_keys(entry).items()
     ]
-    return Opened(operations=loader, origin=path, failed=failed, skipped=skipped, ignored=ignored)
+    return Opened(operations=loader, origin=path, failed=failed, skipped=skipped, doubts=doubts)
 
 
 def _skipped(client: MCPClient) -> list[Skipped]:

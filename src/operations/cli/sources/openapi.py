@@ -9,6 +9,7 @@ from operations.openapi import (
     ClientCredentials,
     HTTPAuth,
     HTTPServiceConfig,
+    OpenAPIService,
     RefreshToken,
     Select,
     from_openapi_file,
@@ -22,20 +23,34 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
     """Read an API's document and make its operations.
 
     Raises:
-        ConfigError: If a secret is not where the config says.
+        ConfigError: If the document or a secret is not where the config says.
         DocumentError: If the document cannot be read.
     """
     config = service_config(name, entry, file)
     if "://" in entry.document:
         service = await from_openapi_url(entry.document, config)
     else:
-        service = await from_openapi_file(file.resolve(entry.document), config)
+        path = file.existing(entry.document, f"openapi.{name}.document")
+        service = await from_openapi_file(path, config)
     return Opened(
         operations=service,
         origin=entry.document,
         skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
+        doubts=_doubts(name, service),
         title=service.title or "",
     )
+
+
+def _doubts(name: str, service: OpenAPIService) -> list[Skipped]:
+    count = len(service.unaddressed)
+    if not count:
+        return []
+    which = "its" if count == len(service) else f"{count} of its {len(service)}"
+    reason = (
+        f"is missing: the document names no server, and {which} operations cannot be called"
+        f" without. Set it in [openapi.{name}]"
+    )
+    return [Skipped("base_url", reason)]
 
 
 def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> HTTPServiceConfig:

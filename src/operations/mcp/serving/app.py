@@ -22,7 +22,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from operations._rates import SignIns, address_of
+from operations._sign_ins import RefusedError
+from operations._watch import Ahead, Watch
 from operations.access import Identity
 from operations.errors import CallError
 from operations.mcp.serving.fastpath import FastPath
@@ -35,7 +36,8 @@ _HOST = re.compile(r"[^@/?#\\]+")
 _RETRY_MILLISECONDS = 500
 """When a client whose stream ended early should come back."""
 
-_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key"})
+IDENTITY: Final = "operations.identity"
+"""Where the scope of a request holds who asks, once that is known."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
@@ -94,11 +96,13 @@ class MCPApp:
         self,
         server: Server[Any],
         identify: Callable[[Request], Awaitable[Identity | None]],
+        timeout: float,
         fast_path: FastPath,
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
         self._identify = identify
+        self._timeout = timeout
         self._path = options.get("path", "/mcp")
         hosts = options.get("hosts", LOOPBACK)
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
@@ -110,7 +114,6 @@ class MCPApp:
         self._max_sessions = options.get("max_sessions", 1_000)
         self._body_timeout = options.get("body_timeout", 30.0)
         self._idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
-        self._sign_ins = SignIns()
         self._manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
@@ -157,11 +160,15 @@ class MCPApp:
         refusal = self._judged(headers)
         if refusal is None and self._path is not None and scope["path"] != self._path:
             refusal = PlainTextResponse("Not found", 404)
-        if refusal is None:
-            refusal = await self._signed_in(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
+        if IDENTITY not in scope:
+            ahead = Ahead(receive)
+            if not await self._is_identified(scope, ahead, send):
+                return
+            receive = ahead.receive
+        _own_session(scope)
         if self._manager is None:
             raise RuntimeError("the MCP application does not run: enter `async with app.running()`")
         if scope["method"] == "POST":
@@ -169,7 +176,7 @@ class MCPApp:
             if isinstance(body, PlainTextResponse):
                 await body(scope, receive, send)
                 return
-            identity = scope["operations.identity"]
+            identity = scope[IDENTITY]
             if self._fast_path is not None and await self._fast_path.serve(
                 headers, body, identity, receive, send, stateless=self._stateless
             ):
@@ -221,32 +228,48 @@ class MCPApp:
         ours = _name_of(origin) in hosts if hosts is not None else origin.endswith(f"://{host}")
         return None if ours else PlainTextResponse("Invalid Origin header", 403)
 
-    async def _signed_in(self, scope: Scope) -> PlainTextResponse | None:
-        """The refusal of a request whose sender could not be made out, or has guessed too often."""
-        shown = tuple(value for name, value in scope["headers"] if name in _CREDENTIALS)
-        # Whoever mounted us may have asked already, and counted.
-        is_asked = not shown or "operations.identity" in scope
-        address = address_of(scope.get("client"))
+    async def _is_identified(self, scope: Scope, ahead: Ahead, send: Send) -> bool:
+        """Find out who asks, in time and while its client is there; False where it was refused, or has left."""
+        late: list[asyncio.Future[None]] = []
+
+        def insist() -> None:
+            # Asking was cancelled, and takes no notice.
+            late.append(asyncio.ensure_future(_too_late()(scope, ahead.read, send)))
+
+        watch = Watch(insist)
+        watch.until(self._timeout, ahead.look)
+        refusal: PlainTextResponse | None = None
         try:
-            is_guess = not is_asked and self._sign_ins.begin(address, shown)
+            await self._identify(Request(scope))
         except CallError as error:
-            return PlainTextResponse(error.message, 429, {"Retry-After": "5"})
-        was_wrong: bool | None = None
-        try:
-            identity = await self._identify(Request(scope))
-            was_wrong = False
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong while asking who it is, refuses
-            was_wrong = None if isinstance(error, OSError) else True
-            logger.warning("a request was refused: %s", type(error).__name__)
-            return PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
+            refusal = PlainTextResponse(error.message, 429, {"Retry-After": "5"})
+        except RefusedError as error:
+            logger.warning("a request was refused: %s", type(error.reason).__name__)
+            refusal = PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
+        except asyncio.CancelledError:
+            if not (watch.is_late or watch.is_left) or watch.stop():
+                raise
         finally:
-            if is_guess:
-                self._sign_ins.end(address, shown, was_wrong=was_wrong)
-        if identity is not None:
-            # By this the SDK keeps one caller's session from another.
-            token = AccessToken(token="", client_id=identity.id, scopes=[])
-            scope["user"] = AuthenticatedUser(token)
-        return None
+            watch.stop()
+        if watch.is_late:
+            refusal = _too_late()
+        if late:
+            await late[0]
+        elif refusal is not None and not watch.is_left:
+            await refusal(scope, ahead.read, send)
+        return refusal is None and not watch.is_left
+
+
+def _too_late() -> PlainTextResponse:
+    return PlainTextResponse("Finding out who asks took too long", 504)
+
+
+def _own_session(scope: Scope) -> None:
+    """Name the caller to the SDK, which by this keeps one caller's session from another."""
+    identity = scope[IDENTITY]
+    if identity is not None:
+        token = AccessToken(token="", client_id=identity.id, scopes=[])
+        scope["user"] = AuthenticatedUser(token)
 
 
 def _name_of(address: str) -> str | None:

@@ -1,7 +1,6 @@
 """A registry as an MCP server, on the SDK's low-level server: one object for both protocol eras and every transport."""
 
 import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Unpack, cast
@@ -40,9 +39,10 @@ from mcp_types import (
 )
 from starlette.requests import Request
 
+from operations._sign_ins import SignIns, address_of, shown_in
 from operations.access import Identity
 from operations.context import Door
-from operations.mcp.serving.app import AppOptions, MCPApp
+from operations.mcp.serving.app import IDENTITY, AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.conversations import Conversations, can_answer
 from operations.mcp.serving.doors import RequestContext, connection_of, door_for, set_level
@@ -74,6 +74,7 @@ class RegistryServer(Server[None]):
         self.service = Service(registry, settings)
         self.conversations = Conversations()
         self._settings = settings
+        self._sign_ins = SignIns()
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._connections: set[Connection] = set()
@@ -113,7 +114,7 @@ class RegistryServer(Server[None]):
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """An ASGI application that serves streamable HTTP; see `AppOptions`."""
         fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
-        return MCPApp(self, self.identify, fast_path, **options)
+        return MCPApp(self, self.identify, self._settings.timeout, fast_path, **options)
 
     # ------------------------------------------------------------ who asks
 
@@ -121,18 +122,20 @@ class RegistryServer(Server[None]):
         """Who sent a request. Asked once for each; None stands for stdio and memory.
 
         Raises:
-            Exception: Whatever the application's `identify` raises; the request is then refused.
+            RefusedError: If the application's `identify` raises.
+            CallError: If nobody is asked: too many from there were wrong, or are being asked for.
         """
         if request is None:
             return self._settings.identity
-        if "operations.identity" not in request.scope:
-            identity: Any = None
-            if self._settings.identify is not None:
-                identity = self._settings.identify(request)
-                if inspect.isawaitable(identity):
-                    identity = await identity
-            request.scope["operations.identity"] = identity
-        return cast("Identity | None", request.scope["operations.identity"])
+        scope, identify = request.scope, self._settings.identify
+        if IDENTITY not in scope:
+            # Whoever mounted us may have asked already, and counted.
+            scope[IDENTITY] = identify and await self._sign_ins.judge(
+                address_of(scope.get("client")),
+                shown_in(scope["headers"]),
+                lambda: identify(request),
+            )
+        return cast("Identity | None", scope[IDENTITY])
 
     async def _asker(self, request: RequestContext) -> Asker:
         declared = request.session.client_capabilities

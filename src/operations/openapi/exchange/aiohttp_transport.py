@@ -7,7 +7,7 @@ from functools import lru_cache
 from io import BytesIO
 from typing import TypeAlias
 
-from operations.errors import CallError, ErrorCode, MissingExtraError
+from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
 from operations.openapi.transport import HTTPRequest, HTTPResponse
@@ -255,7 +255,7 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             return not_public(origin.host)
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
-        return CallError(ErrorCode.TIMEOUT, f"{where} did not answer in time.")
+        return timed_out(where, request.timeout, "answer")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.")
     if isinstance(error, aiohttp.ClientSSLError):

@@ -16,7 +16,7 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timed_out
 from operations.openapi.exchange.answers import read_data, shown_headers
 from operations.openapi.exchange.client import Client, Draft
 from operations.openapi.exchange.retrying import REPEATABLE
@@ -192,7 +192,7 @@ class EventStream:
                             f"The answer is larger than {self._max_response} bytes.",
                         )
         except TimeoutError:
-            raise CallError(ErrorCode.TIMEOUT, "The answer did not end in time.") from None
+            raise timed_out("The answer", self._seconds, "end") from None
         data = read_data(bytes(content), kind, status=status, expects_json=not self._as_text)
         return http_envelope(data, status_code=status, headers=headers, content_type=kind)
 

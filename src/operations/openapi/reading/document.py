@@ -6,7 +6,6 @@ Rule 2: an invalid part costs its operation, never the document. It is skipped, 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import msgspec
@@ -54,10 +53,6 @@ class Description:
     """
 
     def __init__(self, document: Any) -> None:
-        if isinstance(document, (str, bytes, PathLike)):
-            raise DocumentError(
-                "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
-            )
         if type(document) is not dict:
             raise DocumentError("an API description is an object")
         self.document: JSONObject = object_of(document)

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from operations._json import escape
+from operations._words import without_secrets
 from operations.errors import DocumentError
 from operations.openapi.nodes import list_of, object_of
 from operations.openapi.reading.texts import decode_document
@@ -99,7 +100,10 @@ async def bundle_urls(url: str, fetch: Fetch, *, max_bytes: int) -> Any:
 async def _bundle(root: str, fetch: Fetch, locate: Locate, max_bytes: int) -> Any:
     content = await fetch(root)
     size = len(content)
-    document = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
+    try:
+        document = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
+    except DocumentError as error:
+        raise DocumentError(f"{shown(root)}: {error}") from None
     raw = content.encode() if isinstance(content, str) else content
     if _REFERENCE.search(raw) is None:
         # Nearly every document is one file, and needs no walk.
@@ -128,6 +132,11 @@ async def _bundle(root: str, fetch: Fetch, locate: Locate, max_bytes: int) -> An
     if len(files) == 1:
         return document
     return _joined(root, files, locate)
+
+
+def shown(name: str) -> str:
+    """A file's path, or an address without its secrets."""
+    return without_secrets(name) if "://" in name else name
 
 
 def _foreign(document: Any) -> list[str]:

@@ -16,6 +16,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
+from operations._words import counted
 from operations.schema.casting.creation import Creator
 from operations.schema.planning.assertions import distinct, same, shown, type_of
 from operations.schema.planning.conversion import conversions, is_whole
@@ -225,7 +226,9 @@ class _Run:
         most = plan.most_items
         kept = value if most is None else value[:most]
         if len(kept) < len(value):
-            self._note(path, "replaced", f"was cut from {len(value)} to {len(kept)} items")
+            self._note(
+                path, "replaced", f"was cut from {len(value)} to {counted(len(kept), 'item')}"
+            )
         before = len(self.repairs)
         first = [plan.part(plan.place(index)) for index in range(plan.places)]
         rest = plan.part(plan.place(plan.places))

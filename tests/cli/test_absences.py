@@ -1,0 +1,187 @@
+"""What of a config is not there: it is told once, it costs nobody else anything, and whoever needs it fails."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.cli.conftest import CONFIG, Ran
+from tests.cli.test_serving import KEYS, started
+
+Run = Callable[..., Ran]
+
+SHOP = {
+    "openapi": "3.1.0",
+    "info": {"title": "Shop", "version": "1"},
+    "paths": {"/items": {"get": {"operationId": "items", "responses": {}}}},
+}
+ABSENT = """
+[openapi.shop]
+document = "gone.json"
+[mcp.files]
+command = "server"
+cwd = "gone"
+"""
+
+
+@pytest.fixture
+def broken(folder: Path) -> Path:
+    """A config of which nothing but `ops.py` is there."""
+    text = CONFIG.replace('["ops.py"]', '["ops.py", "./gone.py"]\nmcp_json = ["gone.json"]')
+    (folder / "operations.toml").write_text(text + ABSENT)
+    return folder
+
+
+@pytest.mark.usefixtures("broken")
+def test_commands_go_on_with_what_is_there_and_say_what_is_not(run: Run) -> None:
+    listed = run("list", "--ids")
+
+    assert (listed.code, len(listed.out.split())) == (0, 12)
+    for words in (
+        "local is not there: ./gone.py is neither",
+        "openapi:shop is not there: operations.toml: openapi.shop.document names no file: there is no gone.json",
+        "mcp:gone.json is not there: operations.toml: mcp_json names no file",
+        "mcp:files is not there: files cannot be started: there is no such folder",
+    ):
+        assert listed.err.count(words) == 1
+    assert run("call", "work.add", "a=1").json == 2
+    assert run("show", "work.add").code == 0
+    assert run("export", "openapi", "work.*").code == 0
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        (["call", "shop.items"], "openapi:shop"),
+        (["show", "shop.items"], "openapi:shop"),
+        (["call", "files.read"], "mcp:files"),
+        (["list", "--namespace", "shop"], "openapi:shop"),
+        (["list", "--source", "mcp"], "mcp:gone.json"),
+        (["export", "mcp", "shop.*"], "openapi:shop"),
+        (["import", "shop"], "openapi:shop"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_who_needs_what_is_not_there_fails(run: Run, arguments: list[str], source: str) -> None:
+    ran = run(*arguments)
+
+    assert ran.code == 8
+    assert source in ran.err
+
+
+@pytest.mark.usefixtures("broken")
+def test_doctor_fails_for_whatever_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, key in KEYS.items():
+        monkeypatch.setenv(name, key)
+
+    ran = run("doctor", "--json")
+
+    failed = [each["what"] for each in ran.json["findings"] if each["state"] == "failed"]
+    assert ran.code == 1
+    assert failed == ["local", "openapi:shop", "mcp:files", "mcp:gone.json"]
+
+
+async def test_serving_goes_on_with_what_is_there(
+    broken: Path, environment: dict[str, str]
+) -> None:
+    async with started(environment, "serve") as (_, ready):
+        assert ready["operations"] == 12
+
+
+@pytest.mark.parametrize("config", ["operations.toml", "mcp.json"])
+def test_why_a_server_did_not_start_is_told_once(run: Run, folder: Path, config: str) -> None:
+    code = "import sys; sys.exit('no disk')"
+    (folder / "mcp.json").write_text(
+        json.dumps({"mcpServers": {"bad": {"command": sys.executable, "args": ["-c", code]}}})
+    )
+    with (folder / "operations.toml").open("a") as file:
+        file.write(f'[mcp.bad]\ncommand = "{sys.executable}"\nargs = ["-c", "{code}"]\n')
+
+    ran = run("call", "bad.tool", "--config", config)
+
+    assert ran.code == 8
+    assert ran.err.startswith("UNAVAILABLE: bad.tool is not there")
+    assert ran.err.count("no disk") == 2, "in the command, and as its last words"
+    asked = run("call", "bad.tool", "--config", config, "--json")
+    assert asked.error["code"] == "UNAVAILABLE"
+
+
+def test_another_source_that_is_away_is_told_beside(run: Run, folder: Path) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\nworkers = true\n")
+
+    ran = run("call", "far.sleep")
+
+    assert ran.code == 4
+    assert ran.err.count("broker:main is not there") == 1
+
+
+def test_what_is_away_stays_known(run: Run, folder: Path) -> None:
+    (folder / "more.py").write_text(
+        "from operations import operation\n\n\n"
+        "@operation('more.run')\nasync def run() -> int:\n    return 1\n"
+    )
+    config = folder / "operations.toml"
+    config.write_text(config.read_text().replace('["ops.py"]', '["ops.py", "more.py"]'))
+    assert "more.run" in run("list", "--ids").out
+    (folder / "more.py").unlink()
+    assert "more.run" not in run("list", "--ids").out
+
+    asked = run("call", "more.run")
+
+    assert asked.code == 8
+    assert "more.run was there before, and is not now; these are not: local" in asked.err
+    assert run("call", "more.walk").code == 4
+
+
+@pytest.mark.parametrize("command", [["list"], ["doctor"], ["import", "shop"]], ids=" ".join)
+def test_a_document_without_servers_needs_a_base_url(
+    run: Run, folder: Path, command: list[str]
+) -> None:
+    (folder / "shop.json").write_text(json.dumps(SHOP))
+    config = folder / "operations.toml"
+    config.write_text(config.read_text() + "[openapi.shop]\ndocument = 'shop.json'\n")
+    ran = run(*command)
+
+    words = "base_url is missing: the document names no server"
+    assert words in ran.out + ran.err
+    assert "Set it in [openapi.shop]" in ran.out + ran.err
+
+    config.write_text(config.read_text() + "base_url = 'https://shop.example.com'\n")
+    ran = run(*command)
+    assert words not in ran.out + ran.err
+
+
+async def test_serving_a_document_without_servers_says_so(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    (folder / "shop.json").write_text(json.dumps(SHOP))
+    with (folder / "operations.toml").open("a") as file:
+        file.write("[openapi.shop]\ndocument = 'shop.json'\n")
+
+    async with started(environment, "serve") as (process, _):
+        process.terminate()
+        _, said = await process.communicate()
+
+    assert b"Set it in [openapi.shop]" in said
+
+
+async def test_a_wrong_key_to_a_server_says_so_and_what_to_set(
+    folder: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Both sides are ours: the refusal that comes over HTTP is JSON."""
+    async with started(environment, "serve") as (_, ready):
+        far = tmp_path / "far.toml"
+        far.write_text(f'[mcp.far]\nurl = "{ready["doors"]["mcp"]}"\ntoken = {{ env = "WRONG" }}\n')
+        environment["WRONG"] = "CANARY"
+        command = ["-m", "operations", "call", "far.work.add", "--config", str(far)]
+        ran = await anyio.run_process([sys.executable, *command], env=environment, check=False)
+
+    said = ran.stderr.decode()
+    assert ran.returncode == 8
+    assert said.count("HTTP status 401") == 1
+    assert "token or headers in operations.toml" in said
+    assert "CANARY" not in said

@@ -1,0 +1,157 @@
+"""Finding out who asks has a time, places and a client that waits; the HTTP edge's tests are in `tests/server`."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from starlette.requests import Request
+from tests.mcp_serving.support import example, serving
+from tests.mcp_serving.test_http import post
+
+from operations import Identity
+from operations.mcp import to_mcp
+
+ADD = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+
+
+class Directory:
+    """Never says who it is."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = self.asked = 0
+        self.release = asyncio.Event()
+
+    async def __call__(self, request: Request) -> Identity | None:
+        self.asked += 1
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await self.release.wait()
+        finally:
+            self.inside -= 1
+        return Identity("ann")
+
+    async def until(self, is_so: Callable[["Directory"], bool]) -> None:
+        with anyio.fail_after(10):
+            while not is_so(self):
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def http(**settings: Any) -> AsyncGenerator[httpx2.AsyncClient]:
+    app = to_mcp(example(), **settings).asgi_app()
+    limits = httpx2.Limits(max_connections=None)
+    with anyio.fail_after(30):
+        async with (
+            serving(app) as address,
+            httpx2.AsyncClient(base_url=address, limits=limits, timeout=20) as client,
+        ):
+            yield client
+
+
+@pytest.mark.requirement("R12")
+async def test_a_resolver_that_hangs_is_cancelled_and_the_request_refused() -> None:
+    directory = Directory()
+    async with http(identify=directory, timeout=0.2) as client:
+        response = await client.post("/mcp", **ADD)
+
+    assert (response.status_code, directory.asked, directory.inside) == (504, 1, 0)
+
+
+@pytest.mark.requirement("R12")
+async def test_a_resolver_that_will_not_be_cancelled_keeps_nobody_waiting() -> None:
+    release, ended = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(request: Request) -> Identity | None:
+        if "x-api-key" not in request.headers:
+            return None
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+        return Identity("ann")
+
+    async with http(identify=stubborn, timeout=0.2) as client:
+        late = await client.post("/mcp", json={}, headers={"x-api-key": "ann"})
+        assert (late.status_code, ended.is_set()) == (504, False)
+        release.set()
+        await ended.wait()
+        # Over the same connection: what was found out too late does not stand in the way.
+        assert (await client.post("/mcp", **ADD)).status_code == 200
+
+
+@pytest.mark.requirement("R13", "R31")
+async def test_a_crowd_of_credentials_is_not_asked_for_all_at_a_time() -> None:
+    directory = Directory()
+    async with http(identify=directory) as client, anyio.create_task_group() as crowd:
+        answers: list[int] = []
+
+        async def guess(number: int) -> None:
+            response = await client.post("/mcp", json={}, headers={"x-api-key": f"guess {number}"})
+            answers.append(response.status_code)
+
+        for number in range(220):
+            crowd.start_soon(guess, number)
+        await directory.until(lambda _: len(answers) == 20)
+        assert (directory.inside, answers) == (200, [429] * 20)
+        directory.release.set()
+
+
+@pytest.mark.requirement("R31")
+async def test_those_who_show_nothing_have_places_as_well() -> None:
+    directory = Directory()
+    async with http(identify=directory) as client, anyio.create_task_group() as crowd:
+        answers: list[int] = []
+
+        async def come() -> None:
+            answers.append((await client.post("/mcp", json={})).status_code)
+
+        for _ in range(260):
+            crowd.start_soon(come)
+        await directory.until(lambda _: len(answers) == 10)
+        assert (directory.most, answers) == (250, [429] * 10)
+        directory.release.set()
+
+
+@pytest.mark.requirement("R12")
+async def test_finding_out_ends_with_the_client() -> None:
+    directory = Directory()
+    async with http(identify=directory) as client:
+        port = client.base_url.port
+        writers: list[asyncio.StreamWriter] = []
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+            writers.append(writer)
+        await directory.until(lambda it: it.inside == 20)
+        for writer in writers:
+            writer.close()
+        await directory.until(lambda it: it.inside == 0)
+        directory.release.set()
+        # Their places are free again, and nothing of them is left.
+        assert (await client.post("/mcp", **ADD)).status_code == 200
+
+
+async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:
+    async def slow(request: Request) -> Identity | None:
+        # Longer than the watch's patience: it looks for the client meanwhile.
+        await asyncio.sleep(0.2)
+        return Identity("ann")
+
+    text = "x" * 300_000
+    async with http(identify=slow) as client:
+        for options in (ADD, post("tools/call", {"name": "task.get", "arguments": {"id": text}})):
+            response = await client.post("/mcp", **options)
+            assert response.status_code == 200, response.text
+    assert response.json()["result"]["structuredContent"] == {"id": text}
+
+
+async def test_what_is_no_identity_is_a_refusal() -> None:
+    async with http(identify=lambda request: "ann") as client:
+        assert (await client.post("/mcp", **ADD)).status_code == 401
