@@ -232,6 +232,25 @@ def test_the_python_client_has_a_class_once_however_many_operations_share_it() -
     assert source.count('amount: "NotRequired[str]"') == 1
 
 
+def test_the_python_client_keeps_apart_what_only_looks_shared() -> None:
+    def at_home(**home: str) -> dict[str, Any]:
+        properties = {name: {"type": kind} for name, kind in home.items()}
+        return {
+            "properties": {
+                "home": {"type": "object", "properties": properties},
+                "work": {"$ref": "#/properties/home"},
+                "note": {"$ref": "#/$defs/Note"},
+            },
+            "$defs": {"Note": {"type": "string"}},
+        }
+
+    people = spec("people", {}, output_schema=at_home(street="string"))
+    routers = spec("routers", {}, output_schema=at_home(ip="string", port="integer"))
+    source = python_client([people, routers])
+
+    assert source.count("port: ") == 2  # where it lives, and where it works
+
+
 @pytest.mark.skipif(not DOCUMENTS.exists(), reason="the shared documents are not here")
 async def test_the_python_client_of_a_large_api_is_no_larger_than_its_document(
     tmp_path: Path,

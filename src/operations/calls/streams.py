@@ -203,6 +203,7 @@ class CallStream:
         self._entry: StreamEntry | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        self._is_reading = False
 
     def __aiter__(self) -> Self:
         return self
@@ -210,6 +211,15 @@ class CallStream:
     async def __anext__(self) -> ResponseEnvelope[Any]:
         if self._closed:
             raise StopAsyncIteration
+        if self._is_reading:
+            raise RuntimeError(f"{self!r} is being read by another task already")
+        self._is_reading = True
+        try:
+            return await self._next()
+        finally:
+            self._is_reading = False
+
+    async def _next(self) -> ResponseEnvelope[Any]:
         entry = self._entry
         if entry is None:
             entry = await self._open()
@@ -224,8 +234,6 @@ class CallStream:
         return envelope
 
     async def _open(self) -> StreamEntry:
-        if self._loop is not None:
-            raise RuntimeError(f"{self!r} is being read by another task already")
         self._loop = asyncio.get_running_loop()
         try:
             entry = await self._start()

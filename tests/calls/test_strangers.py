@@ -1,0 +1,261 @@
+"""What callers and workers that misbehave, or leave at a bad moment, cannot do to others."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.calls.waiting import until
+from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world
+from tests.servers import Broker
+
+from operations.calls import PendingRequestMap, from_calls, serve_calls
+from operations.calls.events import (
+    AbortPayload,
+    CallAborted,
+    CallProbed,
+    CallRequested,
+    ProbePayload,
+    RequestPayload,
+    encode_event,
+)
+from operations.calls.ids import new_request_id
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+from operations.registry import OperationRegistry
+
+
+def ticking() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("tick.for_ever")
+    async def tick() -> Any:
+        while True:
+            yield 1
+            await asyncio.sleep(0.01)
+
+    @registry.operation("tick.slowly", type="query")
+    async def slowly() -> None:
+        await asyncio.sleep(60)
+
+    return registry
+
+
+@pytest.mark.requirement("R33", "F22")
+async def test_f22_a_subscription_cancelled_while_it_is_opened_is_stopped_at_its_worker(
+    world: World,
+) -> None:
+    async with (
+        world.serve(ticking()) as workers,
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("services.list")
+        for steps in range(12):
+            reading = asyncio.create_task(anext(calls.subscribe("tick.for_ever")))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        assert len(calls) == 0
+        # Whatever is on its way comes before this.
+        await calls.call("services.list")
+        await until(lambda: not any(worker.active for worker in workers), seconds=2)
+
+
+@pytest.mark.requirement("R33", "F22")
+async def test_f22_a_subscription_closed_by_another_task_while_it_is_opened_ends_at_once(
+    broker_world: BrokerWorld,
+) -> None:
+    async with (
+        broker_world.serve(ticking()) as workers,
+        broker_world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("services.list")
+        stream = calls.subscribe("tick.for_ever")
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await reading
+        assert len(calls) == 0
+        await until(lambda: not any(worker.active for worker in workers), seconds=2)
+
+
+async def test_a_subscription_is_read_by_one_task_at_a_time() -> None:
+    async with calling(MemoryWorld(), ticking()) as calls:
+        stream = calls.subscribe("tick.for_ever")
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="read by another task"):
+            await anext(stream)
+        assert (await reading).data == 1
+        await stream.aclose()
+
+
+@pytest.mark.requirement("R31", "F22")
+async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
+    nats_server: Broker,
+) -> None:
+    world = nats_world(nats_server.url)
+    async with world.serve(ticking()) as workers, world.connect() as stranger:
+        (worker,) = workers
+        for operation_id in ("tick.slowly", "tick.for_ever"):
+            payload = RequestPayload(request_id=new_request_id(), operation_id=operation_id)
+            body = encode_event(CallRequested(payload=payload))
+            await stranger.put("operations", body, key=payload.request_id, reply_to="", wait=1)
+        async with world.connect() as target:
+            calls = PendingRequestMap(target)
+            waiting = asyncio.create_task(calls.call("tick.slowly", timeout=60))
+            await until(lambda: any(job.reply_to for job in worker.jobs.values()))
+        # Its connection is gone without a word.
+        await until(lambda: worker.active == 0, seconds=5)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+@pytest.mark.requirement("F15")
+async def test_f15_a_subscription_has_room_for_one_item_at_least() -> None:
+    target = MemoryTarget(as_text=True)
+    async with serve_calls(ticking(), target) as worker, PendingRequestMap(target) as calls:
+        body = b'{"type":"call.requested","payload":{"requestId":"r","operationId":"tick.for_ever","credit":0}}'
+        await target.put("operations", body, key="r", reply_to=calls.mailbox, wait=1)
+
+        assert worker.malformed == 1
+        assert worker.active == 0
+
+
+@pytest.mark.requirement("R38", "F25")
+async def test_f25_a_worker_that_drains_on_a_websocket_takes_nothing_new() -> None:
+    registry = OperationRegistry()
+    ran: list[int] = []
+    started, draining = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("till.pay")
+    async def pay(number: int) -> int:
+        ran.append(number)
+        started.set()
+        if number == 0:
+            await draining.wait()
+        return number
+
+    close = asyncio.Event()
+
+    async def attach(target: AcceptedTarget) -> None:
+        # The connection is used both ways.
+        async with PendingRequestMap(target):
+            async with serve_calls(registry, target):
+                await close.wait()
+            await target.wait_closed()
+
+    async with serve_websocket(attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url) as target, PendingRequestMap(target) as calls:
+            first = asyncio.create_task(calls.call("till.pay", {"number": 0}))
+            await started.wait()
+            close.set()
+            await asyncio.sleep(0)
+            with pytest.raises(CallError) as caught:
+                await calls.call("till.pay", {"number": 1})
+            draining.set()
+            assert (await first).data == 0
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
+    assert ran == [0]
+
+
+@pytest.mark.requirement("R13", "R42")
+async def test_r13_nobody_makes_a_worker_remember_long_names() -> None:
+    target = MemoryTarget(as_text=True)
+    async with serve_calls(ticking(), target) as worker:
+        for number in range(100):
+            request_id = f"{number}" + "x" * 1000
+            aborted = CallAborted(payload=AbortPayload(request_id=request_id))
+            await target.send(worker.mailbox, encode_event(aborted))
+
+        assert worker.malformed == 100
+
+
+@pytest.mark.requirement("R13", "F8")
+async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("say.much", type="query")
+    async def much() -> str:
+        return "x" * 100_000
+
+    heard: list[bytes] = []
+
+    class Ear:
+        def receive(self, body: Any, reply_to: str) -> None:
+            heard.append(body)
+
+        def undelivered(self, key: str) -> None: ...
+        def dropped(self, key: str, reply_to: str) -> None: ...
+        def lost(self, reason: str) -> None: ...
+        def restored(self) -> None: ...
+
+    target = MemoryTarget(as_text=True)
+    box, request_id = target.mailbox(), new_request_id()
+    async with serve_calls(registry, target) as worker:
+        await target.listen([box], Ear())
+        payload = RequestPayload(request_id=request_id, operation_id="say.much", reply_to=box)
+        body = encode_event(CallRequested(payload=payload))
+        await target.put("operations", body, key=request_id, reply_to=box, wait=1)
+        await until(lambda: len(heard) == 1)
+        probe = ProbePayload(request_ids=[request_id] * 100, reply_to=box)
+        await target.send(worker.mailbox, encode_event(CallProbed(payload=probe)))
+        await until(lambda: b"call.alive" in heard[-1])
+
+    assert [len(body) > 100_000 for body in heard] == [True, True, False]
+
+
+@pytest.mark.requirement("R12", "F1")
+async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> None:
+    registry = ticking()
+
+    @registry.operation("services.schema", type="query")
+    async def schema(operationId: str) -> list[str]:  # noqa: N803 - its name on the wire
+        return ["no", "object"]
+
+    target = MemoryTarget(as_text=True)
+    async with PendingRequestMap(target, heartbeat=0.1) as calls, serve_calls(registry, target):
+        for _ in range(2):
+            # A worker that says nothing any more, with a call in its hands.
+            async with serve_calls(registry, target) as dead:
+                waiting = asyncio.gather(
+                    *(calls.call("tick.slowly", timeout=10) for _ in range(4)),
+                    return_exceptions=True,
+                )
+                await until(lambda: dead.active)
+                lost = set(dead.jobs)
+                dead.jobs.clear()
+                await until(partial(lost.isdisjoint, calls.pending))
+                for request_id in tuple(calls.pending):
+                    calls.abort(request_id)
+                outcomes = await waiting
+
+            codes = {getattr(outcome, "code", None) for outcome in outcomes}
+            assert codes == {ErrorCode.UNAVAILABLE, ErrorCode.ABORTED}
+
+
+@pytest.mark.requirement("R47")
+async def test_r47_what_a_stranger_says_of_its_operations_stays_on_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("services.describe")
+    async def describe() -> Any:
+        yield {"leftOut": {"a.b": "no\nCRITICAL operations: root logged in\x1b[2J" + "x" * 10_000}}
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target), from_calls(target) as service:
+        assert len(service) == 0
+
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 600
