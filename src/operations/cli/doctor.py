@@ -42,7 +42,8 @@ _EXTRAS = {
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
 }
-_BROKER_SECONDS = 5
+_BROKER_SECONDS = 8
+"""Longer than connecting may take: a connection that fails says why."""
 
 
 @dataclass(frozen=True, slots=True)

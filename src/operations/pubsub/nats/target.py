@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
-from nats.aio.client import Client
 from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
+from operations.pubsub.nats.client import StayingClient
 from operations.pubsub.nats.durable import DurableQueues
 from operations.pubsub.signing import signed
 
@@ -43,17 +43,6 @@ MAX_UNREAD = 32 * 1024 * 1024
 """Bytes that may wait in this process for one subscription before more are dropped."""
 
 
-class _StayingClient(Client):
-    """A client that connects again whatever the server says; the library's own closes for good at most errors."""
-
-    async def _process_err(self, err_msg: str) -> None:
-        if self.is_connecting or "permissions violation" in err_msg.lower():
-            await super()._process_err(err_msg)
-        else:
-            logger.warning("NATS: %s", err_msg)
-            await self._process_op_err(Error(f"nats: {err_msg}"))
-
-
 class NatsTarget:
     """One client of a NATS server. Made by `connect_nats`.
 
@@ -71,7 +60,7 @@ class NatsTarget:
         self.local = None
         self._prefix = prefix
         self._boxes = f"{prefix}.box.{client}"
-        self._nats = _StayingClient()
+        self._nats = StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
@@ -103,11 +92,15 @@ class NatsTarget:
                     inbox_prefix=self._boxes,
                     **options,
                 )
-        except (*_NATS_ERRORS, TimeoutError) as error:
+        except (TransportError, *_NATS_ERRORS, TimeoutError) as error:
+            # A timeout says nothing; why the last attempt failed does.
+            reason = str(error) or str(self._nats.last_error or "") or "no answer"
+            servers = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             # Where not even the address could be read, it does not know how to close either.
             with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
-            raise TransportError(f"NATS cannot be reached: {error}") from error
+            where = f" at {servers}" if servers else ""
+            raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         if self._wants_durable:
@@ -393,7 +386,7 @@ async def connect_nats(
     """Connect to NATS for the length of an `async with` block; lost connections are restored.
 
     Args:
-        url: Of a server, or several separated by commas.
+        url: Of a server, or several separated by commas; with `tls://` there is TLS, or no connection.
         prefix: The first token of every subject.
         client: The token after `box` in the subjects of this client's mailboxes, for access rules
             (see docs/calls.md).
