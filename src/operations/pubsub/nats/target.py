@@ -11,7 +11,7 @@ Durable queues live in `durable`.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
@@ -21,9 +21,16 @@ from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerE
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.backoff import reconnect_delay
-from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
+from operations.pubsub.base import (
+    NOT_PERMITTED,
+    NOT_PRIVATE,
+    EventTarget,
+    Receiver,
+    Subscription,
+)
 from operations.pubsub.nats.client import StayingClient
 from operations.pubsub.nats.durable import DurableQueues
+from operations.pubsub.seldom import Seldom
 from operations.pubsub.signing import signed
 
 logger = logging.getLogger("operations")
@@ -32,6 +39,9 @@ _NATS_ERRORS = (Error, OSError, EOFError)
 
 _SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
 """An address without wild cards, much shorter than the longest line that a server reads."""
+
+_REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
+"""What the server says of a subject that this client may not use, as the library reads it: in small letters."""
 
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
@@ -67,7 +77,8 @@ class NatsTarget:
         self.dropped = 0
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
-        self._violations = 0
+        self._violations = Seldom()
+        self._arriving: dict[str, asyncio.Future[str]] = {}
         self._attempt = 0
         self._connected = asyncio.Event()
 
@@ -135,9 +146,14 @@ class NatsTarget:
         if isinstance(error, SlowConsumerError):
             self._on_overflow(error)
             return
-        if "permissions violation" in str(error).lower():
-            self._violations += 1
-        logger.debug("NATS: %s", error)
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            logger.debug("NATS: %s", error)
+        elif (arrival := self._arriving.get(refused[1])) is None:
+            level = self._violations.level()
+            logger.log(level, "NATS told of a %s: %s", refused[0], NOT_PERMITTED)
+        elif not arrival.done():
+            arrival.set_result(refused[0])
 
     def _on_overflow(self, error: SlowConsumerError) -> None:
         """A message was dropped in this process: whoever waits for it must not wait in vain."""
@@ -182,12 +198,7 @@ class NatsTarget:
             lambda: self._nats.subscribe(elsewhere),  # pyright: ignore[reportUnknownMemberType]
             lambda: self._nats.publish(elsewhere, b""),
         ):
-            before = self._violations
-            with suppress(*_NATS_ERRORS):
-                await attempt()
-            # Whatever the server has to say of it comes before this does.
-            await self._arrive()
-            if self._violations == before:
+            if not await self._refusal([elsewhere], attempt):
                 raise TransportError(NOT_PRIVATE)
 
     # ---------------------------------------------------------------------------------------- addresses
@@ -224,15 +235,18 @@ class NatsTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Subscriptions":
         """Listen at `addresses`."""
-        subscriptions = [
-            await self._subscribe(
-                f"{address}.>" if self._is_mailbox(address) else address,
-                self._to_mailbox(address, receiver),
-                receiver,
-            )
+        subjects = {
+            f"{address}.>" if self._is_mailbox(address) else address: address
             for address in addresses
-        ]
-        await self._arrive()
+        }
+        subscriptions: list[Any] = []
+
+        async def subscribe() -> None:
+            for subject, address in subjects.items():
+                deliver = self._to_mailbox(address, receiver)
+                subscriptions.append(await self._subscribe(subject, deliver, receiver))
+
+        await self._arrive(subjects, subscribe)
         self._receivers.append(receiver)
         return _Subscriptions(self, subscriptions, lambda: self._receivers.remove(receiver))
 
@@ -292,9 +306,14 @@ class NatsTarget:
                 message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
             )
 
-        subscription = await self._subscribe(self._queue(queue), deliver, receiver, queue="workers")
-        await self._arrive()
-        return _Subscriptions(self, [subscription], lambda: None)
+        subscriptions: list[Any] = []
+
+        async def subscribe() -> None:
+            subscriptions.append(await self._subscribe(subject, deliver, receiver, queue="workers"))
+
+        subject = self._queue(queue)
+        await self._arrive([subject], subscribe)
+        return _Subscriptions(self, subscriptions, lambda: None)
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
@@ -331,19 +350,46 @@ class NatsTarget:
         """The subscription is closed."""
         self._receivers_of.pop(subscription, None)
 
-    async def _arrive(self) -> None:
-        """Wait until the server has seen every subscription made so far.
+    async def _arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
+        """Do something to `subjects` and wait until the server has seen it.
 
-        A flush does not do: its PING overtakes them. A message does not.
+        Raises:
+            TransportError: If it does not answer, or does not allow it.
         """
-        subject = f"{self._boxes}.{token_hex(16)}"
+        refusal = await self._refusal(subjects, act)
+        if refusal:
+            raise TransportError(f"NATS told of a {refusal}: {NOT_PERMITTED}")
+
+    async def _refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
+        """What the server has against doing something to `subjects`; empty once it has done it.
+
+        A flush does not tell: its PING overtakes what was sent before. A message does not.
+        """
+        mark = f"{self._boxes}.{token_hex(16)}"
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # In the words of the server, and as the library reads them.
+        awaited = [subject.lower() for subject in (mark, *subjects)]
+        self._arriving.update(dict.fromkeys(awaited, outcome))
+
+        async def arrived(_: Any) -> None:
+            if not outcome.done():
+                outcome.set_result("")
+
         try:
-            echo = await self._nats.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
-            await self._nats.publish(subject, b"1")
-            await echo.next_msg(timeout=5)
+            await act()
+            echo = await self._nats.subscribe(mark, cb=arrived)  # pyright: ignore[reportUnknownMemberType]
+            await self._nats.publish(mark, b"1")
+            async with asyncio.timeout(5):
+                refusal = await outcome
             await echo.unsubscribe()
-        except (*_NATS_ERRORS, TimeoutError) as error:
-            raise TransportError(f"NATS does not answer: {error}") from error
+        except TimeoutError:
+            raise TransportError("NATS does not answer") from None
+        except _NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        finally:
+            for subject in awaited:
+                self._arriving.pop(subject, None)
+        return refusal
 
 
 class _Subscriptions:
