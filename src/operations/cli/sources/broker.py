@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import Any, cast
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from operations.calls import from_calls
 from operations.cli.sources import Opened
@@ -13,11 +13,12 @@ from operations.config.model import BrokerEntry
 from operations.pubsub.base import EventTarget
 from operations.specs import Operation
 
+_NATS = "operations.pubsub.nats:connect_nats"
 _CONNECTORS = {
     "redis": "operations.pubsub.redis:connect_redis",
     "rediss": "operations.pubsub.redis:connect_redis",
-    "nats": "operations.pubsub.nats:connect_nats",
-    "tls": "operations.pubsub.nats:connect_nats",
+    "nats": _NATS,
+    "tls": _NATS,
 }
 """By the scheme of the address. Imported when needed: each has its own extra."""
 
@@ -34,7 +35,9 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     try:
         target = await stack.enter_async_context(connect_broker(entry, file))
         credential = None if entry.credential is None else file.secret(entry.credential)
-        service = from_calls(target, group=entry.group, credential=credential)
+        service = from_calls(
+            target, group=entry.group, namespace=entry.namespace, credential=credential
+        )
         await stack.enter_async_context(service)
     except BaseException:
         await stack.aclose()
@@ -75,19 +78,27 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
         "Callable[..., AbstractAsyncContextManager[EventTarget]]",
         getattr(import_module(module), function),
     )
-    options: dict[str, Any] = {} if entry.prefix is None else {"prefix": entry.prefix}
+    named = {"prefix": entry.prefix, "client": entry.client}
+    options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    if entry.durable:
+        options["durable"] = True
     if entry.secret is not None:
         options["secret"] = file.secret(entry.secret)
+    url, login = _signed_in(entry, file)
     async with connect(
-        _address(entry, file), trusted=entry.trusted, private=entry.private, **options
+        url, trusted=entry.trusted, private=entry.private, **login, **options
     ) as target:
         yield target
 
 
-def _address(entry: BrokerEntry, file: ConfigFile) -> str:
+def _signed_in(entry: BrokerEntry, file: ConfigFile) -> tuple[str, dict[str, str]]:
+    """The address, and the login where it does not stand in it: nats-py takes an address as it is written."""
     if entry.password is None:
-        return entry.url
+        return entry.url, {}
+    password = file.secret(entry.password)
     parts = urlsplit(entry.url)
-    host = parts.netloc.rpartition("@")[2]
-    login = f"{parts.username or ''}:{quote(file.secret(entry.password), safe='')}"
-    return urlunsplit(parts._replace(netloc=f"{login}@{host}"))
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    if _CONNECTORS[parts.scheme] == _NATS:
+        login = {"user": unquote(user), "password": password} if user else {"token": password}
+        return urlunsplit(parts._replace(netloc=host)), login
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")), {}
