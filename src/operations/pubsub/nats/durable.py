@@ -14,6 +14,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.errors import ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import Receiver
@@ -32,6 +33,15 @@ _REMEMBER = 120.0
 
 _KEEP = 3600.0
 """Seconds a request waits for a worker."""
+
+_NO_JETSTREAM = (
+    "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
+    "nats-server -js"
+)
+_SILENT = (
+    "JetStream does not answer. Where the server has permissions, durable=True needs more of them: "
+    "see Permissions in docs/calls.md"
+)
 
 
 class DurableQueues:
@@ -57,7 +67,11 @@ class DurableQueues:
         )
         try:
             await self._js.add_stream(config)
-        except (Error, TimeoutError) as error:
+        except ServiceUnavailableError as error:
+            raise TransportError(_NO_JETSTREAM) from error
+        except TimeoutError as error:
+            raise TransportError(_SILENT) from error
+        except Error as error:
             raise TransportError(f"JetStream: {error}") from error
 
     async def put(self, subject: str, body: bytes, key: str, wait: float) -> None:
