@@ -153,3 +153,29 @@ async def test_an_address_without_a_server_is_named_with_the_reason(
             pass
     assert f"at {address}: " in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("group", ["a b", "a.*", ">", "", ".a", "b\u00fcro", "a\r\nPUB x 1"])
+async def test_a_group_that_is_no_subject_is_refused_at_the_start(
+    nats_server: Broker, group: str
+) -> None:
+    async with connect_nats(nats_server.url) as target:
+        with pytest.raises(TransportError, match="no NATS subject"):
+            async with serve_calls(build_registry(), target, group=group):
+                pass
+        with pytest.raises(TransportError, match="no NATS subject"):
+            async with PendingRequestMap(target, group=group):
+                pass
+        # The connection is as good as before.
+        async with (
+            serve_calls(build_registry(), target, group="billing.eu"),
+            PendingRequestMap(target, group="billing.eu") as calls,
+        ):
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.parametrize("name", ["prefix", "client"])
+async def test_names_that_make_no_subjects_are_refused_before_connecting(name: str) -> None:
+    with pytest.raises(TransportError, match="no NATS subject"):
+        async with connect_nats("nats://127.0.0.1:1", **{name: "a *"}):  # type: ignore[arg-type]
+            pass

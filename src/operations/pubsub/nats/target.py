@@ -69,7 +69,7 @@ class NatsTarget:
         self.direct = False
         self.local = None
         self._prefix = prefix
-        self._boxes = f"{prefix}.box.{client}"
+        self._boxes = _subject_of(f"{prefix}.box", client)
         self._nats = StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
@@ -208,11 +208,15 @@ class NatsTarget:
         return f"{self._boxes}.{token_hex(16)}"
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
-        return f"{self._prefix}.topic.{name}"
+        """The public address called `name`.
+
+        Raises:
+            TransportError: If it cannot be part of a subject.
+        """
+        return _subject_of(f"{self._prefix}.topic", name)
 
     def _queue(self, name: str) -> str:
-        return f"{self._prefix}.queue.{name}"
+        return _subject_of(f"{self._prefix}.queue", name)
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}.box.")
@@ -392,6 +396,21 @@ class NatsTarget:
         return refusal
 
 
+def _subject_of(space: str, name: str) -> str:
+    """The subject of what is called `name`.
+
+    Raises:
+        TransportError: If there can be none: the server would close the connection, or take it for a pattern.
+    """
+    subject = f"{space}.{name}"
+    if _SUBJECT.fullmatch(subject) is None:
+        raise TransportError(
+            f"{subject!r} is no NATS subject: prefix, group and client are words of A-Z, a-z, 0-9, '_', '-', '$' "
+            "and '=', with dots between them"
+        )
+    return subject
+
+
 class _Subscriptions:
     """Some subscriptions that are closed together."""
 
@@ -447,7 +466,8 @@ async def connect_nats(
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
-        TransportError: If NATS cannot be reached now, or is not private although it should be.
+        TransportError: If NATS cannot be reached now, is not private although it should be, or cannot have subjects
+            with this prefix or client.
         ValueError: If the secret is too short to be one.
     """
     target = NatsTarget(
