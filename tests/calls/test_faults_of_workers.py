@@ -142,7 +142,7 @@ async def test_f3_a_peer_that_serves_nothing_says_so() -> None:
 
 
 @pytest.mark.requirement("R38", "F25")
-async def test_f25_sigterm_finishes_what_runs_and_ends_the_rest_with_a_retryable_error(
+async def test_f25_sigterm_finishes_what_runs_and_says_of_the_rest_what_may_be_tried_again(
     broker_world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -151,15 +151,23 @@ async def test_f25_sigterm_finishes_what_runs_and_ends_the_rest_with_a_retryable
         caller(broker_world) as calls,
     ):
         short = asyncio.create_task(calls.call("slow.write", {"seconds": 0.8, "path": str(path)}))
-        long = asyncio.create_task(calls.call("slow.write", {"seconds": 60, "path": str(path)}))
-        await until(lambda: len(started(path)) == 2)
+        long = asyncio.gather(
+            calls.call("slow.write", {"seconds": 60, "path": str(path)}),
+            calls.call("slow.sleep", {"seconds": 60, "path": str(path)}),
+            return_exceptions=True,
+        )
+        await until(lambda: len(started(path)) == 3)
         worker.terminate()
         assert (await short).data == "written"
-        with anyio.fail_after(4), pytest.raises(CallError) as caught:
-            await long
+        with anyio.fail_after(4):
+            mutation, query = await long
         assert await worker.wait() == 0
 
-    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert isinstance(mutation, CallError)
+    assert isinstance(query, CallError)
+    assert mutation.code == query.code == ErrorCode.UNAVAILABLE
+    # The one that has begun to write would write twice.
+    assert (mutation.retryable, query.retryable) == (False, True)
 
 
 @pytest.mark.requirement("F25")

@@ -27,7 +27,7 @@ from operations.calls.watch import Watch
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError, timed_out
-from operations.pubsub.base import EventTarget, Subscription
+from operations.pubsub.base import EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
@@ -70,7 +70,7 @@ class PendingRequestMap:
         heartbeat: float = 1.0,
         silence: float = 15.0,
     ) -> None:
-        self.target: EventTarget = MemoryTarget() if target is None else target
+        self.target: EventTarget = MemoryTarget() if target is None else usable(target)
         self.group = group
         self.timeout = timeout
         self.idle_timeout = idle_timeout
@@ -191,7 +191,10 @@ class PendingRequestMap:
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
             await self._ready()
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout
+        if timeout is not None:
+            _enforce_number("timeout", timeout)
+            limit = timeout
         if context is not None:
             limit = _remaining(context, limit)
         if not limit > 0:
@@ -354,7 +357,8 @@ class PendingRequestMap:
             timeout_ms=limit * 1000 if bounded else None,
             # What nobody will believe need not be told to everyone who can read the broker.
             identity=identity if self._send_identity else None,
-            credential=credential or self._credential,
+            # One that is empty is one all the same, and refused: nobody becomes anonymous by mistake.
+            credential=self._credential if credential is None else credential,
             metadata=metadata,
             reply_to=self.mailbox or None,
         )
@@ -406,8 +410,8 @@ def _remaining(context: OperationContext | None, limit: float) -> float:
     return min(limit, context.deadline / 1000 - time())
 
 
-def _enforce_number(name: str, seconds: float) -> None:
-    if isnan(seconds):
+def _enforce_number(name: str, seconds: object) -> None:
+    if not isinstance(seconds, (int, float)) or isnan(seconds):
         # Nothing comes before or after it: the call would never end.
         reason = f"{name} is not a number: give seconds, or None for the default"
         raise CallError(ErrorCode.VALIDATION_ERROR, reason)

@@ -54,6 +54,7 @@ class RemoteService:
     ) -> None:
         self.calls = calls
         self.operations: list[Operation] = []
+        self._is_open = False
         self._namespace = namespace
         self._access = access
         self._exclude = exclude
@@ -66,10 +67,15 @@ class RemoteService:
         await self.aclose()
 
     def __iter__(self) -> Iterator[Operation]:
-        return iter(self.operations)
+        return iter(self._opened())
 
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self._opened())
+
+    def _opened(self) -> list[Operation]:
+        if not self._is_open:
+            raise RuntimeError("nothing is imported yet: async with from_calls(target) as service")
+        return self.operations
 
     async def open(self) -> None:
         """Ask what is offered.
@@ -87,6 +93,7 @@ class RemoteService:
             else:
                 if imported.spec.id not in self._exclude and imported.spec.id not in SERVICES:
                     self.operations.append(imported)
+        self._is_open = True
 
     async def _specs(self) -> list[OperationSpec]:
         told = Listener()

@@ -14,7 +14,7 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import time
-from typing import Any
+from typing import Any, cast
 
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
@@ -44,8 +44,9 @@ from operations.calls.services import SERVICES, serves_itself, service_operation
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out
 from operations.outsiders import shown_error
-from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription
+from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
+from operations.specs import OperationType
 
 logger = logging.getLogger("operations")
 
@@ -151,7 +152,10 @@ class CallServer:
                 self._loop.remove_signal_handler(number)
 
     async def aclose(self) -> None:
-        """Take nothing new, give what runs `grace` seconds, end the rest with a retryable `UNAVAILABLE`."""
+        """Take nothing new, give what runs `grace` seconds, end the rest with `UNAVAILABLE`.
+
+        It is retryable but for mutations that have begun.
+        """
         taking, self._taking = self._taking, None
         if taking is not None:
             with suppress(TransportError):
@@ -165,7 +169,7 @@ class CallServer:
                     await self._idle.wait()
         self._admission.empty()
         for job in tuple(self.jobs.values()):
-            self.stop(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
+            self.stop(job, self._cut_short(job))
         for task in self._minding:
             task.cancel()
         last = (*self._runners.tasks, *self._background)
@@ -182,6 +186,16 @@ class CallServer:
             with suppress(TransportError):
                 await listening.aclose()
         await self._services.aclose()
+
+    def _cut_short(self, job: Job) -> CallError:
+        """What is said of a job that this worker will not finish."""
+        spec = self.registry.get_spec(job.request.operation_id)
+        # Whoever retries without looking would run it twice.
+        may_matter = (
+            spec is not None and spec.type is OperationType.MUTATION and not spec.idempotent
+        )
+        retryable = job.task is None or not may_matter
+        return CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=retryable)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
@@ -449,9 +463,11 @@ async def serve_calls(
     Raises:
         TransportError: If the broker cannot be reached.
     """
+    if not isinstance(cast("object", registry), OperationRegistry):
+        raise TypeError(f"serve_calls takes an OperationRegistry, not {registry!r}")
     server = CallServer(
         registry,
-        target,
+        usable(target),
         group=group,
         limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
         resolve=resolve,

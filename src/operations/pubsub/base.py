@@ -197,6 +197,19 @@ class EventTarget(Protocol):
         ...
 
 
+def usable(target: EventTarget) -> EventTarget:
+    """`target`, if it is one.
+
+    Raises:
+        TypeError: If it is not, or not yet: the connectors are opened with `async with`.
+    """
+    if hasattr(target, "mailbox"):
+        return target
+    if hasattr(target, "__aenter__"):
+        raise TypeError("the target is not open: async with connect_...(...) as target")
+    raise TypeError(f"{target!r} is no event target: connect_redis and the like give one")
+
+
 class Registration:
     """A receiver in a list, until closed; closing twice is harmless."""
 
