@@ -1,6 +1,7 @@
 """The serving end of a WebSocket."""
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -141,4 +142,4 @@ async def serve_websocket(
 
 async def _settled(value: Any) -> Any:
     """What a plain or a coroutine function gave."""
-    return await value if isinstance(value, Awaitable) else value
+    return await value if inspect.isawaitable(value) else value
