@@ -244,6 +244,26 @@ async def test_what_redis_refuses_is_unavailable_and_not_late(registry: Operatio
     assert caught.value.retryable
 
 
+@pytest.mark.requirement("R34")
+async def test_r34_a_redis_that_is_flushed_loses_no_answer(
+    registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with world.serve(registry), caller(world) as calls, Redis(port=broker.port) as admin:
+            under_way = asyncio.create_task(
+                calls.call("slow.sleep", {"seconds": 0.5, "path": str(path)})
+            )
+            await until(lambda: started(path))
+            await admin.flushall()
+            with anyio.fail_after(6):
+                assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+                assert (await under_way).data == "slept"
+            # What keeps a mailbox does not fill it.
+            assert await admin.xlen(calls.mailbox) < 10
+
+
 @pytest.mark.requirement("R35", "F6")
 async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
     registry: OperationRegistry, tmp_path: Path
