@@ -35,7 +35,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         self.events.append(
             CallRequested(payload=body) if isinstance(body, RequestPayload) else read_event(body)
         )

@@ -68,7 +68,7 @@ class Incoming:
         self._watch = watch
         self._outgoing = outgoing
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """Take an event from the target."""
         if type(body) is LocalAnswer:
             self._take(body)
