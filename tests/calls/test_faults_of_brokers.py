@@ -17,7 +17,7 @@ from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, run
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.backoff import reconnect_delay
 from operations.registry import OperationRegistry
 
@@ -356,6 +356,24 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
                         failures += 1
 
     assert failures == 0
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+async def test_a_redis_without_room_for_every_connection_is_said_to_be_unreachable(
+    room: int,
+) -> None:
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with Redis(port=broker.port) as admin:
+            await admin.config_set("maxclients", room + 1)
+            before = asyncio.all_tasks()
+            with anyio.fail_after(10), pytest.raises(TransportError, match="cannot be reached"):
+                async with world.connect() as target, PendingRequestMap(target):
+                    pass
+            assert not asyncio.all_tasks() - before
+            await admin.config_set("maxclients", 100)
+            async with caller(world):
+                pass
 
 
 async def test_a_broker_that_is_not_there_is_said_to_be_unreachable() -> None:

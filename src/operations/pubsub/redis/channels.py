@@ -51,9 +51,12 @@ class Ear:
         return self._connection is not None
 
     async def open(self) -> None:
-        """Connect, and stay connected."""
-        self._supervised.start()
-        await self._ready.wait()
+        """Connect, and stay connected.
+
+        Raises:
+            TransportError: If that fails; then nothing goes on in the background.
+        """
+        await self._supervised.start(self._ready)
 
     async def aclose(self) -> None:
         """Disconnect."""

@@ -57,8 +57,7 @@ class _Reader:
             await self._create(connection)
         finally:
             await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
+        await self._supervised.start(self._ready)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)
