@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from time import time
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
 from tests.calls.worlds import BrokerWorld, WebSocketWorld, nats_world, redis_world
 from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import CallError, ErrorCode
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.backoff import reconnect_delay
 from operations.registry import OperationRegistry
 
@@ -172,6 +175,95 @@ async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
 
 
+@pytest.mark.alone
+@pytest.mark.requirement("R12", "R35", "F6")
+async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    loop = asyncio.get_running_loop()
+    async with proxy(broker.port) as through, AsyncExitStack() as stack:
+        url = f"{broker.scheme}://127.0.0.1:{through.port}"
+        await stack.enter_async_context(world.serve(registry))
+        target = await stack.enter_async_context(world.connect(url=url))
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        await calls.call("math.add", {"a": 1, "b": 1})
+        through.swallow()
+        context = OperationContext(deadline=(time() + 0.5) * 1000)
+        before = loop.time()
+        with pytest.raises(CallError) as called:
+            await calls.call("math.add", {"a": 1, "b": 1}, timeout=0.5)
+        with pytest.raises(CallError) as subscribed:
+            await anext(calls.subscribe("count.up", {"n": 1}, context))
+        took = loop.time() - before
+        closing = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+        await until(lambda: len(calls) == 1)
+        closer = asyncio.create_task(calls.aclose())
+        with anyio.fail_after(1), pytest.raises(CallError) as closed:
+            await closing
+        through.cut()
+        await closer
+
+    assert called.value.code == subscribed.value.code == ErrorCode.TIMEOUT
+    assert closed.value.code == ErrorCode.ABORTED
+    assert took < 0.6
+
+
+@pytest.mark.alone
+@pytest.mark.requirement("R12", "F4")
+async def test_f4_a_deadline_holds_while_workers_may_be_on_their_way_back(
+    mortal: tuple[Broker, BrokerWorld],
+) -> None:
+    broker, world = mortal
+    loop = asyncio.get_running_loop()
+    async with caller(world) as calls:
+        broker.kill()
+        await until(lambda: not calls.target.is_connected, seconds=1)
+        broker.start()
+        await until(lambda: calls.target.is_connected)
+        before = loop.time()
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 1}, timeout=0.2)
+        took = loop.time() - before
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert took < 0.25
+
+
+@pytest.mark.requirement("R12")
+async def test_what_redis_refuses_is_unavailable_and_not_late(registry: OperationRegistry) -> None:
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with world.serve(registry), caller(world) as calls, Redis(port=broker.port) as admin:
+            await calls.call("math.add", {"a": 1, "b": 1})
+            await admin.config_set("maxmemory", 1)
+            with pytest.raises(CallError) as caught:
+                await calls.call("math.add", {"a": 1, "b": 1}, timeout=5)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
+
+
+@pytest.mark.requirement("R34")
+async def test_r34_a_redis_that_is_flushed_loses_no_answer(
+    registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with world.serve(registry), caller(world) as calls, Redis(port=broker.port) as admin:
+            under_way = asyncio.create_task(
+                calls.call("slow.sleep", {"seconds": 0.5, "path": str(path)})
+            )
+            await until(lambda: started(path))
+            await admin.flushall()
+            with anyio.fail_after(6):
+                assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+                assert (await under_way).data == "slept"
+            # What keeps a mailbox does not fill it.
+            assert await admin.xlen(calls.mailbox) < 10
+
+
 @pytest.mark.requirement("R35", "F6")
 async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
     registry: OperationRegistry, tmp_path: Path
@@ -264,6 +356,24 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
                         failures += 1
 
     assert failures == 0
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+async def test_a_redis_without_room_for_every_connection_is_said_to_be_unreachable(
+    room: int,
+) -> None:
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with Redis(port=broker.port) as admin:
+            await admin.config_set("maxclients", room + 1)
+            before = asyncio.all_tasks()
+            with anyio.fail_after(10), pytest.raises(TransportError, match="cannot be reached"):
+                async with world.connect() as target, PendingRequestMap(target):
+                    pass
+            assert not asyncio.all_tasks() - before
+            await admin.config_set("maxclients", 100)
+            async with caller(world):
+                pass
 
 
 async def test_a_broker_that_is_not_there_is_said_to_be_unreachable() -> None:

@@ -53,7 +53,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error() 
     async with serve_calls(registry, target) as server, PendingRequestMap(target) as calls:
         original = server.receive
 
-        def without_credit(body: bytes, reply_to: str) -> None:
+        def without_credit(body: bytes, reply_to: str, age: float = 0.0) -> None:
             original(body.replace(b'"credit":256', b'"credit":99999'), reply_to)
 
         server.receive = without_credit  # type: ignore[method-assign]
@@ -263,7 +263,7 @@ class Answers:
     def __init__(self) -> None:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         self.events.put_nowait(read_event(body))
 
     def undelivered(self, key: str) -> None: ...

@@ -190,7 +190,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
     heard: list[bytes] = []
 
     class Ear:
-        def receive(self, body: Any, reply_to: str) -> None:
+        def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
             heard.append(body)
 
         def undelivered(self, key: str) -> None: ...

@@ -215,7 +215,7 @@ class PendingRequestMap:
                 self._local.hand(self.group, payload, self.mailbox)
                 call.sent_at = call.seen_at = now
             else:
-                await self._outgoing.send(self.group, call, limit)
+                await self._outgoing.send(self.group, call)
             return await future
         except BaseException as error:
             self.pending.pop(request_id, None)
@@ -270,7 +270,7 @@ class PendingRequestMap:
             if expires_at < self._deadlines.next:
                 self._deadlines.schedule(expires_at)
             try:
-                await self._outgoing.send(self.group, call, limit)
+                await self._outgoing.send(self.group, call)
             except BaseException as error:
                 self.pending.pop(payload.request_id, None)
                 if isinstance(error, asyncio.CancelledError):

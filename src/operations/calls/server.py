@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from time import time
 from typing import Any, cast
 
+import msgspec
+
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
 from operations.calls.deadlines import NEVER, Deadlines
@@ -205,7 +207,7 @@ class CallServer:
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """Take an event from the target."""
         if type(body) is RequestPayload:
             # Handed over as it is: nothing of it is held that its caller does not hold anyway.
@@ -213,7 +215,8 @@ class CallServer:
             return
         event = read_event(body)
         if type(event) is CallRequested:
-            self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
+            request = _aged(event.payload, age) if age else event.payload
+            self._admit(request, reply_to or request.reply_to or "", len(body))
         elif type(event) is CallAborted:
             self._abort(event.payload.request_id)
         elif type(event) is CallCredited:
@@ -413,6 +416,17 @@ class CallServer:
         leaving = self._taking is None and not held
         payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
+
+
+def _aged(request: RequestPayload, age: float) -> RequestPayload:
+    """A request that waited for a worker: that time is gone, and perhaps nobody waits for it any more."""
+    spent = age * 1000
+    left = None
+    if request.timeout_ms is not None:
+        left = request.timeout_ms - spent
+    elif request.idle_timeout is not None and spent >= request.idle_timeout:
+        left = 0.0
+    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
 
 
 def _late(job: Job) -> CallError:

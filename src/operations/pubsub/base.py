@@ -30,12 +30,13 @@ NOT_PRIVATE = (
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """A message arrived: a text, or what was handed over as it is.
 
         Args:
             body: The message.
             reply_to: The mailbox an answer goes to, or empty.
+            age: Seconds it waited to be taken, where the broker keeps messages and says for how long.
         """
         ...
 

@@ -2,11 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import KEEPALIVE, SILENCE, Supervised, open_connection
+from operations.pubsub.redis.link import (
+    CONNECTION_ERRORS,
+    KEEPALIVE,
+    SILENCE,
+    Supervised,
+    open_connection,
+)
 
 
 class Ear:
@@ -44,9 +51,12 @@ class Ear:
         return self._connection is not None
 
     async def open(self) -> None:
-        """Connect, and stay connected."""
-        self._supervised.start()
-        await self._ready.wait()
+        """Connect, and stay connected.
+
+        Raises:
+            TransportError: If that fails; then nothing goes on in the background.
+        """
+        await self._supervised.start(self._ready)
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -55,7 +65,9 @@ class Ear:
     async def tell(self, *command: str) -> None:
         """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
         if self._connection is not None:
-            await self._connection.send_command(*command)
+            # Where it breaks just now, the reader notices, and there is a next one.
+            with suppress(*CONNECTION_ERRORS):
+                await self._connection.send_command(*command)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)

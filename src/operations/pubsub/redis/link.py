@@ -25,6 +25,9 @@ KEEPALIVE = 5.0
 SILENCE = 12.0
 """Seconds without an answer after which a connection is given up."""
 
+OPENING = 5.0
+"""Seconds for a connection to stand for the first time."""
+
 MAX_BUFFERED = 8 * 1024 * 1024
 """Bytes that may wait to be written before senders have to."""
 
@@ -36,7 +39,7 @@ def open_pool(url: str) -> Any:
     # RESP2, because answers are read as they are and maps would only cost time. No retries: only
     # we know what may be sent twice.
     return ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-        url, protocol=2, socket_timeout=None, socket_connect_timeout=5
+        url, protocol=2, socket_timeout=None, socket_connect_timeout=OPENING
     )
 
 
@@ -78,11 +81,29 @@ class Supervised:
         self._work = work
         self._lost = lost
         self.attempt = 0
+        self._failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Run in the background until `stop`."""
+    async def start(self, ready: asyncio.Event) -> None:
+        """Run in the background until `stop`; returns when it is `ready`.
+
+        Raises:
+            TransportError: If that takes too long; then nothing goes on in the background.
+        """
         self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            async with asyncio.timeout(OPENING):
+                await ready.wait()
+        except TimeoutError:
+            await self.stop()
+            failure = self._failure
+            if isinstance(failure, TransportError):
+                raise failure from None
+            reason = failure or f"no answer for {OPENING:g} seconds"
+            raise TransportError(f"Redis cannot be reached: {reason}") from None
+        except BaseException:
+            await self.stop()
+            raise
 
     async def _run(self) -> None:
         while True:
@@ -91,6 +112,7 @@ class Supervised:
             except (TransportError, *CONNECTION_ERRORS) as error:
                 if self.attempt == 0:
                     logger.warning("the connection to Redis was lost: %s", error)
+                self._failure = error
                 self._lost(f"the connection to Redis was lost: {error}")
             except Exception as error:
                 # Nobody else would notice: whatever it is, the next connection is a new chance.
@@ -153,8 +175,7 @@ class Link:
             await self._prepare(connection)
         finally:
             await connection.disconnect()
-        self._supervised.start()
-        await self._up.wait()
+        await self._supervised.start(self._up)
 
     async def aclose(self) -> None:
         """Write what waits to be written, and disconnect."""

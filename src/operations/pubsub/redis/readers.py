@@ -24,6 +24,9 @@ _YIELD = 0.005
 _BLOCK = 5000
 """Milliseconds a read waits at the server, which is also how often it is heard of."""
 
+_MAILBOX_BLOCK = 2000
+"""The same for mailboxes, which is also how long one that was taken away is missing."""
+
 _MAILBOX_SECONDS = 120
 """How long a mailbox outlives the last sign of its owner."""
 
@@ -54,8 +57,7 @@ class _Reader:
             await self._create(connection)
         finally:
             await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
+        await self._supervised.start(self._ready)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)
@@ -95,22 +97,22 @@ class MailboxReader(_Reader):
                 await self._link.tell("DEL", box)
 
     async def _create(self, connection: Any) -> None:
-        """Make the streams, or keep them alive; the empty entry is nobody's message."""
-        for box, position in self._positions.items():
-            added = await ask(connection, "XADD", box, "*", "e", b"")
-            await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
-            if not position:
-                self._positions[box] = added
+        """Keep the streams alive, or make them, again if need be; the empty entry is nobody's message."""
+        for box in self._positions:
+            if not await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS):
+                self._positions[box] = await ask(connection, "XADD", box, "*", "e", b"")
+                await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
 
     async def _read(self, connection: Any) -> None:
         renewed_at = asyncio.get_running_loop().time()
         while True:
-            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS", *self._positions)
-            answer = await ask(connection, *command, *self._positions.values())
+            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
+            answer = await ask(connection, *command, *self._positions, *self._positions.values())
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
             now = asyncio.get_running_loop().time()
-            if now - renewed_at > _MAILBOX_SECONDS / 4:
+            # Nothing comes to a mailbox that was flushed or evicted: whoever is told nothing looks whether it is there.
+            if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
                 await self._create(connection)
             elif self._since_trim >= _TRIM_EVERY:

@@ -330,8 +330,8 @@ async def connect_redis(
         max_backlog=max_backlog,
     )
     signing = signed(target, secret)
-    await target.open()
     try:
+        await target.open()
         if private:
             await target.check_privacy()
         yield signing

@@ -76,36 +76,36 @@ class _DialedTarget(WebSocketTarget):
     def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
         self._dial = dial
-        self._connection: Any = None
+        self._link: LibrarySocket | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._connection = await self._dial()
-        self._socket = LibrarySocket(self._connection)
-        self._task = asyncio.get_running_loop().create_task(self._stay())
+        self._socket = self._link = LibrarySocket(await self._dial())
+        self._task = asyncio.get_running_loop().create_task(self._stay(self._link))
 
-    async def _stay(self) -> None:
+    async def _stay(self, link: LibrarySocket) -> None:
         while True:
-            reason = await self.run(LibrarySocket(self._connection))
+            reason = await self.run(link)
             logger.warning("%s; connecting again", reason)
             attempt = 0
             while True:
                 await asyncio.sleep(reconnect_delay(attempt))
                 attempt += 1
                 try:
-                    self._connection = await self._dial()
+                    link = LibrarySocket(await self._dial())
                 except TransportError as error:
                     logger.debug("not yet: %s", error)
                 else:
                     break
-            self._socket = LibrarySocket(self._connection)
+            self._socket = self._link = link
             self.restored()
 
     async def aclose(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        await self._connection.close()
+        if self._link is not None:
+            await self._link.close()
 
     def _is_wanted(self, body: bytes) -> bool:
         # The other side decides what it listens to; a client sends what it has to say.
