@@ -9,8 +9,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
+from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import BrokerWorld, WebSocketWorld, nats_world, redis_world
+from tests.leftovers import resident_kilobytes
 from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls

@@ -8,8 +8,9 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
+from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, calling, nats_world
+from tests.leftovers import resident_kilobytes
 from tests.servers import Broker
 
 from operations.access import Identity
