@@ -127,12 +127,13 @@ class Watch:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
+            # Before looking: who hurries meanwhile means the next look.
+            self._hurry.clear()
             try:
                 await self._look()
             except TransportError as error:
                 # Nothing can be known now. The calls have their deadlines.
                 logger.debug("workers cannot be asked: %s", error)
-            self._hurry.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()
@@ -151,7 +152,7 @@ class Watch:
         self._roll_call = False
         for start in range(0, max(1, len(quiet)), _PER_PROBE):
             await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
-        if not quiet:
+        if not quiet or self.is_settling:
             return
         await asyncio.sleep(_ANSWER * self._heartbeat)
         if not self._answers or self.is_settling:

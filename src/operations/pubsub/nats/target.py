@@ -21,7 +21,7 @@ from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerE
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
 from operations.pubsub.nats.durable import DurableQueues
 from operations.pubsub.signing import signed
@@ -79,7 +79,7 @@ class NatsTarget:
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
         self._violations = 0
-        self._attempt = 0
+        self._backoff = Backoff()
         self._connected = asyncio.Event()
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
@@ -134,9 +134,8 @@ class NatsTarget:
         return self._nats.is_connected
 
     def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        delay = reconnect_delay(self._attempt)
-        self._attempt += 1
-        return servers[self._attempt % len(servers)], delay
+        pause = self._backoff.pause()
+        return servers[self._backoff.attempt % len(servers)], pause
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
@@ -163,7 +162,7 @@ class NatsTarget:
             receiver.lost("the connection to NATS was lost")
 
     async def _on_restored(self) -> None:
-        self._attempt = 0
+        self._backoff.reset()
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         for receiver in tuple(self._receivers):

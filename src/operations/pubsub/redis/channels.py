@@ -6,7 +6,7 @@ from typing import Any
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import KEEPALIVE, SILENCE, Supervised, open_connection
+from operations.pubsub.redis.link import KEEPALIVE, SILENCE, Link, Supervised, open_connection
 
 
 class Ear:
@@ -14,6 +14,7 @@ class Ear:
 
     Args:
         pool: Where connections come from.
+        link: The connection of the same client that speaks.
         wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
         deliver: Takes every message.
         lost: Hears that the connection broke.
@@ -23,6 +24,7 @@ class Ear:
     def __init__(
         self,
         pool: Any,
+        link: Link,
         *,
         wanted: Callable[[], Iterable[str]],
         deliver: Callable[[Any], None],
@@ -35,7 +37,7 @@ class Ear:
         self._restored = restored
         self._connection: Any = None
         self._heard_at = 0.0
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = Supervised(self._live, lost, link)
         self._ready = asyncio.Event()
 
     @property
@@ -71,7 +73,7 @@ class Ear:
             if self._ready.is_set():
                 self._restored()
             self._ready.set()
-            self._supervised.attempt = 0
+            self._supervised.backoff.reset()
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
@@ -99,12 +101,12 @@ class Channels:
     """The channels of a client: topics, and the presence of everything that listens here."""
 
     def __init__(
-        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
+        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
     ) -> None:
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._ear = Ear(
-            pool, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
+            pool, link, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
         )
         self.open = self._ear.open
         self.aclose = self._ear.aclose

@@ -45,6 +45,7 @@ class RedisInteropTarget:
         self._confirmed = asyncio.Event()
         self._ear = Ear(
             self._pool,
+            self._link,
             wanted=lambda: ("PSUBSCRIBE", f"{_literally(prefix)}call.*"),
             deliver=self._deliver,
             lost=self._lost,

@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidURI, WebSocketException
 from operations._words import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
@@ -88,10 +88,9 @@ class _DialedTarget(WebSocketTarget):
         while True:
             reason = await self.run(LibrarySocket(self._connection))
             logger.warning("%s; connecting again", reason)
-            attempt = 0
+            backoff = Backoff()
             while True:
-                await asyncio.sleep(reconnect_delay(attempt))
-                attempt += 1
+                await asyncio.sleep(backoff.pause())
                 try:
                     self._connection = await self._dial()
                 except TransportError as error:
