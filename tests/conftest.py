@@ -51,11 +51,12 @@ def nothing_left(request: pytest.FixtureRequest, frozen: None) -> Iterator[None]
 
 
 @pytest.fixture
-def nobody_waiting() -> Iterator[None]:
+def nobody_waiting(request: pytest.FixtureRequest) -> Iterator[None]:
     """The test closes no map in which a call still waits."""
+    failed = request.session.testsfailed
     with counted_at_closing() as waiting:
         yield
-    assert not waiting, waiting
+    assert not waiting or request.session.testsfailed > failed, waiting
 
 
 @pytest.fixture

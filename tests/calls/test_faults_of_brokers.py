@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -256,6 +257,42 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
         assert caught.value.code == ErrorCode.UNAVAILABLE
         await until(lambda: "cancelled" in lines(path), seconds=1)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.requirement("R35", "R44", "F6")
+@pytest.mark.parametrize("sender", ["caller", "worker"])
+async def test_f6_a_websocket_that_is_reset_while_somebody_waits_to_send_is_lost_and_nothing_else(
+    registry: OperationRegistry, sender: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More is sent than the network takes, so that senders wait for room when the connection goes."""
+    world = WebSocketWorld()
+    operation, value = {
+        "caller": ("echo.any", {"value": "x" * 1024 * 1024}),
+        "worker": ("echo.bytes", {"size": 1024 * 1024}),
+    }[sender]
+    async with (
+        world.serve(registry) as workers,
+        cuttable(world) as (target, through),
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("math.add", {"a": 1, "b": 1})
+        sending: Any = target if sender == "caller" else workers[0].target
+        connection = sending._socket._connection
+        through.rate = 50_000
+        waiting = [asyncio.create_task(calls.call(operation, value)) for _ in range(20)]
+        await until(lambda: connection.paused)
+        waiting += [asyncio.create_task(calls.call(operation, value)) for _ in range(2)]
+        await until(lambda: connection.drain_waiters)
+        through.rate = None
+        through.cut()
+        with anyio.fail_after(2):
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert {getattr(outcome, "code", repr(outcome)) for outcome in outcomes} == {
+        ErrorCode.UNAVAILABLE
+    }
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.requirement("R35", "F7")
