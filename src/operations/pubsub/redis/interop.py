@@ -170,7 +170,7 @@ async def connect_redis_interop(
         max_bytes: The largest message.
 
     Raises:
-        TransportError: If Redis cannot be reached now.
+        TransportError: If the address cannot be read, or Redis cannot be reached now.
     """
     target = RedisInteropTarget(url, prefix=prefix, trusted=trusted, max_bytes=max_bytes)
     await target.open()

@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
 from operations.errors import NotSentError, TransportError
+from operations.pubsub.addresses import enforce_address
 from operations.pubsub.backoff import Backoff
 
 logger = logging.getLogger("operations")
@@ -32,12 +34,22 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 
 def open_pool(url: str) -> Any:
-    """Where connections to `url` come from. Nothing is connected yet."""
+    """Where connections to `url` come from. Nothing is connected yet.
+
+    Raises:
+        TransportError: If the address cannot be read.
+    """
+    enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
     # RESP2, because answers are read as they are and maps would only cost time. No retries: only
     # we know what may be sent twice.
-    return ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-        url, protocol=2, socket_timeout=None, socket_connect_timeout=5
-    )
+    with suppress(TypeError, ValueError, RedisError):
+        pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=5
+        )
+        # Only now are its options read.
+        pool.make_connection()
+        return pool
+    raise TransportError("the address cannot be read: it has an option that redis-py does not take")
 
 
 async def open_connection(pool: Any) -> Any:

@@ -341,7 +341,8 @@ async def connect_redis(
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
 
     Raises:
-        TransportError: If Redis cannot be reached now, or is not private although it should be.
+        TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
+            should be.
         ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(

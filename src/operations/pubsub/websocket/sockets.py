@@ -1,6 +1,7 @@
 """The socket underneath: any framework's, or one of the `websockets` library."""
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 from websockets.asyncio.connection import Connection
@@ -13,7 +14,12 @@ PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
 
+_logger = logging.getLogger("operations.websocket")
+_logger.setLevel(logging.INFO)
+"""For the library, which would otherwise log headers and messages when debugging, and with them credentials."""
+
 SETTINGS: dict[str, Any] = {
+    "logger": _logger,
     "compression": None,
     "ping_interval": PING_INTERVAL,
     "ping_timeout": PING_TIMEOUT,
