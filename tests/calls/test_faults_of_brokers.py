@@ -11,7 +11,14 @@ import anyio
 import pytest
 from tests.calls.shim import Shim
 from tests.calls.waiting import caller, lines, started, until
-from tests.calls.worlds import BrokerWorld, WebSocketWorld, cuttable, nats_world, redis_world
+from tests.calls.worlds import (
+    BrokerWorld,
+    WebSocketWorld,
+    calling_through,
+    cuttable,
+    nats_world,
+    redis_world,
+)
 from tests.leftovers import resident_kilobytes
 from tests.servers import Broker, free_port
 
@@ -206,14 +213,9 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     _, world = mortal
-    async with (
-        world.serve(registry),
-        cuttable(world) as (target, through),
-        PendingRequestMap(target) as calls,
-    ):
-        await calls.call("math.add", {"a": 1, "b": 1})
+    async with calling_through(world, registry) as (calls, through):
         through.cut()
-        await until(lambda: not target.is_connected, seconds=1)
+        await until(lambda: not calls.target.is_connected, seconds=1)
         with anyio.fail_after(2):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
 
@@ -223,15 +225,10 @@ async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     _, world = mortal
-    async with (
-        world.serve(registry),
-        cuttable(world) as (target, through),
-        PendingRequestMap(target) as calls,
-    ):
-        await calls.call("math.add", {"a": 1, "b": 1})
+    async with calling_through(world, registry) as (calls, through):
         through.swallow()
         with anyio.fail_after(20):
-            await until(lambda: not target.is_connected, seconds=20)
+            await until(lambda: not calls.target.is_connected, seconds=20)
         through.swallow(False)
         through.cut()
         with anyio.fail_after(8):
@@ -244,11 +241,7 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
 ) -> None:
     world = WebSocketWorld()
     path = tmp_path / "log"
-    async with (
-        world.serve(registry),
-        cuttable(world) as (target, through),
-        PendingRequestMap(target) as calls,
-    ):
+    async with calling_through(world, registry) as (calls, through):
         call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": str(path)}))
         await until(lambda: started(path))
         through.cut()
@@ -259,7 +252,7 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
-@pytest.mark.requirement("R35", "R44", "F6")
+@pytest.mark.requirement("R35", "F6")
 @pytest.mark.parametrize("sender", ["caller", "worker"])
 async def test_f6_a_websocket_that_is_reset_while_somebody_waits_to_send_is_lost_and_nothing_else(
     registry: OperationRegistry, sender: str, caplog: pytest.LogCaptureFixture
@@ -301,11 +294,7 @@ async def test_f7_a_websocket_peer_that_vanishes_is_noticed_at_both_ends(
 ) -> None:
     world = WebSocketWorld()
     path = tmp_path / "log"
-    async with (
-        world.serve(registry),
-        cuttable(world) as (target, through),
-        PendingRequestMap(target) as calls,
-    ):
+    async with calling_through(world, registry) as (calls, through):
         call = asyncio.create_task(
             calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=60)
         )

@@ -134,3 +134,17 @@ async def calling(
         PendingRequestMap(target) as calls,
     ):
         yield calls
+
+
+@asynccontextmanager
+async def calling_through(
+    world: BrokerWorld | WebSocketWorld, registry: OperationRegistry
+) -> AsyncGenerator[tuple[PendingRequestMap, Proxy]]:
+    """One worker and one caller in `world`, and the proxy between the caller and the rest."""
+    async with (
+        world.serve(registry),
+        cuttable(world) as (target, through),
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("math.add", {"a": 1, "b": 1})
+        yield calls, through
