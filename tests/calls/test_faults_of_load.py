@@ -3,13 +3,16 @@
 import asyncio
 import random
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from tests.calls.waiting import caller, lines, resident_kilobytes, started, until
+from tests.calls.processes import worker_process
+from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, calling, nats_world
+from tests.leftovers import resident_kilobytes
 from tests.servers import Broker
 
 from operations.access import Identity
@@ -144,6 +147,8 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
 
     async def caller_of(calls: PendingRequestMap, until_time: float) -> None:
         nonlocal done
+        # Not all in one moment: what is measured is the worker, and not how callers wait for each other.
+        await asyncio.sleep(rng.uniform(0, 0.3))
         while loop.time() < until_time:
             before = loop.time()
             try:
@@ -157,23 +162,29 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
     async def goodput(calls: PendingRequestMap, callers: int) -> int:
         nonlocal done
         done = 0
-        ends = loop.time() + 1.5
+        ends = loop.time() + 1.8
         await asyncio.gather(*(caller_of(calls, ends) for _ in range(callers)))
         return done
 
-    async with calling(world, registry, concurrency=10, queue=10) as calls:
+    bounds = {"concurrency": 10, "queue": 10}
+    async with AsyncExitStack() as stack:
+        if world.name == "memory":
+            await stack.enter_async_context(world.serve(registry, **bounds))
+        else:
+            # In a process of its own, which the callers do not keep busy.
+            await stack.enter_async_context(worker_process(world, options=bounds))
+        calls = await stack.enter_async_context(caller(world))
         await calls.call("math.add", {"a": 1, "b": 1})
         peak = await goodput(calls, 20)
         assert took == []
         overloaded = await goodput(calls, 200)
 
     took.sort()
-    assert len(took) > 100
+    assert len(took) > 500
     assert {(error.code, error.retryable) for error in refusals} == {
         (ErrorCode.RESOURCE_EXHAUSTED, True)
     }
-    # The quickest quarter: two hundred callers keep this one process, which is the worker too, busy themselves.
-    assert took[len(took) // 4] < 0.05
+    assert took[int(len(took) * 0.95)] < 0.05
     assert overloaded >= 0.8 * peak
     assert len(started(path)) <= peak + overloaded
 

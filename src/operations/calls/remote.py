@@ -60,7 +60,12 @@ class RemoteService:
         self._exclude = exclude
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            # Nobody else will: who could not enter does not leave.
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -21,7 +21,8 @@ from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerE
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
 from operations.pubsub.nats.durable import DurableQueues
 from operations.pubsub.signing import signed
@@ -79,19 +80,22 @@ class NatsTarget:
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
         self._violations = 0
-        self._attempt = 0
+        self._backoff = Backoff()
         self._connected = asyncio.Event()
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
         """Connect.
 
         Raises:
-            TransportError: If NATS cannot be reached, or refuses us.
+            TransportError: If the address cannot be read, NATS cannot be reached, or refuses us.
         """
+        servers = [_with_scheme(server.strip()) for server in url.split(",")]
+        for server in servers:
+            enforce_address(server, ("nats", "tls", "ws", "wss"))
         try:
             async with asyncio.timeout(connect_timeout):
                 await self._nats.connect(
-                    url,
+                    servers,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
                     reconnected_cb=self._on_restored,
@@ -104,10 +108,11 @@ class NatsTarget:
                     **options,
                 )
         except (*_NATS_ERRORS, TimeoutError) as error:
+            reason = str(error) or self._nats.last_error or "no answer"
             # Where not even the address could be read, it does not know how to close either.
             with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
-            raise TransportError(f"NATS cannot be reached: {error}") from error
+            raise TransportError(f"NATS cannot be reached: {reason}") from error
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         if self._wants_durable:
@@ -134,9 +139,8 @@ class NatsTarget:
         return self._nats.is_connected
 
     def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        delay = reconnect_delay(self._attempt)
-        self._attempt += 1
-        return servers[self._attempt % len(servers)], delay
+        pause = self._backoff.pause()
+        return servers[self._backoff.attempt % len(servers)], pause
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
@@ -163,7 +167,7 @@ class NatsTarget:
             receiver.lost("the connection to NATS was lost")
 
     async def _on_restored(self) -> None:
-        self._attempt = 0
+        self._backoff.reset()
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         for receiver in tuple(self._receivers):
@@ -353,6 +357,11 @@ class NatsTarget:
             raise TransportError(f"NATS does not answer: {error}") from error
 
 
+def _with_scheme(server: str) -> str:
+    """A host alone, as the library takes it too."""
+    return server if "://" in server else f"nats://{server}"
+
+
 class _Subscriptions:
     """Some subscriptions that are closed together."""
 
@@ -408,7 +417,8 @@ async def connect_nats(
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
-        TransportError: If NATS cannot be reached now, or is not private although it should be.
+        TransportError: If the address cannot be read, NATS cannot be reached now, or is not private although it
+            should be.
         ValueError: If the secret is too short to be one.
     """
     target = NatsTarget(

@@ -11,6 +11,7 @@ from operations.pubsub.redis.link import (
     CONNECTION_ERRORS,
     KEEPALIVE,
     SILENCE,
+    Link,
     Supervised,
     open_connection,
 )
@@ -21,6 +22,7 @@ class Ear:
 
     Args:
         pool: Where connections come from.
+        link: The connection of the same client that speaks.
         wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
         deliver: Takes every message.
         lost: Hears that the connection broke.
@@ -30,6 +32,7 @@ class Ear:
     def __init__(
         self,
         pool: Any,
+        link: Link,
         *,
         wanted: Callable[[], Iterable[str]],
         deliver: Callable[[Any], None],
@@ -42,7 +45,7 @@ class Ear:
         self._restored = restored
         self._connection: Any = None
         self._heard_at = 0.0
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = Supervised(self._live, lost, link)
         self._ready = asyncio.Event()
 
     @property
@@ -83,7 +86,7 @@ class Ear:
             if self._ready.is_set():
                 self._restored()
             self._ready.set()
-            self._supervised.attempt = 0
+            self._supervised.backoff.reset()
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
@@ -111,12 +114,12 @@ class Channels:
     """The channels of a client: topics, and the presence of everything that listens here."""
 
     def __init__(
-        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
+        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
     ) -> None:
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._ear = Ear(
-            pool, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
+            pool, link, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
         )
         self.open = self._ear.open
         self.aclose = self._ear.aclose

@@ -45,6 +45,7 @@ class RedisInteropTarget:
         self._confirmed = asyncio.Event()
         self._ear = Ear(
             self._pool,
+            self._link,
             wanted=lambda: ("PSUBSCRIBE", f"{_literally(prefix)}call.*"),
             deliver=self._deliver,
             lost=self._lost,
@@ -175,7 +176,7 @@ async def connect_redis_interop(
         max_bytes: The largest message.
 
     Raises:
-        TransportError: If Redis cannot be reached now.
+        TransportError: If the address cannot be read, or Redis cannot be reached now.
     """
     target = RedisInteropTarget(url, prefix=prefix, trusted=trusted, max_bytes=max_bytes)
     try:

@@ -9,13 +9,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 
 logger = logging.getLogger("operations")
 
@@ -35,12 +37,22 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 
 def open_pool(url: str) -> Any:
-    """Where connections to `url` come from. Nothing is connected yet."""
+    """Where connections to `url` come from. Nothing is connected yet.
+
+    Raises:
+        TransportError: If the address cannot be read.
+    """
+    enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
     # RESP2, because answers are read as they are and maps would only cost time. No retries: only
     # we know what may be sent twice.
-    return ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-        url, protocol=2, socket_timeout=None, socket_connect_timeout=OPENING
-    )
+    with suppress(TypeError, ValueError, RedisError):
+        pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=OPENING
+        )
+        # Only now are its options read.
+        pool.make_connection()
+        return pool
+    raise TransportError("the address cannot be read: it has an option that redis-py does not take")
 
 
 async def open_connection(pool: Any) -> Any:
@@ -75,13 +87,26 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
 
 
 class Supervised:
-    """Something that runs on a connection, and again on the next one when that breaks."""
+    """Something that runs on a connection, and again on the next one when that breaks.
 
-    def __init__(self, work: Callable[[], Awaitable[None]], lost: Callable[[str], None]) -> None:
+    Args:
+        work: What runs.
+        lost: Hears that the connection broke.
+        link: Where it has one, it connects again after that: of the connections of a client that lost them all, one
+            tries, and the others follow.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[None]],
+        lost: Callable[[str], None],
+        link: "Link | None" = None,
+    ) -> None:
         self._work = work
         self._lost = lost
-        self.attempt = 0
         self._failure: BaseException | None = None
+        self._link = link
+        self.backoff = Backoff()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, ready: asyncio.Event) -> None:
@@ -110,7 +135,7 @@ class Supervised:
             try:
                 await self._work()
             except (TransportError, *CONNECTION_ERRORS) as error:
-                if self.attempt == 0:
+                if self.backoff.attempt == 0:
                     logger.warning("the connection to Redis was lost: %s", error)
                 self._failure = error
                 self._lost(f"the connection to Redis was lost: {error}")
@@ -120,8 +145,9 @@ class Supervised:
                 self._lost(f"reading from Redis failed: {error}")
             else:
                 return
-            await asyncio.sleep(reconnect_delay(self.attempt))
-            self.attempt += 1
+            await asyncio.sleep(self.backoff.pause())
+            if self._link is not None:
+                await self._link.wait()
 
     async def stop(self) -> None:
         """Stop and wait until it has."""
@@ -184,6 +210,10 @@ class Link:
             await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
         await self._supervised.stop()
 
+    async def wait(self) -> None:
+        """Wait until commands can be sent, however long that takes."""
+        await self._up.wait()
+
     async def ready(self, wait: float) -> None:
         """Wait until commands can be sent.
 
@@ -233,8 +263,9 @@ class Link:
             await self._prepare(connection)
             loop = asyncio.get_running_loop()
             self._heard_at = loop.time()
-            is_first = self._supervised.attempt == 0
-            self._supervised.attempt = 0
+            backoff = self._supervised.backoff
+            is_first = backoff.attempt == 0
+            backoff.reset()
             self._up.set()
             if not is_first:
                 self._restored()
@@ -252,7 +283,7 @@ class Link:
             await connection.disconnect(nowait=True)
             self._fail_all()
             # Once broken, the next connection is a restored one.
-            self._supervised.attempt = max(self._supervised.attempt, 1)
+            self._supervised.backoff.attempt = max(self._supervised.backoff.attempt, 1)
 
     async def _write(self, connection: Any) -> None:
         while True:

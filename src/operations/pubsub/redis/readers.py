@@ -35,7 +35,11 @@ _TRIM_EVERY = 256
 
 
 class _Reader:
-    """Waits at the server on a connection of its own, and on the next one when that breaks."""
+    """Waits at the server on a connection of its own, and on the next one when that breaks.
+
+    Attributes:
+        is_up: Whether it reads now.
+    """
 
     def __init__(
         self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
@@ -43,8 +47,9 @@ class _Reader:
         self._pool = pool
         self._link = link
         self._restored = restored
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = Supervised(self._live, lost, link)
         self._ready = asyncio.Event()
+        self.is_up = False
 
     async def open(self) -> None:
         """Make what is read and start to read; what is sent from now on arrives.
@@ -63,12 +68,14 @@ class _Reader:
         connection = await open_connection(self._pool)
         try:
             await self._create(connection)
+            self.is_up = True
             if self._ready.is_set():
                 self._restored()
             self._ready.set()
-            self._supervised.attempt = 0
+            self._supervised.backoff.reset()
             await self._read(connection)
         finally:
+            self.is_up = False
             await connection.disconnect(nowait=True)
 
     async def _create(self, connection: Any) -> None:

@@ -74,11 +74,12 @@ class RedisTarget:
         self._pool = open_pool(url)
         self._script = ""
         self._link = Link(self._pool, self._prepare, self._lost, self._restored)
-        self._channels = Channels(self._pool, self._lost, self._restored)
         self._wiring = (self._pool, self._link, self._lost, self._restored)
+        self._channels = Channels(*self._wiring)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
+        self._mended = asyncio.Event()
 
     async def open(self) -> None:
         """Connect.
@@ -121,16 +122,39 @@ class RedisTarget:
 
     @property
     def is_connected(self) -> bool:
-        """Whether Redis can be reached now."""
-        return self._link.is_up and self._channels.is_up
+        """Whether Redis can be reached now, over every connection that this client has."""
+        return (
+            self._link.is_up
+            and self._channels.is_up
+            and all(reader.is_up for reader in self._readers)
+        )
+
+    async def _ready(self, wait: float) -> None:
+        """Wait until what is asked can be answered: an answer to a mailbox that is not back yet is lost."""
+        try:
+            async with asyncio.timeout(wait):
+                while not self.is_connected:
+                    self._mended.clear()
+                    await self._mended.wait()
+        except TimeoutError:
+            raise NotSentError("Redis cannot be reached") from None
 
     def _lost(self, reason: str) -> None:
         for receiver in tuple(self._receivers):
             receiver.lost(reason)
 
     def _restored(self) -> None:
-        for receiver in tuple(self._receivers):
-            receiver.restored()
+        """One of the connections is back; when all are, so is this client."""
+        if self.is_connected:
+            self._mended.set()
+            for receiver in tuple(self._receivers):
+                receiver.restored()
+
+    async def _stop(self, reader: MailboxReader | QueueReader) -> None:
+        self._readers.discard(reader)
+        # It may be the one that was waited for.
+        self._mended.set()
+        await reader.aclose()
 
     # ---------------------------------------------------------------------------------------- addresses
 
@@ -165,8 +189,7 @@ class RedisTarget:
             for address in addresses:
                 await self._channels.unsubscribe(address, receiver)
             if reader is not None:
-                self._readers.discard(reader)
-                await reader.aclose()
+                await self._stop(reader)
 
         return _Undoing(stop)
 
@@ -210,8 +233,7 @@ class RedisTarget:
         async def stop() -> None:
             # What was taken is delivered first.
             await self._channels.unsubscribe(name, None)
-            self._readers.discard(reader)
-            await reader.aclose()
+            await self._stop(reader)
 
         return _Undoing(stop)
 
@@ -219,7 +241,8 @@ class RedisTarget:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
-        await self._link.ready(wait)
+        if not self.is_connected:
+            await self._ready(wait)
         batch = self._batches.get(queue)
         if batch is None or batch.size > self.max_bytes:
             batch = self._batches[queue] = _Batch()
@@ -318,7 +341,8 @@ async def connect_redis(
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
 
     Raises:
-        TransportError: If Redis cannot be reached now, or is not private although it should be.
+        TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
+            should be.
         ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(

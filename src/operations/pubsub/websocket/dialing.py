@@ -12,7 +12,8 @@ from websockets.exceptions import InvalidURI, WebSocketException
 from operations._words import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
@@ -42,8 +43,9 @@ async def connect_websocket(
         options: For `websockets.connect`, for example `ssl`.
 
     Raises:
-        TransportError: If the server cannot be reached now, or refuses the handshake.
+        TransportError: If the address cannot be read, the server cannot be reached now, or refuses the handshake.
     """
+    enforce_address(url, ("ws", "wss"))
 
     async def dial() -> Any:
         try:
@@ -53,12 +55,12 @@ async def connect_websocket(
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
-        except InvalidURI:
-            raise TransportError(
-                "the address is not one of a WebSocket: ws://host:port/path"
-            ) from None
         except (WebSocketException, OSError, TimeoutError) as error:
-            raise TransportError(f"{without_secrets(url)} cannot be reached: {error}") from error
+            # What the library says of an address quotes all of it, and must not hang on to what we say.
+            if not isinstance(error, InvalidURI):
+                shown = without_secrets(url)
+                raise TransportError(f"{shown} cannot be reached: {error}") from error
+        raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
     target = _DialedTarget(
         dial, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop
@@ -87,10 +89,9 @@ class _DialedTarget(WebSocketTarget):
         while True:
             reason = await self.run(link)
             logger.warning("%s; connecting again", reason)
-            attempt = 0
+            backoff = Backoff()
             while True:
-                await asyncio.sleep(reconnect_delay(attempt))
-                attempt += 1
+                await asyncio.sleep(backoff.pause())
                 try:
                     link = LibrarySocket(await self._dial())
                 except TransportError as error:

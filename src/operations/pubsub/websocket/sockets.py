@@ -1,6 +1,7 @@
 """The socket underneath: any framework's, or one of the `websockets` library."""
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 from websockets.asyncio.connection import Connection
@@ -19,7 +20,12 @@ CLOSE_TIMEOUT = 1.0
 _MAX_UNFLUSHED = 256 * 1024
 """Bytes that may wait to be written together."""
 
+_logger = logging.getLogger("operations.websocket")
+_logger.setLevel(logging.INFO)
+"""For the library, which would otherwise log headers and messages when debugging, and with them credentials."""
+
 SETTINGS: dict[str, Any] = {
+    "logger": _logger,
     "compression": None,
     "ping_interval": PING_INTERVAL,
     "ping_timeout": PING_TIMEOUT,
