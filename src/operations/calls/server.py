@@ -450,8 +450,8 @@ async def serve_calls(
         grace=grace,
         expose_errors=target.trusted if expose_errors is None else expose_errors,
     )
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.aclose()
