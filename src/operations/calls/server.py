@@ -310,15 +310,25 @@ class CallServer:
             await self._answer(job, identity)
 
     def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
-        request, registry = job.request, self.registry
-        if request.operation_id in SERVICES and not serves_itself(registry, request.operation_id):
-            registry = self._services
+        request, registry = job.request, self.registry_of(job.request.operation_id)
         deadline = None
-        if job.expires_at != NEVER:
+        if job.ends_at != NEVER:
             # Counted from its arrival: the clock of its caller may be another one.
-            deadline = (time() + job.expires_at - self._loop.time()) * 1000
+            deadline = (time() + job.ends_at - self._loop.time()) * 1000
         context = context_for(request, identity, deadline, registry, Door(deadline=deadline))
-        return answer(registry, request, context, job, job.pace)
+        return answer(registry, request, context, job)
+
+    def registry_of(self, operation_id: str) -> OperationRegistry:
+        """Where an operation is: what every worker says about itself has a registry of its own."""
+        if operation_id in SERVICES and not serves_itself(self.registry, operation_id):
+            return self._services
+        return self.registry
+
+    def expect(self, job: Job) -> None:
+        """From now on the next item has its time."""
+        job.expires_at = min(job.ends_at, self._loop.time() + job.idle)
+        if job.expires_at < self._deadlines.next:
+            self._deadlines.schedule(job.expires_at)
 
     def _failed(self, job: Job, failure: BaseException) -> None:
         """Answer a job that could not do so itself."""
@@ -394,7 +404,10 @@ class CallServer:
 
 
 def _late(job: Job) -> CallError:
-    return CallError(ErrorCode.TIMEOUT, f"{job.request.operation_id} did not finish in time")
+    reason = f"{job.request.operation_id} did not finish in time"
+    if job.expires_at < job.ends_at:
+        reason = f"no item came for {job.idle:g} seconds"
+    return CallError(ErrorCode.TIMEOUT, reason)
 
 
 async def _nothing() -> None:
