@@ -7,8 +7,11 @@ Rule 3: what waited past its time is not started.
 
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from operations.access import Identity
 
 
 class Work(Protocol):
@@ -22,6 +25,20 @@ class Work(Protocol):
     @property
     def principal(self) -> str:
         """On whose behalf it runs."""
+        ...
+
+
+class Gate(Protocol):
+    """Bounds that a worker shares with others, for example with other doors of one server."""
+
+    def __call__(
+        self, identity: Identity | None, *, is_stream: bool
+    ) -> AbstractContextManager[None]:
+        """Let a call in for as long as it runs, now that it is known who calls.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if there is no room for it.
+        """
         ...
 
 

@@ -14,10 +14,10 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import time
-from typing import Any
+from typing import Any, cast
 
 from operations.access import Identity
-from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
+from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AlivePayload,
@@ -34,7 +34,7 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.handler import answer, context_for
+from operations.calls.handler import answer, context_for, is_stream
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
 from operations.calls.jobs import Job, job_for, too_large
 from operations.calls.minding import mind_the_callers, mind_the_loop
@@ -74,6 +74,7 @@ class CallServer:
         *,
         group: str,
         limits: Limits,
+        gate: Gate | None,
         resolve: CredentialResolver | None,
         grace: float,
         expose_errors: bool,
@@ -89,6 +90,7 @@ class CallServer:
         self.refused = 0
         self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
+        self._gate = gate
         self._resolve = resolve
         self._grace = grace
         self._expose_errors = expose_errors
@@ -291,7 +293,7 @@ class CallServer:
             return self._too_late(job)
         request = job.request
         if request.credential is None:
-            return self._answer(job, claimed_identity(request, self.target))
+            return self._enter_gate(job, claimed_identity(request, self.target))
         return self._identify(job, request.credential)
 
     async def _too_late(self, job: Job) -> None:
@@ -307,6 +309,21 @@ class CallServer:
         if job.expires_at <= self._loop.time():
             await self._too_late(job)
         else:
+            await self._enter_gate(job, identity)
+
+    def _enter_gate(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
+        return self._answer(job, identity) if self._gate is None else self._within(job, identity)
+
+    async def _within(self, job: Job, identity: Identity | None) -> None:
+        registry = self.registry_of(job.request.operation_id)
+        gate = cast("Gate", self._gate)
+        try:
+            place = gate(identity, is_stream=is_stream(registry, job.request))
+        except CallError as error:
+            self.refused += 1
+            await _undisturbed(job.error(error, None))
+            return
+        with place:
             await self._answer(job, identity)
 
     def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
@@ -431,6 +448,7 @@ async def serve_calls(
     concurrency: int = DEFAULT_CONCURRENCY,
     queue: int = DEFAULT_QUEUE,
     per_principal: int | None = None,
+    gate: Gate | None = None,
     resolve: CredentialResolver | None = None,
     grace: float = GRACE,
     expose_errors: bool | None = None,
@@ -446,6 +464,7 @@ async def serve_calls(
         concurrency: Calls that run at a time.
         queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
         per_principal: Calls of one caller at a time, running and waiting.
+        gate: Bounds that are shared with others.
         resolve: Who a `credential` belongs to.
         grace: Seconds that running calls have to finish at the end.
         expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted
@@ -459,6 +478,7 @@ async def serve_calls(
         target,
         group=group,
         limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
+        gate=gate,
         resolve=resolve,
         grace=grace,
         expose_errors=target.trusted if expose_errors is None else expose_errors,

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +23,7 @@ from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, IdentityResolver, Limits, create_app
 from operations.server.console import console_app
+from operations.server.edge import IDENTITY, Edge, caller_of
 from operations.server.hosts import LOOPBACK
 from operations.types import JSONObject
 
@@ -117,46 +118,63 @@ def _tokens(entry: JWTEntry, file: ConfigFile) -> IdentityResolver:
 
 
 class SocketDoor:
-    """The call protocol on WebSockets: whoever connects can call, as whom they signed in."""
+    """The call protocol on WebSockets: whoever connects can call, as whom they signed in.
+
+    It stands in an app of `create_app`, and what that allows a caller holds for all doors together.
+    """
 
     def __init__(self, registry: OperationRegistry, resolve: CredentialResolver) -> None:
         self._registry = registry
         self._resolve = resolve
-        self._sign_ins = SignIns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
+        edge: Edge = scope["app"].state.edge
         socket = WebSocket(scope, receive, send)
         await socket.accept()
-        identity: Identity | None = scope.get("operations.identity")
+        identity: Identity | None = scope.get(IDENTITY)
+
+        def gate(identity: Identity | None, *, is_stream: bool) -> AbstractContextManager[None]:
+            caller = caller_of(scope, identity)
+            edge.rate.spend(caller)
+            return (edge.streams if is_stream else edge.calls).enter(caller)
+
         async with (
             accept_websocket(_Socket(socket), identity=identity) as target,
             serve_calls(
-                self._registry, target, resolve=self._from(address_of(scope.get("client"))), grace=0
+                self._registry,
+                target,
+                gate=gate,
+                resolve=self._from(address_of(scope.get("client")), edge),
+                grace=0,
             ),
         ):
             await target.wait_closed()
 
-    def _from(self, address: str) -> CredentialResolver:
+    def _from(self, address: str, edge: Edge) -> CredentialResolver:
         """Who a credential from an address belongs to; it may not guess as often as it likes."""
 
         async def resolve(credential: str) -> Identity | None:
-            is_guess = self._sign_ins.begin(address, credential)
-            was_wrong: bool | None = None
-            try:
-                found = self._resolve(credential)
-                identity: Identity | None = await found if inspect.isawaitable(found) else found
-                was_wrong = identity is None
-            except Exception as error:
-                was_wrong = None if isinstance(error, OSError) else True
-                raise
-            else:
-                return identity
-            finally:
-                if is_guess:
-                    self._sign_ins.end(address, credential, was_wrong=was_wrong)
+            with edge.askers.enter(address):
+                return await self._judged(credential, address, edge.sign_ins)
 
         return resolve
+
+    async def _judged(self, credential: str, address: str, sign_ins: SignIns) -> Identity | None:
+        is_guess = sign_ins.begin(address, credential)
+        was_wrong: bool | None = None
+        try:
+            found = self._resolve(credential)
+            identity: Identity | None = await found if inspect.isawaitable(found) else found
+            was_wrong = identity is None
+        except Exception as error:
+            was_wrong = None if isinstance(error, OSError) else True
+            raise
+        else:
+            return identity
+        finally:
+            if is_guess:
+                sign_ins.end(address, credential, was_wrong=was_wrong)
 
 
 class _Socket:

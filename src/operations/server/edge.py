@@ -103,7 +103,7 @@ class Visit:
         """The operation that is called, once that is known."""
 
         self.caller = ""
-        """By whom limits are counted: an identity, or an address."""
+        """By whom limits are counted, once that is known."""
 
         self.is_answered = False
         """Whether the answer was given while the work was still under way."""
@@ -118,10 +118,7 @@ class Visit:
     def identified(self, identity: Identity | None) -> None:
         """Note who asks."""
         self.identity = identity
-        if identity is not None:
-            self.caller = f"id:{identity.id}"
-        else:
-            self.caller = f"at:{address_of(self.scope.get('client'))}"
+        self.caller = caller_of(self.scope, identity)
 
     async def look_ahead(self) -> Message:
         """What the client sends next, which stays to be read. Beyond a little of a body nobody looks."""
@@ -141,6 +138,13 @@ class Visit:
     def admitted(self, context: OperationContext) -> None:
         """Note what the request's call knows."""
         self._context = context
+
+
+def caller_of(scope: Scope, identity: Identity | None) -> str:
+    """By whom limits are counted: an identity, or an address."""
+    if identity is not None:
+        return f"id:{identity.id}"
+    return f"at:{address_of(scope.get('client'))}"
 
 
 Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]
