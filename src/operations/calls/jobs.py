@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
     CallCompleted,
@@ -20,6 +21,7 @@ from operations.calls.events import (
     read_output,
 )
 from operations.calls.handler import Pace, is_stream, remaining_seconds
+from operations.calls.identity import claimed_identity
 from operations.calls.snapshots import size_of
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -68,9 +70,6 @@ class Job(msgspec.Struct, eq=False):
     size: int
     """Bytes it holds while it waits."""
 
-    principal: str
-    """On whose behalf it runs."""
-
     arrived_at: float
 
     ends_at: float
@@ -94,6 +93,17 @@ class Job(msgspec.Struct, eq=False):
 
     absent: int = 0
     """How often in a row the caller was not there when looked for."""
+
+    counted_as: tuple[str, ...] = ()
+    """For admission."""
+
+    @property
+    def principal(self) -> str:
+        """On whose behalf it runs, as far as that is known when it arrives."""
+        if self.request.credential is not None:
+            return f"by:{self.request.credential}"
+        identity = claimed_identity(self.request, self.worker.target)
+        return f"at:{self.reply_to}" if identity is None else principal_of(identity)
 
     # These three are no coroutines: what they give is awaited, and one step less is taken for every call.
 
@@ -210,7 +220,6 @@ def job_for(
         request,
         reply_to,
         size,
-        request.credential or reply_to,
         now,
         now + limit,
         idle,
@@ -218,6 +227,11 @@ def job_for(
         None if credit is None else Pace(credit),
         local,
     )
+
+
+def principal_of(identity: Identity) -> str:
+    """By what a caller is counted that is known."""
+    return f"id:{identity.id}"
 
 
 def too_large(size: int, limit: int) -> CallError:

@@ -36,7 +36,7 @@ from operations.calls.events import (
 )
 from operations.calls.handler import answer, context_for, is_stream
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
-from operations.calls.jobs import Job, job_for, too_large
+from operations.calls.jobs import Job, job_for, principal_of, too_large
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
 from operations.calls.running import Runners
@@ -233,11 +233,16 @@ class CallServer:
             self._deadlines.schedule(job.expires_at)
         reason = self._admission.offer(job)
         if reason is not None:
-            self.refused += 1
-            self.settle(job)
-            self._recent.forget(request_id)
-            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+            self._refuse(job, _exhausted(reason))
+
+    def _refuse(self, job: Job, error: CallError) -> None:
+        """Answer a job that does not run. It may come again: nothing of it is remembered."""
+        self.refused += 1
+        if job.answered:
+            return
+        self.settle(job)
+        self._recent.forget(job.request.request_id)
+        self._spawn(self._send(job.reply_to, encode_error(job.request.request_id, error)))
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -265,8 +270,7 @@ class CallServer:
         request_id = key.partition("-")[0]
         if request_id and reply_to:
             reason = "requests arrive here faster than they can be read"
-            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+            self._spawn(self._send(reply_to, encode_error(request_id, _exhausted(reason))))
 
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
@@ -306,7 +310,10 @@ class CallServer:
         except CallError as error:
             await job.error(error, None)
             return
-        if job.expires_at <= self._loop.time():
+        reason = self._admission.identified(job, principal_of(identity))
+        if reason is not None:
+            self._refuse(job, _exhausted(reason))
+        elif job.expires_at <= self._loop.time():
             await self._too_late(job)
         else:
             await self._enter_gate(job, identity)
@@ -320,8 +327,7 @@ class CallServer:
         try:
             place = gate(identity, is_stream=is_stream(registry, job.request))
         except CallError as error:
-            self.refused += 1
-            await _undisturbed(job.error(error, None))
+            self._refuse(job, error)
             return
         with place:
             await self._answer(job, identity)
@@ -427,6 +433,10 @@ def _late(job: Job) -> CallError:
     return CallError(ErrorCode.TIMEOUT, reason)
 
 
+def _exhausted(reason: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+
 async def _nothing() -> None:
     """For a call that was answered already."""
 
@@ -463,7 +473,8 @@ async def serve_calls(
         group: Each request goes to one worker of the group; all of them should serve the same.
         concurrency: Calls that run at a time.
         queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
-        per_principal: Calls of one caller at a time, running and waiting.
+        per_principal: Calls of one caller at a time, running and waiting: of one credential, of one identity, and of
+            one mailbox where there is neither.
         gate: Bounds that are shared with others.
         resolve: Who a `credential` belongs to.
         grace: Seconds that running calls have to finish at the end.
