@@ -341,6 +341,101 @@ async def test_r39_one_caller_cannot_take_every_place(registry: OperationRegistr
     assert {error.code for error in refused} == {ErrorCode.RESOURCE_EXHAUSTED}
 
 
+async def _resolve_slowly(token: str) -> Identity | None:
+    """Alice and Bob have many ways to write their names."""
+    await asyncio.sleep(0.001 * token.count("_"))
+    if "broken" in token:
+        raise RuntimeError("no directory")
+    name = token.strip(" _").lower()
+    return Identity(name) if name in ("alice", "bob") else None
+
+
+async def _at_a_time(calls: PendingRequestMap, path: Path, tokens: list[str]) -> list[str]:
+    """What becomes of calls that are made together and last."""
+    tasks = [
+        asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, credential=token)
+        )
+        for token in tokens
+    ]
+    refused: set[str] = set()
+    await until(lambda: len(started(path)) + sum(task.done() for task in tasks) == len(tasks))
+    for task in tasks:
+        if task.done():
+            with pytest.raises(CallError) as caught:
+                task.result()
+            refused.add(caught.value.code)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return [f"{len(started(path))} run", *refused]
+
+
+@pytest.mark.requirement("R39")
+@pytest.mark.parametrize("as_text", [True, False])
+async def test_r39_one_identity_cannot_take_every_place_by_many_spellings(
+    registry: OperationRegistry, as_text: bool, tmp_path: Path
+) -> None:
+    target = MemoryTarget(as_text=as_text)
+    spellings = [f"{'_' * (count % 3)}alice{' ' * count}" for count in range(10)]
+    expected = ["2 run", ErrorCode.RESOURCE_EXHAUSTED]
+    rng = random.Random(3)
+    async with (
+        serve_calls(registry, target, per_principal=2, resolve=_resolve_slowly) as worker,
+        PendingRequestMap(target) as calls,
+    ):
+        assert await _at_a_time(calls, tmp_path / "1", spellings) == expected
+        await until(lambda: worker.active == 0)
+
+        async def anything(number: int) -> None:
+            token = rng.choice([*spellings, "bob", "_bob ", "nobody", "_nobody", "_broken"])
+            wanted = {"seconds": rng.choice([0, 0.002, 60])}
+            limit = rng.choice([0.001, 0.005, 0.02])
+            call = calls.call("slow.sleep", wanted, credential=token, timeout=limit)
+            task = asyncio.create_task(call)
+            for _ in range(rng.randrange(12)):
+                await asyncio.sleep(0)
+            if number % 3 == 0:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        for start in range(0, 600, 30):
+            await asyncio.gather(*(anything(number) for number in range(start, start + 30)))
+        await until(lambda: worker.active == worker.waiting == 0)
+
+        # Neither more nor less than before.
+        assert await _at_a_time(calls, tmp_path / "2", spellings) == expected
+        await until(lambda: worker.active == 0)
+        assert await _at_a_time(calls, tmp_path / "3", ["bob"] * 3) == expected
+        await until(lambda: worker.active == 0)
+        assert await _at_a_time(calls, tmp_path / "4", ["alice", "_alice", "bob", "bob "]) == [
+            "4 run"
+        ]
+
+
+@pytest.mark.requirement("R39")
+async def test_r39_those_who_need_no_credential_are_counted_by_who_they_are(
+    registry: OperationRegistry,
+) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target, per_principal=1), AsyncExitStack() as stack:
+        maps = [await stack.enter_async_context(PendingRequestMap(target)) for _ in range(2)]
+        # Two mailboxes, one caller; one mailbox, two callers.
+        names = [(maps[0], "alice"), (maps[1], "alice"), (maps[1], "bob")]
+        outcomes = await asyncio.gather(
+            *(
+                calls.call("slow.sleep", {"seconds": 0.2}, identity=Identity(name))
+                for calls, name in names
+            ),
+            return_exceptions=True,
+        )
+
+    assert [getattr(outcome, "code", "ran") for outcome in outcomes] == [
+        "ran",
+        ErrorCode.RESOURCE_EXHAUSTED,
+        "ran",
+    ]
+
+
 @pytest.mark.requirement("R10", "F31")
 async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
     world: World, registry: OperationRegistry

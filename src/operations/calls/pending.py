@@ -7,6 +7,7 @@ Rule 3: whoever stops waiting says so: the worker is told to stop.
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from math import isnan
 from time import time
 from typing import Any, Self
@@ -105,24 +106,33 @@ class PendingRequestMap:
 
         Raises:
             TransportError: If the broker cannot be reached.
+            CallError: `ABORTED` if it is closed, or was while it opened.
         """
-        if self._closed:
-            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
-            if self._subscription is None:
-                self._loop = asyncio.get_running_loop()
+            if self._subscription is None and not self._closed:
                 callers = self.target.topic(f"{self.group}.callers")
-                self._subscription = await self.target.listen(
-                    (self.mailbox, callers), self._incoming
-                )
-                if not self.target.direct:
-                    self._watching = self.spawn(self._watch.run())
+                subscription = await self.target.listen((self.mailbox, callers), self._incoming)
+                if self._closed:
+                    await subscription.aclose()
+                else:
+                    self._subscription = subscription
+                    # Whoever calls from here on need not look whether somebody listens.
+                    self._loop = asyncio.get_running_loop()
+                    if not self.target.direct:
+                        self._watching = self.spawn(self._watch.run())
+        if self._closed:
+            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
 
     async def aclose(self) -> None:
         """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
         self._closed = True
+        if self._opening is not None:
+            # What is being opened is closed by whoever opens it: even later, where the broker is slow.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL), self._opening:
+                    pass
         for request_id, call in tuple(self.pending.items()):
             self.stop(call)
             self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
@@ -131,14 +141,16 @@ class PendingRequestMap:
         # What was to be said is said, but nobody waits for it for ever.
         self._deadlines.clear()
         farewells = tuple(self._tasks)
-        if farewells:
-            await asyncio.wait(farewells, timeout=_FAREWELL)
-        for task in farewells:
-            task.cancel()
-        await asyncio.gather(*farewells, return_exceptions=True)
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.aclose()
+        try:
+            if farewells:
+                await asyncio.wait(farewells, timeout=_FAREWELL)
+            for task in farewells:
+                task.cancel()
+            await asyncio.gather(*farewells, return_exceptions=True)
+        finally:
+            subscription, self._subscription = self._subscription, None
+            if subscription is not None:
+                await subscription.aclose()
 
     def __len__(self) -> int:
         return len(self.pending)

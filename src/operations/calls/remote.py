@@ -83,14 +83,19 @@ class RemoteService:
         return self.operations
 
     async def open(self) -> None:
-        """Ask what is offered.
+        """Ask what is offered. If that fails it is closed: who tries again makes another.
 
         Raises:
             CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer cannot be read.
         """
-        await self.calls.open()
+        try:
+            await self.calls.open()
+            specs = await self._specs()
+        except BaseException:
+            await self.aclose()
+            raise
         self.operations = []
-        for spec in await self._specs():
+        for spec in specs:
             try:
                 imported = self._import(spec)
             except ValueError as error:

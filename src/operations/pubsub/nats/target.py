@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
@@ -79,6 +79,7 @@ class NatsTarget:
         self.dropped = 0
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
+        self._draining: set[asyncio.Future[None]] = set()
         self._violations = 0
         self._backoff = Backoff()
         self._connected = asyncio.Event()
@@ -130,6 +131,8 @@ class NatsTarget:
                 await self._nats.flush(timeout=2)
         with suppress(*_NATS_ERRORS):
             await self._nats.close()
+        for task in tuple(self._draining):
+            task.cancel()
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -233,19 +236,17 @@ class NatsTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Subscriptions":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
-        subscriptions = [
-            await self._subscribe(
-                f"{address}.>" if self._is_mailbox(address) else address,
-                self._to_mailbox(address, receiver),
-                receiver,
-            )
-            for address in addresses
-        ]
-        await self._arrive()
-        self._receivers.append(receiver)
-        return _Subscriptions(self, subscriptions, lambda: self._receivers.remove(receiver))
+        async with AsyncExitStack() as undo:
+            for address in addresses:
+                subject = f"{address}.>" if self._is_mailbox(address) else address
+                deliver = self._to_mailbox(address, receiver)
+                await self._subscribe(subject, deliver, receiver, undo)
+            await self._arrive()
+            self._receivers.append(receiver)
+            undo.callback(self._receivers.remove, receiver)
+            return undo.pop_all()
 
     def _to_mailbox(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
         async def deliver(message: Any) -> None:
@@ -303,9 +304,10 @@ class NatsTarget:
                 message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
             )
 
-        subscription = await self._subscribe(self._queue(queue), deliver, receiver, queue="workers")
-        await self._arrive()
-        return _Subscriptions(self, [subscription], lambda: None)
+        async with AsyncExitStack() as undo:
+            await self._subscribe(self._queue(queue), deliver, receiver, undo, queue="workers")
+            await self._arrive()
+            return undo.pop_all()
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
@@ -327,8 +329,9 @@ class NatsTarget:
         subject: str,
         deliver: Callable[[Any], Awaitable[None]],
         receiver: Receiver,
+        undo: AsyncExitStack,
         queue: str = "",
-    ) -> Any:
+    ) -> None:
         try:
             subscription = await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
                 subject, queue=queue, cb=deliver, pending_bytes_limit=self._max_unread
@@ -336,11 +339,16 @@ class NatsTarget:
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
         self._receivers_of[subscription] = receiver
-        return subscription
+        undo.push_async_callback(self._unsubscribe, subscription)
 
-    def forget(self, subscription: Any) -> None:
-        """The subscription is closed."""
+    async def _unsubscribe(self, subscription: Any) -> None:
+        """Unsubscribe, and deliver what has arrived."""
         self._receivers_of.pop(subscription, None)
+        # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
+        draining = asyncio.ensure_future(_drained(subscription))
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+        await asyncio.wait({draining}, timeout=2)
 
     async def _arrive(self) -> None:
         """Wait until the server has seen every subscription made so far.
@@ -350,9 +358,11 @@ class NatsTarget:
         subject = f"{self._boxes}.{token_hex(16)}"
         try:
             echo = await self._nats.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
-            await self._nats.publish(subject, b"1")
-            await echo.next_msg(timeout=5)
-            await echo.unsubscribe()
+            try:
+                await self._nats.publish(subject, b"1")
+                await echo.next_msg(timeout=5)
+            finally:
+                await echo.unsubscribe()
         except (*_NATS_ERRORS, TimeoutError) as error:
             raise TransportError(f"NATS does not answer: {error}") from error
 
@@ -362,27 +372,9 @@ def _with_scheme(server: str) -> str:
     return server if "://" in server else f"nats://{server}"
 
 
-class _Subscriptions:
-    """Some subscriptions that are closed together."""
-
-    def __init__(
-        self, target: NatsTarget, subscriptions: list[Any], forget: Callable[[], None]
-    ) -> None:
-        self._target = target
-        self._subscriptions = subscriptions
-        self._forget = forget
-
-    async def aclose(self) -> None:
-        """Unsubscribe, and deliver what has arrived; closing twice is harmless."""
-        subscriptions, self._subscriptions = self._subscriptions, []
-        if not subscriptions:
-            return
-        self._forget()
-        for subscription in subscriptions:
-            self._target.forget(subscription)
-            with suppress(*_NATS_ERRORS, TimeoutError):
-                async with asyncio.timeout(2):
-                    await subscription.drain()
+async def _drained(subscription: Any) -> None:
+    with suppress(*_NATS_ERRORS):
+        await subscription.drain()
 
 
 @asynccontextmanager

@@ -138,13 +138,15 @@ class Channels:
         first = channel not in self._receivers
         self._receivers.setdefault(channel, []).append(receiver)
         confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        if first:
-            await self._ear.tell("SUBSCRIBE", channel)
         try:
+            if first:
+                await self._ear.tell("SUBSCRIBE", channel)
             async with asyncio.timeout(SILENCE):
                 await confirmed.wait()
-        except TimeoutError:
+        except BaseException as error:
             await self.unsubscribe(channel, receiver)
+            if not isinstance(error, TimeoutError):
+                raise
             raise TransportError(
                 f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
             ) from None
@@ -154,8 +156,6 @@ class Channels:
         receivers = self._receivers.get(channel, [])
         if receiver in receivers:
             receivers.remove(receiver)
-        elif None in receivers:
-            receivers.remove(None)
         if not receivers and self._receivers.pop(channel, None) is not None:
             self._confirmed.pop(channel, None)
             await self._ear.tell("UNSUBSCRIBE", channel)

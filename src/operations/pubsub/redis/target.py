@@ -11,8 +11,8 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
 from typing import Any
 
@@ -171,27 +171,29 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Undoing":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         boxes = [address for address in addresses if self._is_mailbox(address)]
-        reader = None
-        if boxes:
-            reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
-            await reader.open()
-            self._readers.add(reader)
-        self._receivers.append(receiver)
-        for address in addresses:
-            await self._channels.subscribe(address, None if address in boxes else receiver)
-
-        async def stop() -> None:
-            if receiver in self._receivers:
-                self._receivers.remove(receiver)
+        async with AsyncExitStack() as undo:
+            if boxes:
+                reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
+                await self._start(reader, undo)
+            self._receivers.append(receiver)
+            undo.callback(self._receivers.remove, receiver)
             for address in addresses:
-                await self._channels.unsubscribe(address, receiver)
-            if reader is not None:
-                await self._stop(reader)
+                present = None if address in boxes else receiver
+                await self._channels.subscribe(address, present)
+                undo.push_async_callback(self._channels.unsubscribe, address, present)
+            return undo.pop_all()
 
-        return _Undoing(stop)
+    async def _start(self, reader: MailboxReader | QueueReader, undo: AsyncExitStack) -> None:
+        async def stop() -> None:
+            self._readers.discard(reader)
+            await reader.aclose()
+
+        self._readers.add(reader)
+        undo.push_async_callback(stop)
+        await reader.open()
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}box:")
@@ -222,20 +224,18 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Undoing":
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> AsyncExitStack:
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
         reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
-        await reader.open()
-        self._readers.add(reader)
-        await self._channels.subscribe(name, None)
-
-        async def stop() -> None:
-            # What was taken is delivered first.
-            await self._channels.unsubscribe(name, None)
-            await self._stop(reader)
-
-        return _Undoing(stop)
+        async with AsyncExitStack() as undo:
+            await self._start(reader, undo)
+            await self._channels.subscribe(name, None)
+            # Nothing more is put, and then what was taken is delivered.
+            undo.push_async_callback(self._channels.unsubscribe, name, None)
+            return undo.pop_all()
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
@@ -302,18 +302,6 @@ class _Batch:
         self.answer.set_exception(error)
         # Whoever put something may have left; the failure is then nobody's business.
         self.answer.exception()
-
-
-class _Undoing:
-    """A receiver somewhere, until closed; closing twice is harmless."""
-
-    def __init__(self, undo: Callable[[], Awaitable[None]]) -> None:
-        self._undo: Callable[[], Awaitable[None]] | None = undo
-
-    async def aclose(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            await undo()
 
 
 @asynccontextmanager
