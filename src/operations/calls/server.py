@@ -74,10 +74,10 @@ class CallServer:
         *,
         group: str,
         limits: Limits,
-        gate: Gate | None,
         resolve: CredentialResolver | None,
         grace: float,
         expose_errors: bool,
+        gate: Gate | None = None,
     ) -> None:
         self.registry = registry
         self.target = target
@@ -489,10 +489,10 @@ async def serve_calls(
         target,
         group=group,
         limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
-        gate=gate,
         resolve=resolve,
         grace=grace,
         expose_errors=target.trusted if expose_errors is None else expose_errors,
+        gate=gate,
     )
     try:
         await server.start()
