@@ -11,7 +11,7 @@ import pytest
 from tests.calls.waiting import until
 from websockets.asyncio.server import ServerConnection, serve
 
-from operations.pubsub.websocket import connect_websocket
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
 KEEPALIVE = {"ping_interval": 0.4, "ping_timeout": 0.4}
@@ -40,6 +40,26 @@ async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, Server
             finally:
                 for connection in connections:
                     connection.transport.abort()
+
+
+@pytest.mark.requirement("R48")
+async def test_r48_whoever_is_let_in_and_thrown_out_waits_longer_every_time() -> None:
+    came: list[float] = []
+    enough = asyncio.Event()
+
+    async def throw_out(target: AcceptedTarget) -> None:
+        came.append(asyncio.get_running_loop().time())
+        if len(came) == 12:
+            enough.set()
+        await target.aclose()
+
+    async with serve_websocket(throw_out) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url):
+            await asyncio.wait_for(enough.wait(), 30)
+
+    # At random up to 0.05, 0.1, 0.2, 0.4 and then 0.6 s: a twelfth of that would be no growth at all.
+    assert came[-1] - came[0] > 0.6
 
 
 @pytest.mark.requirement("R35", "F6", "F7")

@@ -19,6 +19,9 @@ from operations.pubsub.websocket.target import WebSocketTarget
 
 logger = logging.getLogger("operations")
 
+_STABLE = 2.0
+"""Seconds after which a connection stands. Whoever is let in and thrown out at once does not come back at once."""
+
 
 @asynccontextmanager
 async def connect_websocket(
@@ -86,10 +89,14 @@ class _DialedTarget(WebSocketTarget):
         self._task = asyncio.get_running_loop().create_task(self._stay(self._link))
 
     async def _stay(self, link: LibrarySocket) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff()
         while True:
+            since = loop.time()
             reason = await self.run(link)
+            if loop.time() - since > _STABLE:
+                backoff.reset()
             logger.warning("%s; connecting again", reason)
-            backoff = Backoff()
             while True:
                 await asyncio.sleep(backoff.pause())
                 try:
