@@ -1,9 +1,14 @@
 """What every test folder shares."""
 
+import asyncio
+import gc
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.leftovers import Leftovers, counted_at_closing
 
 from operations import OperationRegistry
 
@@ -22,3 +27,45 @@ def anyio_backend() -> str:
 @pytest.fixture
 def registry() -> OperationRegistry:
     return OperationRegistry()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_of_faults(request: pytest.FixtureRequest) -> None:
+    """After every row of the fault matrix, nothing is left of it."""
+    marks = request.node.iter_markers("requirement")
+    if any(row.startswith("F") for mark in marks for row in mark.args):
+        request.getfixturevalue("nothing_left")
+        request.getfixturevalue("nobody_waiting")
+
+
+@pytest.fixture
+def nothing_left(request: pytest.FixtureRequest, frozen: None) -> Iterator[None]:
+    """The test leaves no task, no exception that nobody looked at, and no memory behind."""
+    is_async = inspect.iscoroutinefunction(getattr(request, "function", None))
+    leftovers = Leftovers(request.getfixturevalue("loop_of_the_test") if is_async else None)
+    failed = request.session.testsfailed
+    yield
+    found = leftovers.collect()
+    # What a test that failed has left is kept for its report.
+    assert not found or request.session.testsfailed > failed, found
+
+
+@pytest.fixture
+def nobody_waiting(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test closes no map in which a call still waits."""
+    failed = request.session.testsfailed
+    with counted_at_closing() as waiting:
+        yield
+    assert not waiting or request.session.testsfailed > failed, waiting
+
+
+@pytest.fixture
+async def loop_of_the_test(anyio_backend: str) -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+@pytest.fixture(scope="session")
+def frozen() -> None:
+    """Leave out of every collection what was there before: it takes milliseconds then, and not a tenth of a second."""
+    gc.collect()
+    gc.freeze()

@@ -1,13 +1,17 @@
 """Real brokers for every test that asks for a world."""
 
-import asyncio
-import gc
-import inspect
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.calls.operations_under_test import build_registry
-from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
+from tests.calls.worlds import (
+    BrokerWorld,
+    MemoryWorld,
+    WebSocketWorld,
+    World,
+    nats_world,
+    redis_world,
+)
 from tests.servers import Broker, NatsServer, RedisServer, running
 
 from operations.registry import OperationRegistry
@@ -47,25 +51,18 @@ def broker_world(request: pytest.FixtureRequest) -> World:
     return make_world(request.param, request)
 
 
+@pytest.fixture(params=("redis", "nats"))
+def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
+    """A broker that a test may kill."""
+    with running(RedisServer() if request.param == "redis" else NatsServer()) as broker:
+        yield broker, (redis_world if request.param == "redis" else nats_world)(broker.url)
+
+
 @pytest.fixture
 def registry() -> OperationRegistry:
     return build_registry()
 
 
 @pytest.fixture(autouse=True)
-def nothing_unheard(request: pytest.FixtureRequest) -> None:
-    """No test leaves an exception behind that nobody looked at."""
-    if inspect.iscoroutinefunction(getattr(request, "function", None)):
-        request.getfixturevalue("complaints")
-
-
-@pytest.fixture
-async def complaints(anyio_backend: str) -> AsyncGenerator[list[str]]:
-    """What the event loop complains of; nothing, at the end."""
-    complaints: list[str] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: complaints.append(repr(context)))
-    yield complaints
-    gc.collect()
-    await asyncio.sleep(0)
-    assert not complaints
+def nothing_left_of_calls(nothing_left: None) -> None:
+    """Here no test leaves anything behind, whether it is about a fault or not."""

@@ -45,8 +45,11 @@ runpy.run_module("tests.calls.worker", run_name="__main__", alter_sys=True)
 """
 
 
-async def start_worker(world: Any, *, skew: int = 0, **settings: Any) -> WorkerProcess:
-    """A worker in `world` that is ready to be called; its clock is wrong by `skew` seconds."""
+@asynccontextmanager
+async def worker_process(
+    world: Any, *, skew: int = 0, **settings: Any
+) -> AsyncGenerator[WorkerProcess]:
+    """A worker in `world`, ready to be called, for the length of the block; its clock is wrong by `skew` seconds."""
     given = {
         "world": world.name,
         "url": getattr(world, "url", ""),
@@ -61,20 +64,14 @@ async def start_worker(world: Any, *, skew: int = 0, **settings: Any) -> WorkerP
         cwd=PROJECT,
         stdout=asyncio.subprocess.PIPE,
     )
-    assert process.stdout is not None
-    with anyio.fail_after(20):
-        line = await process.stdout.readline()
-    assert line == b"ready\n"
-    return WorkerProcess(process)
-
-
-@asynccontextmanager
-async def worker_process(world: Any, **settings: Any) -> AsyncGenerator[WorkerProcess]:
-    """A worker in `world` for the length of the block."""
-    worker = await start_worker(world, **settings)
+    worker = WorkerProcess(process)
     try:
+        assert process.stdout is not None
+        with anyio.fail_after(20):
+            line = await process.stdout.readline()
+        assert line == b"ready\n"
         yield worker
     finally:
-        if worker.process.returncode is None:
+        if process.returncode is None:
             worker.kill()
         await worker.wait()

@@ -1,7 +1,6 @@
 """Ends in every order: closing, cancelling and losing the broker while the others are still at it."""
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 from tests.calls.waiting import started, until
-from tests.calls.worlds import BrokerWorld, World, calling, nats_world, redis_world
-from tests.servers import Broker, NatsServer, RedisServer, running
+from tests.calls.worlds import BrokerWorld, World, calling
+from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
@@ -89,11 +88,9 @@ async def test_what_is_closed_in_the_wrong_order_ends_all_the_same(
     assert outcome.code in (ErrorCode.ABORTED, ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
 
 
-@pytest.fixture(params=("redis", "nats"))
-def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
-    """A broker that a test may kill."""
-    with running(RedisServer() if request.param == "redis" else NatsServer()) as broker:
-        yield broker, (redis_world if request.param == "redis" else nats_world)(broker.url)
+@pytest.fixture
+def nobody_waiting() -> None:
+    """What is closed here is closed in the middle of a call."""
 
 
 @pytest.mark.slow

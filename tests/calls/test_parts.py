@@ -19,6 +19,7 @@ class Work:
     size: int = 1
     principal: str = "p"
     worth_it: bool = True
+    counted_as: tuple[str, ...] = ()
 
 
 class Floor:
@@ -75,6 +76,33 @@ def test_one_principal_has_its_own_bound() -> None:
     assert floor.admission.offer(Work(principal="b")) is None
     floor.admission.done(first)
     assert floor.admission.offer(Work(principal="a")) is None
+
+
+def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
+    floor = Floor(concurrency=10, per_principal=2)
+    names = ("a", "a ", " a", "b")
+    one, two, three, other = works = [Work(principal=name) for name in names]
+    for work in works:
+        assert floor.admission.offer(work) is None
+
+    assert floor.admission.identified(one, "id:a") is None
+    # Said twice, counted once.
+    assert floor.admission.identified(one, "id:a") is None
+    assert floor.admission.identified(two, "id:a") is None
+    assert floor.admission.identified(three, "id:a") is not None
+    assert floor.admission.identified(other, "id:b") is None
+    # What was refused was not counted, and ends like everything else.
+    floor.admission.done(three)
+    late = Work(principal="a")
+    assert floor.admission.offer(late) is None
+    assert floor.admission.identified(late, "id:a") is not None
+    for work in (one, two, other, late):
+        floor.admission.done(work)
+    for name in (*names, "id:a", "id:b"):
+        again = [Work(principal=name) for _ in range(3)]
+        assert [floor.admission.offer(work) is None for work in again] == [True, True, False]
+        for work in again[:2]:
+            floor.admission.done(work)
 
 
 def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> None:

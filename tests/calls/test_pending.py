@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.calls.shim import Shim
 from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
 
@@ -34,7 +35,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         self.events.append(
             CallRequested(payload=body) if isinstance(body, RequestPayload) else read_event(body)
         )
@@ -299,6 +300,42 @@ async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: boo
 
     assert no_json.value.code == ErrorCode.EXECUTION_ERROR
     assert too_large.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+class Unconfirmed(Shim):
+    """Delivers what is put, and never hears that it did."""
+
+    async def put(self, queue: str, body: bytes, **options: Any) -> None:
+        await super().put(queue, body, **options)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.requirement("R12")
+async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_was_sent(
+    registry: OperationRegistry,
+) -> None:
+    target = MemoryTarget(as_text=True)
+    async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
+        with anyio.fail_after(1):
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+
+
+@pytest.mark.requirement("R12")
+async def test_r12_whoever_is_cancelled_when_its_call_ends_is_cancelled(
+    registry: OperationRegistry,
+) -> None:
+    target = MemoryTarget(as_text=True)
+    async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
+        call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": "/dev/null"}))
+        await until(lambda: len(calls) == 1)
+        calls.abort(next(iter(calls.pending)))
+        # The sending is taken back in the next turn; this comes first.
+        call.cancel()
+        with anyio.fail_after(1), pytest.raises(asyncio.CancelledError):
+            await call
 
 
 async def test_a_closed_map_refuses_calls(registry: OperationRegistry) -> None:

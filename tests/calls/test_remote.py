@@ -12,7 +12,7 @@ from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import Hub
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, RegistrationError
+from operations.errors import CallError, ErrorCode, RegistrationError, TransportError
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
@@ -248,6 +248,103 @@ async def test_a_hostile_spoke_takes_no_name_and_speaks_for_nobody() -> None:
         await until(lambda: "evil.n0" not in center)
 
     assert {known.spec.id for known in center} == {"hub.hello", "late.comer"}
+
+
+async def test_a_spoke_that_is_back_before_it_was_missed_keeps_its_operations() -> None:
+    def spoke(answer: str) -> OperationRegistry:
+        registry = OperationRegistry()
+
+        @registry.operation("spoke.hello", type="query")
+        async def hello() -> str:
+            return answer
+
+        return registry
+
+    center = OperationRegistry()
+    async with serve_websocket(Hub(center).attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with AsyncExitStack() as old, AsyncExitStack() as new:
+            first = await old.enter_async_context(connect_websocket(url))
+            await old.enter_async_context(serve_calls(spoke("first"), first))
+            await until(lambda: "spoke.hello" in center)
+            second = await new.enter_async_context(connect_websocket(url))
+            await new.enter_async_context(serve_calls(spoke("second"), second))
+            calls = await new.enter_async_context(PendingRequestMap(second))
+            assert (await calls.call("spoke.hello")).data == "first"
+            before = center.get("spoke.hello")
+            await old.aclose()
+            await until(lambda: center.get("spoke.hello") not in (before, None))
+            assert (await calls.call("spoke.hello")).data == "second"
+
+        await until(lambda: "spoke.hello" not in center)
+
+
+@pytest.mark.requirement("R08")
+async def test_r08_a_websocket_is_refused_in_its_handshake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def identify(request: Any) -> Identity:
+        raise PermissionError(f"not with {request.headers['authorization']}")
+
+    async with serve_websocket(Hub(OperationRegistry()).attach, identify=identify) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(TransportError, match="403"):
+            async with connect_websocket(url, headers={"authorization": "CANARY"}):
+                pass
+
+    assert "CANARY" not in caplog.text
+    assert "identify raised PermissionError" in caplog.text
+
+
+async def test_what_is_not_open_is_said_not_to_be(registry: OperationRegistry) -> None:
+    target = MemoryTarget()
+    with pytest.raises(RuntimeError, match="async with from_calls"):
+        registry.register_all(from_calls(target))
+    with pytest.raises(TypeError, match="async with connect_"):
+        PendingRequestMap(connect_websocket("ws://127.0.0.1:1"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no event target"):
+        async with serve_calls(registry, "ws://127.0.0.1:1"):  # type: ignore[arg-type]
+            pass
+    with pytest.raises(TypeError, match="takes an OperationRegistry"):
+        async with serve_calls("registry", target):  # type: ignore[arg-type]
+            pass
+
+
+@pytest.mark.parametrize("timeout", ["5", float("nan"), [1]])
+async def test_a_timeout_that_is_no_number_is_refused(
+    timeout: Any, registry: OperationRegistry
+) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError, match="timeout is not a number") as caught:
+            await calls.call("math.add", {"a": 1, "b": 2}, timeout=timeout)
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize(
+    ("resolve", "credential", "said"),
+    [
+        (None, "token", "give serve_calls(resolve=...)"),
+        (lambda _: "alice", "token", "resolve gave a str"),
+        (lambda token: Identity(token) if token else None, "", ""),
+    ],
+)
+async def test_r08_a_credential_that_nobody_can_judge_is_refused_and_the_worker_told_why(
+    resolve: Any,
+    credential: str,
+    said: str,
+    registry: OperationRegistry,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target, resolve=resolve), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2}, credential=credential)
+
+    assert caught.value.code == ErrorCode.ACCESS_DENIED
+    assert said in caplog.text
 
 
 async def test_a_peer_whose_list_is_no_list_only_calls() -> None:

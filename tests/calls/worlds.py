@@ -1,12 +1,11 @@
 """Each transport as a world in which callers connect and workers serve, all used the same way."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from secrets import token_hex
 from typing import Any, Protocol
 
-from tests.servers import free_port
+from tests.servers import Proxy, free_port, proxy
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.pubsub.base import EventTarget
@@ -80,10 +79,11 @@ class WebSocketWorld:
 
     def __init__(self) -> None:
         self.port = free_port()
+        self.url = f"ws://127.0.0.1:{self.port}"
 
     @asynccontextmanager
     async def connect(self, **options: Any) -> AsyncGenerator[EventTarget]:
-        url = options.pop("url", f"ws://127.0.0.1:{self.port}")
+        url = options.pop("url", self.url)
         async with connect_websocket(url, **options) as target:
             yield target
 
@@ -114,17 +114,40 @@ def nats_world(url: str) -> BrokerWorld:
 
 
 @asynccontextmanager
+async def cuttable(
+    world: BrokerWorld | WebSocketWorld,
+) -> AsyncGenerator[tuple[EventTarget, Proxy]]:
+    """A caller's own connection, and the proxy it goes through."""
+    host, _, port = world.url.rpartition(":")
+    async with (
+        proxy(int(port)) as through,
+        world.connect(url=f"{host}:{through.port}") as target,
+    ):
+        yield target, through
+
+
+@asynccontextmanager
 async def calling(
     world: World, registry: OperationRegistry, **options: Any
 ) -> AsyncGenerator[PendingRequestMap]:
-    """One worker and one caller in `world`; afterwards nothing of either is left."""
-    before = asyncio.all_tasks()
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(world.serve(registry, **options))
-        target = await stack.enter_async_context(world.connect())
-        calls = await stack.enter_async_context(PendingRequestMap(target))
+    """One worker and one caller in `world`."""
+    async with (
+        world.serve(registry, **options),
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
         yield calls
-    assert len(calls) == 0
-    await asyncio.sleep(0)
-    left = {task for task in asyncio.all_tasks() - before if not task.done()}
-    assert not left, left
+
+
+@asynccontextmanager
+async def calling_through(
+    world: BrokerWorld | WebSocketWorld, registry: OperationRegistry
+) -> AsyncGenerator[tuple[PendingRequestMap, Proxy]]:
+    """One worker and one caller in `world`, and the proxy between the caller and the rest."""
+    async with (
+        world.serve(registry),
+        cuttable(world) as (target, through),
+        PendingRequestMap(target) as calls,
+    ):
+        await calls.call("math.add", {"a": 1, "b": 1})
+        yield calls, through

@@ -1,32 +1,171 @@
-"""Addresses that lead nowhere: one clear error, and no secret in it."""
+"""Addresses hold secrets: where they lead nowhere there is one clear error without, and in no log is one."""
 
+import base64
+import logging
 import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from tests.servers import Broker, NatsServer, RedisServer, running
 
+from operations.access import Identity
+from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import TransportError
 from operations.pubsub.nats import connect_nats
-from operations.pubsub.websocket import connect_websocket
+from operations.pubsub.redis import connect_redis, connect_redis_interop
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+from operations.registry import OperationRegistry
+
+SECRET = "SEKRIT"
+
+
+def everything_said(error: BaseException | None) -> Iterator[str]:
+    """Of an error and all that hangs on to it, shown or not."""
+    while error is not None:
+        yield from (str(error), repr(error), repr(vars(error)), repr(error.args))
+        yield from traceback.format_exception(error)
+        error = error.__cause__ or error.__context__
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("connect", [connect_redis, connect_redis_interop])
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis://:SEKRIT@127.0.0.1:port/", "port"),
+        ("redis://user:SEKRIT@127.0.0.1:99999/", "port"),
+        ("redis://:SEKRIT/1@127.0.0.1:6379/", "%2F"),
+        ("redis://:SEKRIT#1@127.0.0.1:6379/", "%23"),
+        ("redis://:SEKRIT@[::1/", "host"),
+        ("redis://:SEKRIT@h\u2100st/", "host"),
+        ("redis://:SEKRIT%ff@127.0.0.1/", "UTF-8"),
+        ("http://:SEKRIT@127.0.0.1/", "redis://"),
+        (":SEKRIT@127.0.0.1", "redis://"),
+        ("redis://127.0.0.1/?protocol=SEKRIT", "option"),
+        ("redis://127.0.0.1/?nonsense=SEKRIT", "option"),
+        ("rediss://127.0.0.1/?ssl_cert_reqs=SEKRIT", "option"),
+        ("redis://:SEKRIT@127.0.0.1:1/", "reached"),
+    ],
+)
+async def test_an_address_of_redis_that_leads_nowhere(
+    connect: Callable[[str], Any], url: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await nowhere(connect, url, word, caplog)
 
 
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
-    "url",
+    ("url", "word"),
     [
-        "ws://user:SEKRIT@127.0.0.1:1/ws",
-        "ws://127.0.0.1:1/ws?token=SEKRIT",
-        "http://user:SEKRIT@127.0.0.1:1/",
+        ("nats://user:SEKRIT@127.0.0.1:none", "port"),
+        ("nats://user:SEKRIT/1@127.0.0.1:4222", "%2F"),
+        ("nats://user:SEKRIT@127.0.0.1:1,nats://user:SEKRIT@127.0.0.1:none", "port"),
+        ("user:SEKRIT@127.0.0.1:none", "port"),
+        ("nats://SEKRIT@[::1", "host"),
+        ("nats://user:SEKRIT@h\u2100st", "host"),
+        ("nats://user:SEKRIT@", "host"),
+        ("redis://user:SEKRIT@127.0.0.1:1", "nats://"),
+        ("nats://user:SEKRIT@127.0.0.1:1,ws://user:SEKRIT@127.0.0.1:1", "mixing"),
+        ("nats://user:SEKRIT@127.0.0.1:1", "Connect call failed"),
     ],
 )
-async def test_a_websocket_that_is_not_there(url: str) -> None:
+async def test_an_address_of_nats_that_leads_nowhere(
+    url: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await nowhere(lambda url: connect_nats(url, connect_timeout=0.2), url, word, caplog)
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("ws://user:SEKRIT@127.0.0.1:none/ws", "port"),
+        ("ws://user:SEKRIT/1@127.0.0.1:80/", "%2F"),
+        ("ws://user:SEKRIT@[::1/", "host"),
+        ("ws://user:SEKRIT@h\u2100st/", "host"),
+        ("ws://user:SEKRIT@a..b/", "host"),
+        ("ws:///user:SEKRIT@127.0.0.1", "host"),
+        ("ws://user:SEKRIT%ff@127.0.0.1/", "UTF-8"),
+        ("http://user:SEKRIT@127.0.0.1:1/", "ws://"),
+        ("ws://SEKRIT@127.0.0.1:1/", "user:password"),
+        ("ws://127.0.0.1:1/#SEKRIT", "user:password"),
+        ("ws://user:SEKRIT@127.0.0.1:1/ws", "reached"),
+        ("ws://127.0.0.1:1/ws?token=SEKRIT", "reached"),
+    ],
+)
+async def test_an_address_of_a_websocket_that_leads_nowhere(
+    url: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await nowhere(connect_websocket, url, word, caplog)
+
+
+async def nowhere(
+    connect: Callable[[str], Any], url: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     with pytest.raises(TransportError) as caught:
-        async with connect_websocket(url):
+        async with connect(url):
             pass
-    assert "SEKRIT" not in str(caught.value)
-    assert "SEKRIT" not in "".join(traceback.format_exception(caught.value))
+
+    assert word in str(caught.value)
+    assert not [text for text in everything_said(caught.value) if SECRET in text]
+    assert SECRET not in caplog.text
 
 
-async def test_a_nats_address_that_cannot_be_read() -> None:
-    with pytest.raises(TransportError, match="NATS cannot be reached"):
-        async with connect_nats("nats://user:SEKRIT@127.0.0.1:none"):
-            pass
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize(
+    ("make", "connect"),
+    [
+        (lambda: RedisServer("--requirepass", SECRET), connect_redis),
+        (lambda: NatsServer("--user", "default", "--pass", SECRET), connect_nats),
+    ],
+    ids=["redis", "nats"],
+)
+async def test_a_login_at_a_broker_is_in_no_log(
+    make: Callable[[], Broker], connect: Callable[[str], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with running(make()) as broker:
+        url = f"{broker.scheme}://default:{SECRET}@127.0.0.1:{broker.port}"
+        async with connect(url) as target:
+            assert target.is_connected
+            assert SECRET not in repr((target, vars(target)))
+        with pytest.raises(TransportError) as caught:
+            async with connect(url.replace(SECRET, f"{SECRET}2")):
+                pass
+
+    assert not [text for text in everything_said(caught.value) if SECRET in text]
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.requirement("R16")
+async def test_what_goes_over_a_websocket_is_in_no_log(
+    registry: OperationRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    @registry.operation("echo.back", type="query")
+    async def back(value: str) -> str:
+        return value
+
+    async def attach(target: AcceptedTarget) -> None:
+        async with serve_calls(registry, target, resolve=Identity):
+            await target.wait_closed()
+
+    async with serve_websocket(attach) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"ws://user:{SECRET}@127.0.0.1:{port}/?token={SECRET}"
+        async with (
+            connect_websocket(url, headers={"X-Key": SECRET}) as target,
+            PendingRequestMap(target, credential=SECRET) as calls,
+        ):
+            assert (await calls.call("echo.back", {"value": SECRET})).data == SECRET
+
+    assert SECRET not in caplog.text
+    assert base64.b64encode(f"user:{SECRET}".encode()).decode() not in caplog.text
+
+
+async def test_one_of_several_nats_servers_is_enough(nats_server: Broker) -> None:
+    async with connect_nats(f"nats://127.0.0.1:1, {nats_server.url}") as target:
+        assert target.is_connected

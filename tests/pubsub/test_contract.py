@@ -22,7 +22,7 @@ class Listener:
         self.bodies: list[bytes] = []
         self.unclaimed: list[str] = []
 
-    def receive(self, body: bytes, reply_to: str) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
         self.bodies.append(body)
 
     def undelivered(self, key: str) -> None:

@@ -4,17 +4,19 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 from typing import Any
 
 import anyio
+import nats
 import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.shim import Shim
-from tests.calls.waiting import started
+from tests.calls.waiting import started, until
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
-from operations.errors import TransportError
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.nats import connect_nats
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -74,6 +76,85 @@ async def test_f10_a_durable_request_runs_once_in_the_whole_group(
             await calls.call("slow.write", {"seconds": 0, "path": str(path)})
 
     assert len(started(path)) == 5
+
+
+@pytest.mark.requirement("R39", "F21")
+async def test_f21_a_request_that_nobody_waits_for_any_more_is_not_run(
+    jetstream: Broker, tmp_path: Path
+) -> None:
+    late, lasting = tmp_path / "late", tmp_path / "lasting"
+    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+        with pytest.raises(CallError) as caught:
+            await calls.call("slow.write", {"seconds": 0, "path": str(late)}, timeout=0.3)
+        with pytest.raises(CallError) as idle:
+            await anext(calls.subscribe("count.forever", {"path": str(late)}, idle_timeout=0.3))
+        call = asyncio.create_task(
+            calls.call("slow.write", {"seconds": 0, "path": str(lasting)}, timeout=10)
+        )
+        async with (
+            connect_nats(jetstream.url, durable=True) as there,
+            serve_calls(build_registry(), there) as worker,
+        ):
+            with anyio.fail_after(5):
+                await call
+            assert not worker.jobs
+
+    assert caught.value.code == idle.value.code == ErrorCode.TIMEOUT
+    assert started(lasting)
+    assert not late.exists()
+
+
+@pytest.mark.requirement("R39")
+async def test_the_age_of_a_request_is_for_the_servers_clock_to_say(
+    jetstream: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.pubsub.nats.durable.time", lambda: time() + 3600)
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here) as calls,
+        connect_nats(jetstream.url, durable=True) as there,
+        serve_calls(build_registry(), there),
+    ):
+        with anyio.fail_after(5):
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=4)).data == 3
+
+
+@pytest.mark.requirement("R34")
+@pytest.mark.parametrize("what", ["stream", "consumer"])
+async def test_r34_what_is_taken_away_from_jetstream_is_made_again(
+    jetstream: Broker, what: str
+) -> None:
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here) as calls,
+        connect_nats(jetstream.url, durable=True) as there,
+        serve_calls(build_registry(), there),
+    ):
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        admin = await nats.connect(jetstream.url)
+        if what == "stream":
+            await admin.jetstream().delete_stream("operations_queue")
+        else:
+            await admin.jetstream().delete_consumer("operations_queue", "workers_operations")
+        await admin.close()
+        for _ in range(10):
+            with anyio.fail_after(5):
+                assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+async def test_what_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> None:
+    assert isinstance(jetstream, NatsServer)
+    async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
+        jetstream.kill()
+        await until(lambda: not here.is_connected)
+        jetstream.options = ()
+        jetstream.start()
+        await until(lambda: here.is_connected)
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2}, timeout=4)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert caught.value.retryable
 
 
 async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> None:

@@ -1,6 +1,8 @@
 """Sizes, times, rates, and how much at a time."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -9,8 +11,12 @@ from tests.server.asgi import Client
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
 from operations._rates import Gate, Rate
+from operations.calls import PendingRequestMap
+from operations.cli.serving import SocketDoor
+from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.limits import read_body
+from operations.server.running import running
 
 
 def serving(limits: Limits, **options: Any) -> tuple[Client, list[str]]:
@@ -91,6 +97,100 @@ async def test_calls_at_a_time_are_bounded_for_each_caller_and_for_all() -> None
     release.set()
     assert [await task for task in pending] == [200] * 4
     assert await call("a") == 200
+
+
+@pytest.mark.requirement("R39")
+async def test_what_a_caller_may_have_at_a_time_counts_for_all_doors_together() -> None:
+    registry = OperationRegistry()
+    release = asyncio.Event()
+
+    @registry.operation("test.wait")
+    async def wait() -> None:
+        await release.wait()
+
+    @registry.operation("test.follow")
+    async def follow() -> AsyncGenerator[int]:
+        yield 1
+        await release.wait()
+
+    callers = {name: Identity(name) for name in "abc"}
+    app = create_app(
+        registry,
+        limits=Limits(calls=5, calls_per_caller=2, streams_per_caller=1),
+        identity=APIKeys({hash_key(name): caller for name, caller in callers.items()}),
+        websocket=SocketDoor(registry, lambda key: callers.get(key.strip())),
+    )
+    client = Client(app)
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        url = (await enter(running(app))).replace("http", "ws") + "/ws"
+        signed_in = await enter(connect_websocket(url, headers={"x-api-key": "a"}))
+        nobody = await enter(connect_websocket(url))
+        first = await enter(PendingRequestMap(signed_in))
+        second = await enter(PendingRequestMap(nobody))
+
+        async def over_http(name: str) -> str:
+            answer = await client.post("/test/wait", headers={"x-api-key": name})
+            return "fine" if answer.status == 200 else str(answer.json["code"])
+
+        async def over_a_socket(calls: PendingRequestMap, key: str | None = None) -> str:
+            try:
+                await calls.call("test.wait", {}, credential=key)
+            except CallError as error:
+                return error.code
+            return "fine"
+
+        # Of a, by four ways and two spellings: two of these get in, whichever they are.
+        of_a = [over_http("a"), over_a_socket(first), over_a_socket(second, "a")]
+        of_a += [over_a_socket(second, f"a{' ' * count}") for count in range(1, 5)]
+        tasks = [asyncio.create_task(call) for call in of_a]
+        done, pending = await asyncio.wait(tasks, timeout=1)
+        assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 5
+        others = [over_a_socket(second), over_a_socket(second), over_a_socket(second)]
+        others += [over_http("b"), over_a_socket(second, "c")]
+        tasks = [asyncio.create_task(call) for call in others]
+        done, waiting = await asyncio.wait(tasks, timeout=1)
+        # Nobody in particular has two as well, and together there are five.
+        assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 2
+
+        # What stays open is counted on its own.
+        stream = first.subscribe("test.follow", {})
+        assert (await anext(stream)).data == 1
+        with pytest.raises(CallError) as caught:
+            await anext(first.subscribe("test.follow", {}))
+        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+        release.set()
+        assert {await task for task in (*pending, *waiting)} == {"fine"}
+        assert [item async for item in stream] == []
+        assert {await over_a_socket(first), await over_http("a")} == {"fine"}
+    edge = app.state.edge
+    assert (edge.calls.total, edge.streams.total, edge.askers.total) == (0, 0, 0)
+
+
+@pytest.mark.requirement("R39")
+async def test_a_rate_holds_inside_a_socket_too() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        return "fine"
+
+    limits = Limits(rate_per_caller=0.001, burst=3)
+    app = create_app(registry, limits=limits, websocket=SocketDoor(registry, lambda _: None))
+    outcomes: list[str] = []
+    async with (
+        running(app) as url,
+        connect_websocket(url.replace("http", "ws") + "/ws") as target,
+        PendingRequestMap(target) as calls,
+    ):
+        for _ in range(5):
+            try:
+                outcomes.append((await calls.call("test.run", {})).data)
+            except CallError as error:
+                outcomes.append(error.code)
+
+    assert outcomes == ["fine"] * 3 + ["RESOURCE_EXHAUSTED"] * 2
 
 
 @pytest.mark.requirement("R39")

@@ -3,14 +3,18 @@
 Rule 1: beyond the bounds work is refused at once, which costs almost nothing, instead of served too late.
 Rule 2: a place is free when the work has ended, not when its caller has left.
 Rule 3: what waited past its time is not started.
+Rule 4: a caller is counted by what it shows, and by who it is as soon as that is known: one identity may have many
+        credentials, or many ways to write one. What was counted is taken back exactly once.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from operations._words import counted
+from operations.access import Identity
 
 
 class Work(Protocol):
@@ -23,7 +27,24 @@ class Work(Protocol):
 
     @property
     def principal(self) -> str:
-        """On whose behalf it runs."""
+        """On whose behalf it runs, as far as that is known when it arrives."""
+        ...
+
+    counted_as: tuple[str, ...]
+    """Under which names it is counted now. For `Admission` alone."""
+
+
+class Gate(Protocol):
+    """Bounds that a worker shares with others, for example with other doors of one server."""
+
+    def __call__(
+        self, identity: Identity | None, *, is_stream: bool
+    ) -> AbstractContextManager[None]:
+        """Let a call in for as long as it runs, now that it is known who calls.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if there is no room for it.
+        """
         ...
 
 
@@ -80,9 +101,9 @@ class Admission(Generic[WorkT]):
         """Start `work`, or put it in line; the reason if there is no room for it."""
         limits = self._limits
         if limits.per_principal is not None:
-            if self._principals[work.principal] >= limits.per_principal:
-                return f"this caller has {counted(limits.per_principal, 'call')} here already"
-            self._principals[work.principal] += 1
+            reason = self._count(work, work.principal, limits.per_principal)
+            if reason is not None:
+                return reason
         if self.running < limits.concurrency:
             if self._start(work):
                 self.running += 1
@@ -96,9 +117,14 @@ class Admission(Generic[WorkT]):
         self._line_bytes += work.size
         return None
 
+    def identified(self, work: WorkT, principal: str) -> str | None:
+        """Note who is behind `work`, which has its place; the reason if there is no room for more of theirs."""
+        limit = self._limits.per_principal
+        return None if limit is None else self._count(work, principal, limit)
+
     def done(self, work: WorkT) -> None:
         """`work` has ended: its place goes to the next in line."""
-        if self._limits.per_principal is not None:
+        if work.counted_as:
             self._forget(work)
         self.running -= 1
         while self._line and self.running < self._limits.concurrency:
@@ -118,9 +144,18 @@ class Admission(Generic[WorkT]):
             self._forget(work)
         return line
 
+    def _count(self, work: WorkT, principal: str, limit: int) -> str | None:
+        if principal in work.counted_as:
+            return None
+        if self._principals.get(principal, 0) >= limit:
+            return f"this caller has {counted(limit, 'call')} here already"
+        self._principals[principal] += 1
+        work.counted_as += (principal,)
+        return None
+
     def _forget(self, work: WorkT) -> None:
-        if self._limits.per_principal is None:
-            return
-        self._principals[work.principal] -= 1
-        if self._principals[work.principal] <= 0:
-            del self._principals[work.principal]
+        names, work.counted_as = work.counted_as, ()
+        for name in names:
+            self._principals[name] -= 1
+            if not self._principals[name]:
+                del self._principals[name]

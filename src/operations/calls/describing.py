@@ -243,7 +243,7 @@ def _definition(name: str, text: str) -> JSONSchema:
     except (ValueError, RecursionError) as error:
         found = None
         logger.warning("The definition %r cannot be read and counts as unknown: %s", name, error)
-    return found if isinstance(found, (dict, bool)) else True
+    return found if is_object(found) or isinstance(found, bool) else True
 
 
 def _schemas_of(spec: OperationSpec) -> Iterator[Schema]:

@@ -1,7 +1,7 @@
 """One call on the waiting side."""
 
 import asyncio
-from typing import Any
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -10,6 +10,42 @@ from operations.calls.states import Expects
 from operations.calls.streams import StreamEntry
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
+
+
+class Sending:
+    """While a request is handed over: a call that ends meanwhile takes its sender away from that.
+
+    The sender then finds the call ended; what was under way may or may not have been delivered.
+    """
+
+    __slots__ = ("_before", "_is_interrupted", "_task")
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Any] | None = None
+        self._before = 0
+        self._is_interrupted = False
+
+    def __enter__(self) -> Self:
+        self._task = task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._before = task.cancelling()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        task, self._task = self._task, None
+        if not self._is_interrupted or task is None:
+            return False
+        # Whoever else cancelled the task is heard.
+        is_ours = task.uncancel() <= self._before
+        return kind is not None and issubclass(kind, asyncio.CancelledError) and is_ours
+
+    def interrupt(self) -> None:
+        """The call has ended. In the next turn, for it may have been the sender itself who ended it."""
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._task is not None and not self._is_interrupted:
+            self._is_interrupted = True
+            self._task.cancel()
 
 
 class PendingCall(msgspec.Struct, eq=False):
@@ -39,10 +75,20 @@ class PendingCall(msgspec.Struct, eq=False):
     worker: str | None = None
     """The mailbox of the worker that has it, once known."""
 
+    sending: Sending | None = None
+    """While it is handed over."""
+
     sent_at: float = 0.0
 
     seen_at: float = 0.0
     """When it was last heard of, by the loop's clock."""
+
+    def succeed(self, envelope: ResponseEnvelope[Any]) -> None:
+        """End the call with its answer, unless it has ended."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(envelope)
+        if self.sending is not None:
+            self.sending.interrupt()
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
@@ -50,3 +96,5 @@ class PendingCall(msgspec.Struct, eq=False):
             self.stream.end(error)
         elif self.future is not None and not self.future.done():
             self.future.set_exception(error)
+        if self.sending is not None:
+            self.sending.interrupt()

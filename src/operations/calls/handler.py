@@ -33,8 +33,8 @@ class Replies(Protocol):
         """The one answer; None where there is nothing to wait for."""
         ...
 
-    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
-        """One of many answers; gives its size in bytes."""
+    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
+        """One of many answers; returns when there may be another."""
         ...
 
     def complete(self, sequence: int) -> Awaitable[None]:
@@ -74,11 +74,17 @@ class Pace:
             self._unread.append(size)
             self._unread_bytes += size
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader has to read before one more item may go out."""
+        return self._credit is not None and (
+            self._sent >= self._credit
+            or (self._unread_bytes >= MAX_UNREAD_BYTES and bool(self._unread))
+        )
+
     async def room(self) -> None:
         """Wait until one more item may go out."""
-        while self._credit is not None and (
-            self._sent >= self._credit or (self._unread_bytes >= MAX_UNREAD_BYTES and self._unread)
-        ):
+        while self.is_full:
             self._more.clear()
             await self._more.wait()
 
@@ -111,12 +117,19 @@ def remaining_seconds(request: RequestPayload) -> float | None:
     return None
 
 
+def is_stream(registry: OperationRegistry, request: RequestPayload) -> bool:
+    """Whether a request has many answers: its caller says so, or the operation does."""
+    if request.credit is not None:
+        return True
+    spec = registry.get_spec(request.operation_id)
+    return spec is not None and spec.type is OperationType.SUBSCRIPTION
+
+
 async def answer(
     registry: OperationRegistry,
     request: RequestPayload,
     context: OperationContext,
     replies: Replies,
-    pace: Pace | None = None,
 ) -> None:
     """Run one request and publish what comes of it."""
     sequence: int | None = None
@@ -126,8 +139,7 @@ async def answer(
                 ErrorCode.VALIDATION_ERROR,
                 f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
             )
-        spec = registry.get_spec(request.operation_id)
-        if request.credit is None and (spec is None or spec.type is not OperationType.SUBSCRIPTION):
+        if not is_stream(registry, request):
             envelope = await registry.execute(request.operation_id, request.input, context)
             sending = replies.respond(envelope)
             if sending is not None:
@@ -137,12 +149,8 @@ async def answer(
         stream = registry.subscribe(request.operation_id, request.input, context)
         try:
             async for envelope in stream:
-                if pace is not None:
-                    await pace.room()
-                size = await replies.item(envelope, sequence)
+                await replies.item(envelope, sequence)
                 sequence += 1
-                if pace is not None:
-                    pace.sent(size)
         finally:
             await stream.aclose()
         await replies.complete(sequence)
@@ -186,9 +194,8 @@ class _MapReplies:
     async def respond(self, envelope: ResponseEnvelope[Any]) -> None:
         await self._map.respond(self._id, envelope)
 
-    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
+    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
         await self._map.respond(self._id, envelope, sequence=sequence)
-        return 0
 
     async def complete(self, sequence: int) -> None:
         await self._map.complete(self._id, sequence=sequence)

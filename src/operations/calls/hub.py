@@ -7,6 +7,7 @@ hub for as long as the connection lives.
 
 Rule 1: a peer adds names that are free, so many of them, and takes away its own. Nothing that others registered is
         touched, and nothing is answered in the hub's name.
+Rule 2: a name that another peer has is given on when that one goes: it may be the same peer, back before it was missed.
 """
 
 import logging
@@ -52,6 +53,7 @@ class Hub:
         self._send_identity = send_identity
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
+        self._peers: list[dict[str, Operation]] = []
 
     async def attach(self, target: AcceptedTarget) -> None:
         """Serve one connection until it closes. What its peer registered goes with it."""
@@ -64,32 +66,51 @@ class Hub:
                 send_identity=self._send_identity,
             )
             stack.push_async_callback(service.aclose)
-            registered = await self._register(service)
+            offered = await self._ask(service)
+            self._peers.append(offered)
             try:
+                for operation in offered.values():
+                    self._register(operation)
                 await target.wait_closed()
             finally:
-                for operation in registered:
-                    if self.registry.get(operation.spec.id) is operation:
-                        self.registry.unregister(operation.spec.id)
+                # Not by equality: another peer may offer the very same.
+                self._peers = [peer for peer in self._peers if peer is not offered]
+                for operation in offered.values():
+                    self._give_on(operation)
 
-    async def _register(self, service: RemoteService) -> list[Operation]:
-        """Add what the peer offers, where its name is free."""
+    def _register(self, operation: Operation) -> None:
+        """Add what a peer offers, if its name is free."""
+        try:
+            self.registry.register(operation)
+        except RegistrationError:
+            logger.warning(
+                "%s of a peer is not registered: the name is taken. Give each peer a namespace: Hub(namespace=...)",
+                operation.spec.id,
+            )
+
+    def _give_on(self, operation: Operation) -> None:
+        """Take away what a peer that has gone offered; the next peer with that name has it then."""
+        operation_id = operation.spec.id
+        if self.registry.get(operation_id) is not operation:
+            return
+        self.registry.unregister(operation_id)
+        for peer in self._peers:
+            if operation_id in peer:
+                self._register(peer[operation_id])
+                return
+
+    async def _ask(self, service: RemoteService) -> dict[str, Operation]:
+        """What the peer offers, by id."""
         try:
             await service.open()
         except CallError as error:
             # A peer that only calls is as welcome as one that serves.
             logger.debug("a peer offers nothing: %s", error)
-            return []
+            return {}
         if len(service) > self._max_operations:
             logger.warning(
                 "a peer offers %d operations; the first %d are registered",
                 len(service),
                 self._max_operations,
             )
-        registered: list[Operation] = []
-        for operation in service.operations[: self._max_operations]:
-            try:
-                registered.append(self.registry.register(operation))
-            except RegistrationError as error:
-                logger.warning("an operation of a peer was not registered: %s", error)
-        return registered
+        return {each.spec.id: each for each in service.operations[: self._max_operations]}

@@ -11,7 +11,7 @@ Rule 1: fail closed. A credential that is refused, that nobody can judge, or who
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from operations.access import Identity
 from operations.calls.events import RequestPayload
@@ -30,19 +30,24 @@ async def identify(credential: str, resolve: CredentialResolver | None) -> Ident
     Raises:
         CallError: `ACCESS_DENIED` if it does not hold; or what the resolver raised.
     """
-    identity = None
-    if resolve is not None:
+    found: Any = None
+    if resolve is None:
+        logger.warning("a credential was refused: give serve_calls(resolve=...) to judge it")
+    else:
         try:
-            found = resolve(credential)
-            identity = await found if inspect.isawaitable(found) else found
+            judged = resolve(credential)
+            found = await judged if inspect.isawaitable(judged) else judged
         except CallError:
             # The resolver's own words: it is asked too often, say.
             raise
         except Exception:
             logger.exception("a credential could not be judged")
-    if identity is None:
+    if found is not None and not isinstance(found, Identity):
+        kind = type(found).__name__
+        logger.error("a credential was refused: resolve gave a %s and not an Identity", kind)
+    if not isinstance(found, Identity):
         raise CallError(ErrorCode.ACCESS_DENIED, "the credential is not valid here")
-    return identity
+    return found
 
 
 def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:

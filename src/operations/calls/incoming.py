@@ -68,7 +68,7 @@ class Incoming:
         self._watch = watch
         self._outgoing = outgoing
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """Take an event from the target."""
         if type(body) is LocalAnswer:
             self._take(body)
@@ -119,8 +119,7 @@ class Incoming:
             self._calls.end(payload.request_id, CallError(ErrorCode.UNKNOWN_ERROR, reason))
             return
         del self._pending[payload.request_id]
-        if call.future is not None and not call.future.done():
-            call.future.set_result(envelope)
+        call.succeed(envelope)
 
     def _apply(self, event: CallResponded | CallCompleted | CallFailed | CallAborted) -> None:
         request_id = event.payload.request_id
@@ -172,7 +171,7 @@ class Incoming:
         if call.payload.request_id not in self._pending:
             return
         try:
-            await self._outgoing.send(self._calls.group, call, RETRY)
+            await self._outgoing.send(self._calls.group, call)
         except CallError as error:
             self._calls.end(call.payload.request_id, error)
 

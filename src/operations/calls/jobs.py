@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
     CallCompleted,
@@ -19,7 +20,8 @@ from operations.calls.events import (
     local_item,
     read_output,
 )
-from operations.calls.handler import Pace, remaining_seconds
+from operations.calls.handler import Pace, is_stream, remaining_seconds
+from operations.calls.identity import claimed_identity
 from operations.calls.snapshots import size_of
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -27,7 +29,7 @@ from operations.pubsub.base import EventTarget, Local
 from operations.registry import OperationRegistry
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds for a request that does not say how long it may take."""
+"""Seconds for a request that does not say how long it may take; of a subscription, for each item."""
 
 
 class Worker(Protocol):
@@ -36,6 +38,14 @@ class Worker(Protocol):
     registry: OperationRegistry
     target: EventTarget
     mailbox: str
+
+    def registry_of(self, operation_id: str) -> OperationRegistry:
+        """Where an operation is."""
+        ...
+
+    def expect(self, job: "Job") -> None:
+        """From now on the next item has its time."""
+        ...
 
     def conclude(self, job: "Job", body: bytes) -> Awaitable[None]:
         """Send the event that ends the call."""
@@ -60,13 +70,16 @@ class Job(msgspec.Struct, eq=False):
     size: int
     """Bytes it holds while it waits."""
 
-    principal: str
-    """On whose behalf it runs."""
-
     arrived_at: float
 
+    ends_at: float
+    """When its time is over, by the loop's clock."""
+
+    idle: float
+    """Seconds for each item of a subscription."""
+
     expires_at: float
-    """By the loop's clock."""
+    """When either is over."""
 
     pace: Pace | None = None
 
@@ -80,6 +93,17 @@ class Job(msgspec.Struct, eq=False):
 
     absent: int = 0
     """How often in a row the caller was not there when looked for."""
+
+    counted_as: tuple[str, ...] = ()
+    """For admission."""
+
+    @property
+    def principal(self) -> str:
+        """On whose behalf it runs, as far as that is known when it arrives."""
+        if self.request.credential is not None:
+            return f"by:{self.request.credential}"
+        identity = claimed_identity(self.request, self.worker.target)
+        return f"at:{self.reply_to}" if identity is None else principal_of(identity)
 
     # These three are no coroutines: what they give is awaited, and one step less is taken for every call.
 
@@ -118,8 +142,22 @@ class Job(msgspec.Struct, eq=False):
         body = envelope.encode()
         return read_output(msgspec.Raw(body)), len(body)
 
-    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
-        """Send one of many answers."""
+    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
+        """Send one of many answers, as soon as there is room for it."""
+        pace = self.pace
+        if pace is not None and pace.is_full:
+            # The item is there: however long its reader takes, nothing is idle.
+            self.expires_at = self.ends_at
+            await pace.room()
+        if self.idle != NEVER:
+            self.worker.expect(self)
+        size = await self._send(envelope, sequence)
+        if pace is not None:
+            pace.sent(size)
+        if self.idle != NEVER:
+            self.worker.expect(self)
+
+    async def _send(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
         if self.answered:
             raise CallError(ErrorCode.ABORTED, "the subscription has ended")
         worker, request_id = self.worker, self.request.request_id
@@ -165,19 +203,35 @@ def job_for(
     """The job of a request that has just arrived."""
     credit = request.credit
     limit = remaining_seconds(request)
-    if limit is None:
-        limit = DEFAULT_TIMEOUT if credit is None else NEVER
+    idle = NEVER
+    if (limit is None or request.idle_timeout is not None) and is_stream(
+        worker.registry_of(request.operation_id), request
+    ):
+        limit = NEVER if limit is None else limit
+        if request.idle_timeout is not None:
+            idle = request.idle_timeout / 1000
+        elif credit is None:
+            # Whoever knows of credit and names no time wants none.
+            idle = DEFAULT_TIMEOUT
+    elif limit is None:
+        limit = DEFAULT_TIMEOUT
     return Job(
         worker,
         request,
         reply_to,
         size,
-        request.credential or reply_to,
         now,
         now + limit,
+        idle,
+        now + min(limit, idle),
         None if credit is None else Pace(credit),
         local,
     )
+
+
+def principal_of(identity: Identity) -> str:
+    """By what a caller is counted that is known."""
+    return f"id:{identity.id}"
 
 
 def too_large(size: int, limit: int) -> CallError:

@@ -3,6 +3,7 @@
 Rule 1: what certainly was not delivered is tried again while there is reason to hope, and then fails with
         `UNAVAILABLE`.
 Rule 2: what may have been delivered is never sent again from here. The watch finds out, and decides.
+Rule 3: a call that ends is no longer sent, wherever that has got to: a deadline holds for sending, too.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from operations.calls.entries import PendingCall
+from operations.calls.entries import PendingCall, Sending
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
 from operations.calls.snapshots import snapshot
 from operations.errors import (
@@ -63,8 +64,8 @@ class Outgoing:
         self._farewells: deque[PendingCall] = deque(maxlen=MAX_FAREWELLS)
         self._is_saying = False
 
-    async def send(self, group: str, call: PendingCall, limit: float) -> None:
-        """Give a request to the group.
+    async def send(self, group: str, call: PendingCall) -> None:
+        """Give a request to the group; returns at once when the call ends meanwhile.
 
         Raises:
             CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
@@ -95,14 +96,10 @@ class Outgoing:
         self._waiting += 1
         self._waiting_bytes += len(body)
         try:
-            await target.put(
-                group, body, key=key, reply_to=self._mailbox, wait=min(limit, PATIENCE)
-            )
-        except NobodyThereError as error:
-            await self._insist(group, body, key, error)
-        except TransportError as error:
-            self._give_up(key, error, in_time=limit > PATIENCE)
+            with Sending() as call.sending:
+                await self._hand_over(group, body, key)
         finally:
+            call.sending = None
             self._waiting -= 1
             self._waiting_bytes -= len(body)
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
@@ -125,6 +122,14 @@ class Outgoing:
         except (TypeError, ValueError, RecursionError) as error:
             raise _not_json(operation_id, error) from error
 
+    async def _hand_over(self, group: str, body: bytes, key: str) -> None:
+        try:
+            await self._target.put(group, body, key=key, reply_to=self._mailbox, wait=PATIENCE)
+        except NobodyThereError as error:
+            await self._insist(group, body, key, error)
+        except TransportError as error:
+            self._give_up(key, error)
+
     async def _insist(self, group: str, body: bytes, key: str, error: NobodyThereError) -> None:
         """Try again while the group may be about to come back."""
         while self._is_settling():
@@ -138,13 +143,11 @@ class Outgoing:
             return
         raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
 
-    def _give_up(self, key: str, error: TransportError, *, in_time: bool = True) -> None:
+    def _give_up(self, key: str, error: TransportError) -> None:
         if isinstance(error, TooLargeError):
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
         if isinstance(error, NotSentError):
-            # Whoever waited for as long as the call may take has waited until its deadline.
-            code = ErrorCode.UNAVAILABLE if in_time else ErrorCode.TIMEOUT
-            raise CallError(code, str(error)) from error
+            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
         logger.debug("%s may not have been sent: %s", key, error)
 
     async def send_again(self, group: str, call: PendingCall) -> None:
@@ -162,7 +165,7 @@ class Outgoing:
         call.payload = msgspec.structs.replace(
             call.payload, attempt=call.attempt, timeout_ms=limit * 1000
         )
-        await self.send(group, call, limit)
+        await self.send(group, call)
 
     def tell_to_stop(self, group: str, call: PendingCall) -> Coroutine[Any, Any, None] | None:
         """Ask the worker to stop: the one that is known to have the call, or all of them.

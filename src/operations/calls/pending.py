@@ -7,6 +7,7 @@ Rule 3: whoever stops waiting says so: the worker is told to stop.
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from math import isnan
 from time import time
 from typing import Any, Self
@@ -27,7 +28,7 @@ from operations.calls.watch import Watch
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError, timed_out
-from operations.pubsub.base import EventTarget, Subscription
+from operations.pubsub.base import EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
@@ -70,7 +71,7 @@ class PendingRequestMap:
         heartbeat: float = 1.0,
         silence: float = 15.0,
     ) -> None:
-        self.target: EventTarget = MemoryTarget() if target is None else target
+        self.target: EventTarget = MemoryTarget() if target is None else usable(target)
         self.group = group
         self.timeout = timeout
         self.idle_timeout = idle_timeout
@@ -105,24 +106,33 @@ class PendingRequestMap:
 
         Raises:
             TransportError: If the broker cannot be reached.
+            CallError: `ABORTED` if it is closed, or was while it opened.
         """
-        if self._closed:
-            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
-            if self._subscription is None:
-                self._loop = asyncio.get_running_loop()
+            if self._subscription is None and not self._closed:
                 callers = self.target.topic(f"{self.group}.callers")
-                self._subscription = await self.target.listen(
-                    (self.mailbox, callers), self._incoming
-                )
-                if not self.target.direct:
-                    self._watching = self.spawn(self._watch.run())
+                subscription = await self.target.listen((self.mailbox, callers), self._incoming)
+                if self._closed:
+                    await subscription.aclose()
+                else:
+                    self._subscription = subscription
+                    # Whoever calls from here on need not look whether somebody listens.
+                    self._loop = asyncio.get_running_loop()
+                    if not self.target.direct:
+                        self._watching = self.spawn(self._watch.run())
+        if self._closed:
+            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
 
     async def aclose(self) -> None:
         """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
         self._closed = True
+        if self._opening is not None:
+            # What is being opened is closed by whoever opens it: even later, where the broker is slow.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL), self._opening:
+                    pass
         for request_id, call in tuple(self.pending.items()):
             self.stop(call)
             self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
@@ -131,14 +141,16 @@ class PendingRequestMap:
         # What was to be said is said, but nobody waits for it for ever.
         self._deadlines.clear()
         farewells = tuple(self._tasks)
-        if farewells:
-            await asyncio.wait(farewells, timeout=_FAREWELL)
-        for task in farewells:
-            task.cancel()
-        await asyncio.gather(*farewells, return_exceptions=True)
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await subscription.aclose()
+        try:
+            if farewells:
+                await asyncio.wait(farewells, timeout=_FAREWELL)
+            for task in farewells:
+                task.cancel()
+            await asyncio.gather(*farewells, return_exceptions=True)
+        finally:
+            subscription, self._subscription = self._subscription, None
+            if subscription is not None:
+                await subscription.aclose()
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -191,7 +203,10 @@ class PendingRequestMap:
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
             await self._ready()
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout
+        if timeout is not None:
+            _enforce_number("timeout", timeout)
+            limit = timeout
         if context is not None:
             limit = _remaining(context, limit)
         if not limit > 0:
@@ -212,7 +227,7 @@ class PendingRequestMap:
                 self._local.hand(self.group, payload, self.mailbox)
                 call.sent_at = call.seen_at = now
             else:
-                await self._outgoing.send(self.group, call, limit)
+                await self._outgoing.send(self.group, call)
             return await future
         except BaseException as error:
             self.pending.pop(request_id, None)
@@ -267,7 +282,7 @@ class PendingRequestMap:
             if expires_at < self._deadlines.next:
                 self._deadlines.schedule(expires_at)
             try:
-                await self._outgoing.send(self.group, call, limit)
+                await self._outgoing.send(self.group, call)
             except BaseException as error:
                 self.pending.pop(payload.request_id, None)
                 if isinstance(error, asyncio.CancelledError):
@@ -354,7 +369,8 @@ class PendingRequestMap:
             timeout_ms=limit * 1000 if bounded else None,
             # What nobody will believe need not be told to everyone who can read the broker.
             identity=identity if self._send_identity else None,
-            credential=credential or self._credential,
+            # One that is empty is one all the same, and refused: nobody becomes anonymous by mistake.
+            credential=self._credential if credential is None else credential,
             metadata=metadata,
             reply_to=self.mailbox or None,
         )
@@ -406,8 +422,8 @@ def _remaining(context: OperationContext | None, limit: float) -> float:
     return min(limit, context.deadline / 1000 - time())
 
 
-def _enforce_number(name: str, seconds: float) -> None:
-    if isnan(seconds):
+def _enforce_number(name: str, seconds: object) -> None:
+    if not isinstance(seconds, (int, float)) or isnan(seconds):
         # Nothing comes before or after it: the call would never end.
         reason = f"{name} is not a number: give seconds, or None for the default"
         raise CallError(ErrorCode.VALIDATION_ERROR, reason)

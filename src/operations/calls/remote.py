@@ -54,32 +54,48 @@ class RemoteService:
     ) -> None:
         self.calls = calls
         self.operations: list[Operation] = []
+        self._is_open = False
         self._namespace = namespace
         self._access = access
         self._exclude = exclude
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            # Nobody else will: who could not enter does not leave.
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     def __iter__(self) -> Iterator[Operation]:
-        return iter(self.operations)
+        return iter(self._opened())
 
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self._opened())
+
+    def _opened(self) -> list[Operation]:
+        if not self._is_open:
+            raise RuntimeError("nothing is imported yet: async with from_calls(target) as service")
+        return self.operations
 
     async def open(self) -> None:
-        """Ask what is offered.
+        """Ask what is offered. If that fails it is closed: who tries again makes another.
 
         Raises:
             CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer cannot be read.
         """
-        await self.calls.open()
+        try:
+            await self.calls.open()
+            specs = await self._specs()
+        except BaseException:
+            await self.aclose()
+            raise
         self.operations = []
-        for spec in await self._specs():
+        for spec in specs:
             try:
                 imported = self._import(spec)
             except ValueError as error:
@@ -87,6 +103,7 @@ class RemoteService:
             else:
                 if imported.spec.id not in self._exclude and imported.spec.id not in SERVICES:
                     self.operations.append(imported)
+        self._is_open = True
 
     async def _specs(self) -> list[OperationSpec]:
         told = Listener()

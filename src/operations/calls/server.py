@@ -14,10 +14,12 @@ import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import time
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from operations.access import Identity
-from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Limits
+from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AlivePayload,
@@ -34,9 +36,9 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.handler import answer, context_for
+from operations.calls.handler import answer, context_for, is_stream
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
-from operations.calls.jobs import Job, job_for, too_large
+from operations.calls.jobs import Job, job_for, principal_of, too_large
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.recent import Recent
 from operations.calls.running import Runners
@@ -44,8 +46,9 @@ from operations.calls.services import SERVICES, serves_itself, service_operation
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out
 from operations.outsiders import shown_error
-from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription
+from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
+from operations.specs import OperationType
 
 logger = logging.getLogger("operations")
 
@@ -77,6 +80,7 @@ class CallServer:
         resolve: CredentialResolver | None,
         grace: float,
         expose_errors: bool,
+        gate: Gate | None = None,
     ) -> None:
         self.registry = registry
         self.target = target
@@ -89,6 +93,7 @@ class CallServer:
         self.refused = 0
         self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
+        self._gate = gate
         self._resolve = resolve
         self._grace = grace
         self._expose_errors = expose_errors
@@ -151,7 +156,10 @@ class CallServer:
                 self._loop.remove_signal_handler(number)
 
     async def aclose(self) -> None:
-        """Take nothing new, give what runs `grace` seconds, end the rest with a retryable `UNAVAILABLE`."""
+        """Take nothing new, give what runs `grace` seconds, end the rest with `UNAVAILABLE`.
+
+        It is retryable but for mutations that have begun.
+        """
         taking, self._taking = self._taking, None
         if taking is not None:
             with suppress(TransportError):
@@ -165,7 +173,7 @@ class CallServer:
                     await self._idle.wait()
         self._admission.empty()
         for job in tuple(self.jobs.values()):
-            self.stop(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
+            self.stop(job, self._cut_short(job))
         for task in self._minding:
             task.cancel()
         last = (*self._runners.tasks, *self._background)
@@ -183,6 +191,16 @@ class CallServer:
                 await listening.aclose()
         await self._services.aclose()
 
+    def _cut_short(self, job: Job) -> CallError:
+        """What is said of a job that this worker will not finish."""
+        spec = self.registry.get_spec(job.request.operation_id)
+        # Whoever retries without looking would run it twice.
+        may_matter = (
+            spec is not None and spec.type is OperationType.MUTATION and not spec.idempotent
+        )
+        retryable = job.task is None or not may_matter
+        return CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=retryable)
+
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
         self._background.add(task)
@@ -191,7 +209,7 @@ class CallServer:
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """Take an event from the target."""
         if type(body) is RequestPayload:
             # Handed over as it is: nothing of it is held that its caller does not hold anyway.
@@ -199,7 +217,8 @@ class CallServer:
             return
         event = read_event(body)
         if type(event) is CallRequested:
-            self._admit(event.payload, reply_to or event.payload.reply_to or "", len(body))
+            request = _aged(event.payload, age) if age else event.payload
+            self._admit(request, reply_to or request.reply_to or "", len(body))
         elif type(event) is CallAborted:
             self._abort(event.payload.request_id)
         elif type(event) is CallCredited:
@@ -239,11 +258,16 @@ class CallServer:
             self._deadlines.schedule(job.expires_at)
         reason = self._admission.offer(job)
         if reason is not None:
-            self.refused += 1
-            self.settle(job)
-            self._recent.forget(request_id)
-            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+            self._refuse(job, _exhausted(reason))
+
+    def _refuse(self, job: Job, error: CallError) -> None:
+        """Answer a job that does not run. It may come again: nothing of it is remembered."""
+        self.refused += 1
+        if job.answered:
+            return
+        self.settle(job)
+        self._recent.forget(job.request.request_id)
+        self._spawn(self._send(job.reply_to, encode_error(job.request.request_id, error)))
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -271,8 +295,7 @@ class CallServer:
         request_id = key.partition("-")[0]
         if request_id and reply_to:
             reason = "requests arrive here faster than they can be read"
-            error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-            self._spawn(self._send(reply_to, encode_error(request_id, error)))
+            self._spawn(self._send(reply_to, encode_error(request_id, _exhausted(reason))))
 
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""
@@ -299,7 +322,7 @@ class CallServer:
             return self._too_late(job)
         request = job.request
         if request.credential is None:
-            return self._answer(job, claimed_identity(request, self.target))
+            return self._enter_gate(job, claimed_identity(request, self.target))
         return self._identify(job, request.credential)
 
     async def _too_late(self, job: Job) -> None:
@@ -312,21 +335,48 @@ class CallServer:
         except CallError as error:
             await job.error(error, None)
             return
-        if job.expires_at <= self._loop.time():
+        reason = self._admission.identified(job, principal_of(identity))
+        if reason is not None:
+            self._refuse(job, _exhausted(reason))
+        elif job.expires_at <= self._loop.time():
             await self._too_late(job)
         else:
+            await self._enter_gate(job, identity)
+
+    def _enter_gate(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
+        return self._answer(job, identity) if self._gate is None else self._within(job, identity)
+
+    async def _within(self, job: Job, identity: Identity | None) -> None:
+        registry = self.registry_of(job.request.operation_id)
+        gate = cast("Gate", self._gate)
+        try:
+            place = gate(identity, is_stream=is_stream(registry, job.request))
+        except CallError as error:
+            self._refuse(job, error)
+            return
+        with place:
             await self._answer(job, identity)
 
     def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
-        request, registry = job.request, self.registry
-        if request.operation_id in SERVICES and not serves_itself(registry, request.operation_id):
-            registry = self._services
+        request, registry = job.request, self.registry_of(job.request.operation_id)
         deadline = None
-        if job.expires_at != NEVER:
+        if job.ends_at != NEVER:
             # Counted from its arrival: the clock of its caller may be another one.
-            deadline = (time() + job.expires_at - self._loop.time()) * 1000
+            deadline = (time() + job.ends_at - self._loop.time()) * 1000
         context = context_for(request, identity, deadline, registry, Door(deadline=deadline))
-        return answer(registry, request, context, job, job.pace)
+        return answer(registry, request, context, job)
+
+    def registry_of(self, operation_id: str) -> OperationRegistry:
+        """Where an operation is: what every worker says about itself has a registry of its own."""
+        if operation_id in SERVICES and not serves_itself(self.registry, operation_id):
+            return self._services
+        return self.registry
+
+    def expect(self, job: Job) -> None:
+        """From now on the next item has its time."""
+        job.expires_at = min(job.ends_at, self._loop.time() + job.idle)
+        if job.expires_at < self._deadlines.next:
+            self._deadlines.schedule(job.expires_at)
 
     def _failed(self, job: Job, failure: BaseException) -> None:
         """Answer a job that could not do so itself."""
@@ -401,8 +451,25 @@ class CallServer:
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
 
+def _aged(request: RequestPayload, age: float) -> RequestPayload:
+    """A request that waited for a worker: that time is gone, and perhaps nobody waits for it any more."""
+    spent = age * 1000
+    left = None
+    if request.timeout_ms is not None:
+        left = request.timeout_ms - spent
+    elif request.idle_timeout is not None and spent >= request.idle_timeout:
+        left = 0.0
+    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
+
+
 def _late(job: Job) -> CallError:
+    if job.expires_at < job.ends_at:
+        return CallError(ErrorCode.TIMEOUT, f"no item came for {job.idle:g} seconds")
     return timed_out(job.request.operation_id, job.expires_at - job.arrived_at)
+
+
+def _exhausted(reason: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
 
 
 async def _nothing() -> None:
@@ -426,6 +493,7 @@ async def serve_calls(
     concurrency: int = DEFAULT_CONCURRENCY,
     queue: int = DEFAULT_QUEUE,
     per_principal: int | None = None,
+    gate: Gate | None = None,
     resolve: CredentialResolver | None = None,
     grace: float = GRACE,
     expose_errors: bool | None = None,
@@ -440,7 +508,9 @@ async def serve_calls(
         group: Each request goes to one worker of the group; all of them should serve the same.
         concurrency: Calls that run at a time.
         queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
-        per_principal: Calls of one caller at a time, running and waiting.
+        per_principal: Calls of one caller at a time, running and waiting: of one credential, of one identity, and of
+            one mailbox where there is neither.
+        gate: Bounds that are shared with others.
         resolve: Who a `credential` belongs to.
         grace: Seconds that running calls have to finish at the end.
         expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted
@@ -449,17 +519,20 @@ async def serve_calls(
     Raises:
         TransportError: If the broker cannot be reached.
     """
+    if not isinstance(cast("object", registry), OperationRegistry):
+        raise TypeError(f"serve_calls takes an OperationRegistry, not {registry!r}")
     server = CallServer(
         registry,
-        target,
+        usable(target),
         group=group,
         limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
         resolve=resolve,
         grace=grace,
         expose_errors=target.trusted if expose_errors is None else expose_errors,
+        gate=gate,
     )
-    await server.start()
     try:
+        await server.start()
         yield server
     finally:
         await server.aclose()

@@ -24,8 +24,11 @@ SCHEMA = "services.schema"
 SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
 """What every worker serves, whatever its registry holds."""
 
-MAX_LIST = 16 * 1024 * 1024
-"""How many bytes of specs one answer holds: what most transports carry."""
+MAX_LIST = 4 * 1024 * 1024
+"""How many bytes of specs one answer holds. It is written in one go, and others wait for that."""
+
+_WRAPPING = 4096
+"""Bytes of an answer that are not the specs in it."""
 
 _AT_ONCE = 0.005
 """Seconds of looking at specs before others get their turn."""
@@ -92,13 +95,14 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
 
     async def list_operations(input: Any, context: OperationContext) -> list[Any]:
         listed: list[Any] = []
-        left = MAX_LIST
+        most = min(MAX_LIST, target.max_bytes - _WRAPPING)
+        left = most
         async for spec in visible(input, context):
             left -= len(spec.encode())
             if left < 0:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,
-                    f"the specs take more than {MAX_LIST:,} bytes; subscribe to {DESCRIBE}, or ask for one "
+                    f"the specs take more than {most:,} bytes; subscribe to {DESCRIBE}, or ask for one "
                     f"namespace, or for one operation with {SCHEMA}",
                     retryable=False,
                 )

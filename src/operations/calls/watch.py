@@ -128,6 +128,8 @@ class Watch:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
+            # Before looking: who hurries meanwhile means the next look.
+            self._hurry.clear()
             try:
                 await self._look()
             except TransportError as error:
@@ -136,7 +138,6 @@ class Watch:
             except Exception:
                 # Whatever it was, the next worker that is lost must be found.
                 logger.exception("the workers could not be looked after")
-            self._hurry.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()
@@ -155,7 +156,7 @@ class Watch:
         self._roll_call = False
         for start in range(0, max(1, len(quiet)), _PER_PROBE):
             await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
-        if not quiet:
+        if not quiet or self.is_settling:
             return
         await asyncio.sleep(_ANSWER * self._heartbeat)
         if not self._answers or self.is_settling:

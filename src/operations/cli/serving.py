@@ -1,7 +1,7 @@
 """The doors of `operations serve`, on one ASGI application."""
 
 from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
 from typing import Any
 
@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from operations._sign_ins import RefusedError, SignIns, address_of
+from operations._sign_ins import RefusedError, address_of
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
@@ -22,6 +22,7 @@ from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, IdentityResolver, Limits, create_app
 from operations.server.console import console_app
+from operations.server.edge import IDENTITY, Edge, caller_of
 from operations.server.hosts import LOOPBACK
 from operations.types import JSONObject
 
@@ -116,32 +117,45 @@ def _tokens(entry: JWTEntry, file: ConfigFile) -> IdentityResolver:
 
 
 class SocketDoor:
-    """The call protocol on WebSockets: whoever connects can call, as whom they signed in."""
+    """The call protocol on WebSockets: whoever connects can call, as whom they signed in.
+
+    It stands in an app of `create_app`, and what that allows a caller holds for all doors together.
+    """
 
     def __init__(self, registry: OperationRegistry, resolve: CredentialResolver) -> None:
         self._registry = registry
         self._resolve = resolve
-        self._sign_ins = SignIns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
+        edge: Edge = scope["app"].state.edge
         socket = WebSocket(scope, receive, send)
         await socket.accept()
-        identity: Identity | None = scope.get("operations.identity")
+        identity: Identity | None = scope.get(IDENTITY)
+
+        def gate(identity: Identity | None, *, is_stream: bool) -> AbstractContextManager[None]:
+            caller = caller_of(scope, identity)
+            edge.rate.spend(caller)
+            return (edge.streams if is_stream else edge.calls).enter(caller)
+
         async with (
             accept_websocket(_Socket(socket), identity=identity) as target,
             serve_calls(
-                self._registry, target, resolve=self._from(address_of(scope.get("client"))), grace=0
+                self._registry,
+                target,
+                gate=gate,
+                resolve=self._from(address_of(scope.get("client")), edge),
+                grace=0,
             ),
         ):
             await target.wait_closed()
 
-    def _from(self, address: str) -> CredentialResolver:
+    def _from(self, address: str, edge: Edge) -> CredentialResolver:
         """Who a credential from an address belongs to; it may not guess as often as it likes."""
 
         async def resolve(credential: str) -> Identity | None:
             try:
-                return await self._sign_ins.judge(
+                return await edge.sign_ins.judge(
                     address, (credential,), lambda: self._resolve(credential), nobody_is_wrong=True
                 )
             except RefusedError as refusal:

@@ -36,12 +36,13 @@ NOT_PERMITTED = (
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
-    def receive(self, body: Any, reply_to: str) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
         """A message arrived: a text, or what was handed over as it is.
 
         Args:
             body: The message.
             reply_to: The mailbox an answer goes to, or empty.
+            age: Seconds it waited to be taken, where the broker keeps messages and says for how long.
         """
         ...
 
@@ -201,6 +202,19 @@ class EventTarget(Protocol):
     async def set_aside(self, queue: str, body: bytes) -> None:
         """Keep a message that broke everyone who took it, where people can look at it."""
         ...
+
+
+def usable(target: EventTarget) -> EventTarget:
+    """`target`, if it is one.
+
+    Raises:
+        TypeError: If it is not, or not yet: the connectors are opened with `async with`.
+    """
+    if hasattr(target, "mailbox"):
+        return target
+    if hasattr(target, "__aenter__"):
+        raise TypeError("the target is not open: async with connect_...(...) as target")
+    raise TypeError(f"{target!r} is no event target: connect_redis and the like give one")
 
 
 class Registration:

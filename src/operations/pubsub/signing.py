@@ -164,13 +164,13 @@ class _Verifying:
         self.lost = receiver.lost
         self.restored = receiver.restored
 
-    def receive(self, body: bytes, reply_to: str) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
         """Pass on what the text says, if it is signed."""
         opened = self._target.seal.open(body, self._queue, self._seen)
         if opened is None:
             self._target.refuse()
         else:
-            self._receiver.receive(opened, reply_to)
+            self._receiver.receive(opened, reply_to, age)
 
 
 def signed(target: EventTarget, secret: str | bytes | None) -> EventTarget:

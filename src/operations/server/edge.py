@@ -99,7 +99,7 @@ class Visit:
         """The operation that is called, once that is known."""
 
         self.caller = ""
-        """By whom limits are counted: an identity, or an address."""
+        """By whom limits are counted, once that is known."""
 
         self.seconds: float | None = None
         """How long it may take, once that is known."""
@@ -117,14 +117,18 @@ class Visit:
     def identified(self, identity: Identity | None) -> None:
         """Note who asks."""
         self.identity = identity
-        if identity is not None:
-            self.caller = f"id:{identity.id}"
-        else:
-            self.caller = f"at:{address_of(self.scope.get('client'))}"
+        self.caller = caller_of(self.scope, identity)
 
     def admitted(self, context: OperationContext) -> None:
         """Note what the request's call knows."""
         self._context = context
+
+
+def caller_of(scope: Scope, identity: Identity | None) -> str:
+    """By whom limits are counted: an identity, or an address."""
+    if identity is not None:
+        return f"id:{identity.id}"
+    return f"at:{address_of(scope.get('client'))}"
 
 
 Endpoint: TypeAlias = Callable[[Visit], Awaitable[Reply | None]]

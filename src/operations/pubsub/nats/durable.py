@@ -3,18 +3,23 @@
 Rule 1: a request is acknowledged before it is run, so that it is never run twice; a worker that dies before it
         acknowledges leaves it to the next one.
 Rule 2: the stream drops a key it has seen before, whichever worker the first one went to.
+Rule 3: a request is as old as the server says, and what is older than its caller waits is not run.
+Rule 4: a stream or a consumer that is taken away is made again by whoever misses it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
+from time import time
 from typing import Any
 
+import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-from nats.js.errors import ServiceUnavailableError
+from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import Receiver
@@ -34,6 +39,12 @@ _REMEMBER = 120.0
 _KEEP = 3600.0
 """Seconds a request waits for a worker."""
 
+_COMPARE = 60.0
+"""Seconds after which a worker looks again at what the server's clock says."""
+
+_RETRY = 0.2
+"""Seconds between attempts to take from a queue that is not there."""
+
 _NO_JETSTREAM = (
     "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
     "nats-server -js"
@@ -48,9 +59,11 @@ class DurableQueues:
     """The queues of one prefix, in one JetStream stream."""
 
     def __init__(self, client: Client, prefix: str) -> None:
+        self._nats = client
         self._js: Any = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
         self._subjects = f"{prefix}.queue.>"
         self._stream = f"{prefix}_queue".replace(".", "_")
+        self._opening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Make the stream, if it is not there.
@@ -82,39 +95,96 @@ class DurableQueues:
             TransportError: If it may or may not have been stored.
         """
         try:
-            await self._js.publish(
-                subject, body, timeout=max(wait, 1.0), headers={"Nats-Msg-Id": key}
-            )
+            try:
+                await self._publish(subject, body, key, wait)
+            except NoStreamResponseError:
+                # Nobody has it: the stream was taken away, with all that waited in it.
+                await self._open_again()
+                await self._publish(subject, body, key, wait)
         except TimeoutError as error:
             raise TransportError("JetStream did not confirm a request") from error
         except Error as error:
             raise NotSentError(f"JetStream: {error}") from error
 
+    async def _publish(self, subject: str, body: bytes, key: str, wait: float) -> None:
+        await self._js.publish(subject, body, timeout=max(wait, 1.0), headers={"Nats-Msg-Id": key})
+
+    async def _open_again(self) -> None:
+        """Make the stream again, once for everyone who misses it now."""
+        if self._opening is None:
+            logger.warning("the JetStream stream %s is gone, and made again", self._stream)
+            self._opening = asyncio.get_running_loop().create_task(self.open())
+            self._opening.add_done_callback(self._opened)
+        try:
+            await asyncio.shield(self._opening)
+        except TransportError as error:
+            raise NotSentError(str(error)) from error
+
+    def _opened(self, opening: "asyncio.Task[None]") -> None:
+        self._opening = None
+        if not opening.cancelled():
+            # Whoever missed the stream may have left; the failure is then nobody's business.
+            opening.exception()
+
     async def take(
         self, subject: str, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> "DurableTaking":
         """Take requests in turn with everyone else who does."""
+        name = f"workers_{queue}".replace(".", "_")
+
+        async def prepare() -> None:
+            """Make the consumer, and the stream, where they are not there."""
+            try:
+                await self._js.consumer_info(self._stream, name)
+            except NotFoundError:
+                await self.open()
+                config = ConsumerConfig(
+                    name=name, durable_name=name, filter_subject=subject, ack_wait=_ACKNOWLEDGE
+                )
+                await self._js.add_consumer(self._stream, config)
+
+        async def clock() -> float:
+            """What the clock is at the server, as far as it says so."""
+            address = f"$JS.API.CONSUMER.INFO.{self._stream}.{name}"
+            answer = await self._nats.request(address, b"", timeout=_WAIT)
+            told = msgspec.json.decode(answer.data, type=_Told).ts
+            return time() if told is None else told.timestamp()
+
         try:
-            consumer = await self._js.pull_subscribe(
-                subject,
-                durable=f"workers_{queue}".replace(".", "_"),
-                stream=self._stream,
-                config=ConsumerConfig(ack_wait=_ACKNOWLEDGE),
-            )
+            await prepare()
+            consumer = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
-        return DurableTaking(consumer, receiver, capacity)
+        return DurableTaking(consumer, prepare, clock, receiver, capacity)
+
+
+class _Told(msgspec.Struct):
+    """What is read of the description of a consumer."""
+
+    ts: datetime | None = None
 
 
 class DurableTaking:
     """A receiver at a durable queue, until closed."""
 
-    def __init__(self, consumer: Any, receiver: Receiver, capacity: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        consumer: Any,
+        prepare: Callable[[], Awaitable[None]],
+        clock: Callable[[], Awaitable[float]],
+        receiver: Receiver,
+        capacity: Callable[[], int],
+    ) -> None:
         self._consumer = consumer
+        self._prepare = prepare
+        self._clock = clock
         self._receiver = receiver
         self._capacity = capacity
+        self._loop = asyncio.get_running_loop()
+        self._ahead = 0.0
+        self._compared_at = float("-inf")
         self._closing = False
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = self._loop.create_task(self._run())
 
     async def aclose(self) -> None:
         """Stop between two fetches; what was fetched is delivered."""
@@ -133,10 +203,32 @@ class DurableTaking:
             except TimeoutError:
                 continue
             except Error as error:
-                logger.debug("JetStream: %s", error)
-                await asyncio.sleep(0.2)
+                await self._recover(error)
                 continue
+            await self._compare_clocks()
             await asyncio.gather(*map(self._deliver, messages))
+
+    async def _recover(self, error: Error) -> None:
+        """The connection may be away, or the consumer, or the whole stream: what can be made again is."""
+        logger.debug("JetStream: %s", error)
+        try:
+            await self._prepare()
+        except (Error, TimeoutError, TransportError) as failure:
+            logger.warning("requests cannot be taken from JetStream: %s", failure)
+        await asyncio.sleep(_RETRY)
+
+    async def _compare_clocks(self) -> None:
+        """How old a request is, is for the server's clock to say; ours may be another one, or be set."""
+        before = self._loop.time()
+        if before - self._compared_at < _COMPARE:
+            return
+        try:
+            now = await self._clock()
+        except (Error, TimeoutError, ValueError) as error:
+            logger.debug("the server does not say what time it is: %s", error)
+            now = time()
+        self._compared_at = self._loop.time()
+        self._ahead = now - (before + self._compared_at) / 2
 
     async def _deliver(self, message: Any) -> None:
         try:
@@ -145,4 +237,6 @@ class DurableTaking:
             # Not ours, then: it goes to the next worker.
             logger.debug("a request could not be acknowledged: %s", error)
         else:
-            self._receiver.receive(message.data, "")
+            stored = message.metadata.timestamp.timestamp()
+            age = self._loop.time() + self._ahead - stored
+            self._receiver.receive(message.data, "", max(age, 0.0))

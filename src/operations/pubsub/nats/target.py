@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
@@ -20,7 +20,8 @@ from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerE
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
@@ -77,21 +78,25 @@ class NatsTarget:
         self.dropped = 0
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
+        self._draining: set[asyncio.Future[None]] = set()
         self._violations = Seldom()
         self._arriving: dict[str, asyncio.Future[str]] = {}
-        self._attempt = 0
+        self._backoff = Backoff()
         self._connected = asyncio.Event()
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
         """Connect.
 
         Raises:
-            TransportError: If NATS cannot be reached, or refuses us.
+            TransportError: If the address cannot be read, NATS cannot be reached, or refuses us.
         """
+        servers = [_with_scheme(server.strip()) for server in url.split(",")]
+        for server in servers:
+            enforce_address(server, ("nats", "tls", "ws", "wss"))
         try:
             async with asyncio.timeout(connect_timeout):
                 await self._nats.connect(
-                    url,
+                    servers,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
                     reconnected_cb=self._on_restored,
@@ -106,11 +111,11 @@ class NatsTarget:
         except (TransportError, *_NATS_ERRORS, TimeoutError) as error:
             # A timeout says nothing; why the last attempt failed does.
             reason = str(error) or str(self._nats.last_error or "") or "no answer"
-            servers = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
+            hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             # Where not even the address could be read, it does not know how to close either.
             with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
-            where = f" at {servers}" if servers else ""
+            where = f" at {hosts}" if hosts else ""
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._connected.set()
         self.max_bytes = self._nats.max_payload
@@ -129,6 +134,8 @@ class NatsTarget:
                 await self._nats.flush(timeout=2)
         with suppress(*_NATS_ERRORS):
             await self._nats.close()
+        for task in tuple(self._draining):
+            task.cancel()
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -138,9 +145,8 @@ class NatsTarget:
         return self._nats.is_connected
 
     def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        delay = reconnect_delay(self._attempt)
-        self._attempt += 1
-        return servers[self._attempt % len(servers)], delay
+        pause = self._backoff.pause()
+        return servers[self._backoff.attempt % len(servers)], pause
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, SlowConsumerError):
@@ -172,7 +178,7 @@ class NatsTarget:
             receiver.lost("the connection to NATS was lost")
 
     async def _on_restored(self) -> None:
-        self._attempt = 0
+        self._backoff.reset()
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         for receiver in tuple(self._receivers):
@@ -237,22 +243,23 @@ class NatsTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Subscriptions":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         subjects = {
             f"{address}.>" if self._is_mailbox(address) else address: address
             for address in addresses
         }
-        subscriptions: list[Any] = []
+        async with AsyncExitStack() as undo:
 
-        async def subscribe() -> None:
-            for subject, address in subjects.items():
-                deliver = self._to_mailbox(address, receiver)
-                subscriptions.append(await self._subscribe(subject, deliver, receiver))
+            async def subscribe() -> None:
+                for subject, address in subjects.items():
+                    deliver = self._to_mailbox(address, receiver)
+                    await self._subscribe(subject, deliver, receiver, undo)
 
-        await self._arrive(subjects, subscribe)
-        self._receivers.append(receiver)
-        return _Subscriptions(self, subscriptions, lambda: self._receivers.remove(receiver))
+            await self._arrive(subjects, subscribe)
+            self._receivers.append(receiver)
+            undo.callback(self._receivers.remove, receiver)
+            return undo.pop_all()
 
     def _to_mailbox(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
         async def deliver(message: Any) -> None:
@@ -310,14 +317,14 @@ class NatsTarget:
                 message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
             )
 
-        subscriptions: list[Any] = []
-
-        async def subscribe() -> None:
-            subscriptions.append(await self._subscribe(subject, deliver, receiver, queue="workers"))
-
         subject = self._queue(queue)
-        await self._arrive([subject], subscribe)
-        return _Subscriptions(self, subscriptions, lambda: None)
+        async with AsyncExitStack() as undo:
+
+            async def subscribe() -> None:
+                await self._subscribe(subject, deliver, receiver, undo, queue="workers")
+
+            await self._arrive([subject], subscribe)
+            return undo.pop_all()
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
@@ -339,8 +346,9 @@ class NatsTarget:
         subject: str,
         deliver: Callable[[Any], Awaitable[None]],
         receiver: Receiver,
+        undo: AsyncExitStack,
         queue: str = "",
-    ) -> Any:
+    ) -> None:
         try:
             subscription = await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
                 subject, queue=queue, cb=deliver, pending_bytes_limit=self._max_unread
@@ -348,11 +356,16 @@ class NatsTarget:
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
         self._receivers_of[subscription] = receiver
-        return subscription
+        undo.push_async_callback(self._unsubscribe, subscription)
 
-    def forget(self, subscription: Any) -> None:
-        """The subscription is closed."""
+    async def _unsubscribe(self, subscription: Any) -> None:
+        """Unsubscribe, and deliver what has arrived."""
         self._receivers_of.pop(subscription, None)
+        # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
+        draining = asyncio.ensure_future(_drained(subscription))
+        self._draining.add(draining)
+        draining.add_done_callback(self._draining.discard)
+        await asyncio.wait({draining}, timeout=2)
 
     async def _arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
         """Do something to `subjects` and wait until the server has seen it.
@@ -382,10 +395,12 @@ class NatsTarget:
         try:
             await act()
             echo = await self._nats.subscribe(mark, cb=arrived)  # pyright: ignore[reportUnknownMemberType]
-            await self._nats.publish(mark, b"1")
-            async with asyncio.timeout(5):
-                refusal = await outcome
-            await echo.unsubscribe()
+            try:
+                await self._nats.publish(mark, b"1")
+                async with asyncio.timeout(5):
+                    refusal = await outcome
+            finally:
+                await echo.unsubscribe()
         except TimeoutError:
             raise TransportError("NATS does not answer") from None
         except _NATS_ERRORS as error:
@@ -411,27 +426,14 @@ def _subject_of(space: str, name: str) -> str:
     return subject
 
 
-class _Subscriptions:
-    """Some subscriptions that are closed together."""
+def _with_scheme(server: str) -> str:
+    """A host alone, as the library takes it too."""
+    return server if "://" in server else f"nats://{server}"
 
-    def __init__(
-        self, target: NatsTarget, subscriptions: list[Any], forget: Callable[[], None]
-    ) -> None:
-        self._target = target
-        self._subscriptions = subscriptions
-        self._forget = forget
 
-    async def aclose(self) -> None:
-        """Unsubscribe, and deliver what has arrived; closing twice is harmless."""
-        subscriptions, self._subscriptions = self._subscriptions, []
-        if not subscriptions:
-            return
-        self._forget()
-        for subscription in subscriptions:
-            self._target.forget(subscription)
-            with suppress(*_NATS_ERRORS, TimeoutError):
-                async with asyncio.timeout(2):
-                    await subscription.drain()
+async def _drained(subscription: Any) -> None:
+    with suppress(*_NATS_ERRORS):
+        await subscription.drain()
 
 
 @asynccontextmanager
@@ -466,8 +468,8 @@ async def connect_nats(
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
-        TransportError: If NATS cannot be reached now, is not private although it should be, or cannot have subjects
-            with this prefix or client.
+        TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should
+            be, or cannot have subjects with this prefix or client.
         ValueError: If the secret is too short to be one.
     """
     target = NatsTarget(

@@ -2,11 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import KEEPALIVE, SILENCE, Supervised, open_connection
+from operations.pubsub.redis.link import (
+    CONNECTION_ERRORS,
+    KEEPALIVE,
+    SILENCE,
+    Link,
+    Supervised,
+    open_connection,
+)
 
 
 class Ear:
@@ -14,6 +22,7 @@ class Ear:
 
     Args:
         pool: Where connections come from.
+        link: The connection of the same client that speaks.
         wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
         deliver: Takes every message.
         lost: Hears that the connection broke.
@@ -23,6 +32,7 @@ class Ear:
     def __init__(
         self,
         pool: Any,
+        link: Link,
         *,
         wanted: Callable[[], Iterable[str]],
         deliver: Callable[[Any], None],
@@ -35,7 +45,7 @@ class Ear:
         self._restored = restored
         self._connection: Any = None
         self._heard_at = 0.0
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = Supervised(self._live, lost, link)
         self._ready = asyncio.Event()
 
     @property
@@ -44,9 +54,12 @@ class Ear:
         return self._connection is not None
 
     async def open(self) -> None:
-        """Connect, and stay connected."""
-        self._supervised.start()
-        await self._ready.wait()
+        """Connect, and stay connected.
+
+        Raises:
+            TransportError: If that fails; then nothing goes on in the background.
+        """
+        await self._supervised.start(self._ready)
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -55,7 +68,9 @@ class Ear:
     async def tell(self, *command: str) -> None:
         """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
         if self._connection is not None:
-            await self._connection.send_command(*command)
+            # Where it breaks just now, the reader notices, and there is a next one.
+            with suppress(*CONNECTION_ERRORS):
+                await self._connection.send_command(*command)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)
@@ -71,7 +86,7 @@ class Ear:
             if self._ready.is_set():
                 self._restored()
             self._ready.set()
-            self._supervised.attempt = 0
+            self._supervised.backoff.reset()
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
@@ -99,12 +114,12 @@ class Channels:
     """The channels of a client: topics, and the presence of everything that listens here."""
 
     def __init__(
-        self, pool: Any, lost: Callable[[str], None], restored: Callable[[], None]
+        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
     ) -> None:
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._ear = Ear(
-            pool, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
+            pool, link, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
         )
         self.open = self._ear.open
         self.aclose = self._ear.aclose
@@ -123,13 +138,15 @@ class Channels:
         first = channel not in self._receivers
         self._receivers.setdefault(channel, []).append(receiver)
         confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        if first:
-            await self._ear.tell("SUBSCRIBE", channel)
         try:
+            if first:
+                await self._ear.tell("SUBSCRIBE", channel)
             async with asyncio.timeout(SILENCE):
                 await confirmed.wait()
-        except TimeoutError:
+        except BaseException as error:
             await self.unsubscribe(channel, receiver)
+            if not isinstance(error, TimeoutError):
+                raise
             raise TransportError(
                 f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
             ) from None
@@ -139,8 +156,6 @@ class Channels:
         receivers = self._receivers.get(channel, [])
         if receiver in receivers:
             receivers.remove(receiver)
-        elif None in receivers:
-            receivers.remove(None)
         if not receivers and self._receivers.pop(channel, None) is not None:
             self._confirmed.pop(channel, None)
             await self._ear.tell("UNSUBSCRIBE", channel)

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from operations.access import Identity
-from operations.errors import NobodyThereError, NotSentError, TooLargeError
+from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 from operations.pubsub.redis.channels import Ear
-from operations.pubsub.redis.link import Link, open_pool
+from operations.pubsub.redis.link import SILENCE, Link, open_pool
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
@@ -45,6 +45,7 @@ class RedisInteropTarget:
         self._confirmed = asyncio.Event()
         self._ear = Ear(
             self._pool,
+            self._link,
             wanted=lambda: ("PSUBSCRIBE", f"{_literally(prefix)}call.*"),
             deliver=self._deliver,
             lost=self._lost,
@@ -59,7 +60,13 @@ class RedisInteropTarget:
         """
         await self._link.open()
         await self._ear.open()
-        await self._confirmed.wait()
+        try:
+            async with asyncio.timeout(SILENCE):
+                await self._confirmed.wait()
+        except TimeoutError:
+            raise TransportError(
+                "Redis does not confirm a subscription to every event: may this user have one?"
+            ) from None
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -169,11 +176,11 @@ async def connect_redis_interop(
         max_bytes: The largest message.
 
     Raises:
-        TransportError: If Redis cannot be reached now.
+        TransportError: If the address cannot be read, or Redis cannot be reached now.
     """
     target = RedisInteropTarget(url, prefix=prefix, trusted=trusted, max_bytes=max_bytes)
-    await target.open()
     try:
+        await target.open()
         yield target
     finally:
         await target.aclose()

@@ -9,13 +9,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import NOT_PERMITTED
 from operations.pubsub.seldom import Seldom
 
@@ -27,6 +29,9 @@ KEEPALIVE = 5.0
 SILENCE = 12.0
 """Seconds without an answer after which a connection is given up."""
 
+OPENING = 5.0
+"""Seconds for a connection to stand for the first time."""
+
 MAX_BUFFERED = 8 * 1024 * 1024
 """Bytes that may wait to be written before senders have to."""
 
@@ -34,12 +39,22 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 
 def open_pool(url: str) -> Any:
-    """Where connections to `url` come from. Nothing is connected yet."""
+    """Where connections to `url` come from. Nothing is connected yet.
+
+    Raises:
+        TransportError: If the address cannot be read.
+    """
+    enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
     # RESP2, because answers are read as they are and maps would only cost time. No retries: only
     # we know what may be sent twice.
-    return ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-        url, protocol=2, socket_timeout=None, socket_connect_timeout=5
-    )
+    with suppress(TypeError, ValueError, RedisError):
+        pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+            url, protocol=2, socket_timeout=None, socket_connect_timeout=OPENING
+        )
+        # Only now are its options read.
+        pool.make_connection()
+        return pool
+    raise TransportError("the address cannot be read: it has an option that redis-py does not take")
 
 
 async def open_connection(pool: Any) -> Any:
@@ -81,25 +96,57 @@ def _shown(command: tuple[Any, ...]) -> str:
 
 
 class Supervised:
-    """Something that runs on a connection, and again on the next one when that breaks."""
+    """Something that runs on a connection, and again on the next one when that breaks.
 
-    def __init__(self, work: Callable[[], Awaitable[None]], lost: Callable[[str], None]) -> None:
+    Args:
+        work: What runs.
+        lost: Hears that the connection broke.
+        link: Where it has one, it connects again after that: of the connections of a client that lost them all, one
+            tries, and the others follow.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[None]],
+        lost: Callable[[str], None],
+        link: "Link | None" = None,
+    ) -> None:
         self._work = work
         self._lost = lost
-        self.attempt = 0
+        self._failure: BaseException | None = None
+        self._link = link
+        self.backoff = Backoff()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Run in the background until `stop`."""
+    async def start(self, ready: asyncio.Event) -> None:
+        """Run in the background until `stop`; returns when it is `ready`.
+
+        Raises:
+            TransportError: If that takes too long; then nothing goes on in the background.
+        """
         self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            async with asyncio.timeout(OPENING):
+                await ready.wait()
+        except TimeoutError:
+            await self.stop()
+            failure = self._failure
+            if isinstance(failure, TransportError):
+                raise failure from None
+            reason = failure or f"no answer for {OPENING:g} seconds"
+            raise TransportError(f"Redis cannot be reached: {reason}") from None
+        except BaseException:
+            await self.stop()
+            raise
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._work()
             except (TransportError, *CONNECTION_ERRORS) as error:
-                if self.attempt == 0:
+                if self.backoff.attempt == 0:
                     logger.warning("the connection to Redis was lost: %s", error)
+                self._failure = error
                 self._lost(f"the connection to Redis was lost: {error}")
             except Exception as error:
                 # Nobody else would notice: whatever it is, the next connection is a new chance.
@@ -107,8 +154,9 @@ class Supervised:
                 self._lost(f"reading from Redis failed: {error}")
             else:
                 return
-            await asyncio.sleep(reconnect_delay(self.attempt))
-            self.attempt += 1
+            await asyncio.sleep(self.backoff.pause())
+            if self._link is not None:
+                await self._link.wait()
 
     async def stop(self) -> None:
         """Stop and wait until it has."""
@@ -163,8 +211,7 @@ class Link:
             await self._prepare(connection)
         finally:
             await connection.disconnect()
-        self._supervised.start()
-        await self._up.wait()
+        await self._supervised.start(self._up)
 
     async def aclose(self) -> None:
         """Write what waits to be written, and disconnect."""
@@ -172,6 +219,10 @@ class Link:
             self._wake.set()
             await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
         await self._supervised.stop()
+
+    async def wait(self) -> None:
+        """Wait until commands can be sent, however long that takes."""
+        await self._up.wait()
 
     async def ready(self, wait: float) -> None:
         """Wait until commands can be sent.
@@ -222,8 +273,9 @@ class Link:
             await self._prepare(connection)
             loop = asyncio.get_running_loop()
             self._heard_at = loop.time()
-            is_first = self._supervised.attempt == 0
-            self._supervised.attempt = 0
+            backoff = self._supervised.backoff
+            is_first = backoff.attempt == 0
+            backoff.reset()
             self._up.set()
             if not is_first:
                 self._restored()
@@ -241,7 +293,7 @@ class Link:
             await connection.disconnect(nowait=True)
             self._fail_all()
             # Once broken, the next connection is a restored one.
-            self._supervised.attempt = max(self._supervised.attempt, 1)
+            self._supervised.backoff.attempt = max(self._supervised.backoff.attempt, 1)
 
     async def _write(self, connection: Any) -> None:
         while True:

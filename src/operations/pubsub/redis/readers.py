@@ -24,6 +24,9 @@ _YIELD = 0.005
 _BLOCK = 5000
 """Milliseconds a read waits at the server, which is also how often it is heard of."""
 
+_MAILBOX_BLOCK = 2000
+"""The same for mailboxes, which is also how long one that was taken away is missing."""
+
 _MAILBOX_SECONDS = 120
 """How long a mailbox outlives the last sign of its owner."""
 
@@ -32,7 +35,11 @@ _TRIM_EVERY = 256
 
 
 class _Reader:
-    """Waits at the server on a connection of its own, and on the next one when that breaks."""
+    """Waits at the server on a connection of its own, and on the next one when that breaks.
+
+    Attributes:
+        is_up: Whether it reads now.
+    """
 
     def __init__(
         self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
@@ -40,8 +47,9 @@ class _Reader:
         self._pool = pool
         self._link = link
         self._restored = restored
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = Supervised(self._live, lost, link)
         self._ready = asyncio.Event()
+        self.is_up = False
 
     async def open(self) -> None:
         """Make what is read and start to read; what is sent from now on arrives.
@@ -54,19 +62,20 @@ class _Reader:
             await self._create(connection)
         finally:
             await connection.disconnect()
-        self._supervised.start()
-        await self._ready.wait()
+        await self._supervised.start(self._ready)
 
     async def _live(self) -> None:
         connection = await open_connection(self._pool)
         try:
             await self._create(connection)
+            self.is_up = True
             if self._ready.is_set():
                 self._restored()
             self._ready.set()
-            self._supervised.attempt = 0
+            self._supervised.backoff.reset()
             await self._read(connection)
         finally:
+            self.is_up = False
             await connection.disconnect(nowait=True)
 
     async def _create(self, connection: Any) -> None:
@@ -95,22 +104,22 @@ class MailboxReader(_Reader):
                 await self._link.tell("DEL", box)
 
     async def _create(self, connection: Any) -> None:
-        """Make the streams, or keep them alive; the empty entry is nobody's message."""
-        for box, position in self._positions.items():
-            added = await ask(connection, "XADD", box, "*", "e", b"")
-            await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
-            if not position:
-                self._positions[box] = added
+        """Keep the streams alive, or make them, again if need be; the empty entry is nobody's message."""
+        for box in self._positions:
+            if not await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS):
+                self._positions[box] = await ask(connection, "XADD", box, "*", "e", b"")
+                await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
 
     async def _read(self, connection: Any) -> None:
         renewed_at = asyncio.get_running_loop().time()
         while True:
-            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK, "STREAMS", *self._positions)
-            answer = await ask(connection, *command, *self._positions.values())
+            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
+            answer = await ask(connection, *command, *self._positions, *self._positions.values())
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
             now = asyncio.get_running_loop().time()
-            if now - renewed_at > _MAILBOX_SECONDS / 4:
+            # Nothing comes to a mailbox that was flushed or evicted: whoever is told nothing looks whether it is there.
+            if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
                 await self._create(connection)
             elif self._since_trim >= _TRIM_EVERY:

@@ -11,8 +11,8 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
 from typing import Any
 
@@ -74,11 +74,12 @@ class RedisTarget:
         self._pool = open_pool(url)
         self._script = ""
         self._link = Link(self._pool, self._prepare, self._lost, self._restored)
-        self._channels = Channels(self._pool, self._lost, self._restored)
         self._wiring = (self._pool, self._link, self._lost, self._restored)
+        self._channels = Channels(*self._wiring)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
+        self._mended = asyncio.Event()
 
     async def open(self) -> None:
         """Connect.
@@ -121,16 +122,39 @@ class RedisTarget:
 
     @property
     def is_connected(self) -> bool:
-        """Whether Redis can be reached now."""
-        return self._link.is_up and self._channels.is_up
+        """Whether Redis can be reached now, over every connection that this client has."""
+        return (
+            self._link.is_up
+            and self._channels.is_up
+            and all(reader.is_up for reader in self._readers)
+        )
+
+    async def _ready(self, wait: float) -> None:
+        """Wait until what is asked can be answered: an answer to a mailbox that is not back yet is lost."""
+        try:
+            async with asyncio.timeout(wait):
+                while not self.is_connected:
+                    self._mended.clear()
+                    await self._mended.wait()
+        except TimeoutError:
+            raise NotSentError("Redis cannot be reached") from None
 
     def _lost(self, reason: str) -> None:
         for receiver in tuple(self._receivers):
             receiver.lost(reason)
 
     def _restored(self) -> None:
-        for receiver in tuple(self._receivers):
-            receiver.restored()
+        """One of the connections is back; when all are, so is this client."""
+        if self.is_connected:
+            self._mended.set()
+            for receiver in tuple(self._receivers):
+                receiver.restored()
+
+    async def _stop(self, reader: MailboxReader | QueueReader) -> None:
+        self._readers.discard(reader)
+        # It may be the one that was waited for.
+        self._mended.set()
+        await reader.aclose()
 
     # ---------------------------------------------------------------------------------------- addresses
 
@@ -147,28 +171,29 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Undoing":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         boxes = [address for address in addresses if self._is_mailbox(address)]
-        reader = None
-        if boxes:
-            reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
-            await reader.open()
-            self._readers.add(reader)
-        self._receivers.append(receiver)
-        for address in addresses:
-            await self._channels.subscribe(address, None if address in boxes else receiver)
-
-        async def stop() -> None:
-            if receiver in self._receivers:
-                self._receivers.remove(receiver)
+        async with AsyncExitStack() as undo:
+            if boxes:
+                reader = MailboxReader(*self._wiring, boxes=boxes, receiver=receiver)
+                await self._start(reader, undo)
+            self._receivers.append(receiver)
+            undo.callback(self._receivers.remove, receiver)
             for address in addresses:
-                await self._channels.unsubscribe(address, receiver)
-            if reader is not None:
-                self._readers.discard(reader)
-                await reader.aclose()
+                present = None if address in boxes else receiver
+                await self._channels.subscribe(address, present)
+                undo.push_async_callback(self._channels.unsubscribe, address, present)
+            return undo.pop_all()
 
-        return _Undoing(stop)
+    async def _start(self, reader: MailboxReader | QueueReader, undo: AsyncExitStack) -> None:
+        async def stop() -> None:
+            self._readers.discard(reader)
+            await reader.aclose()
+
+        self._readers.add(reader)
+        undo.push_async_callback(stop)
+        await reader.open()
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}box:")
@@ -199,27 +224,25 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> "_Undoing":
+    async def take(
+        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+    ) -> AsyncExitStack:
         """Take from `queue` in turn with the rest of its group."""
         name = self._queue(queue)
         reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
-        await reader.open()
-        self._readers.add(reader)
-        await self._channels.subscribe(name, None)
-
-        async def stop() -> None:
-            # What was taken is delivered first.
-            await self._channels.unsubscribe(name, None)
-            self._readers.discard(reader)
-            await reader.aclose()
-
-        return _Undoing(stop)
+        async with AsyncExitStack() as undo:
+            await self._start(reader, undo)
+            await self._channels.subscribe(name, None)
+            # Nothing more is put, and then what was taken is delivered.
+            undo.push_async_callback(self._channels.unsubscribe, name, None)
+            return undo.pop_all()
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
-        await self._link.ready(wait)
+        if not self.is_connected:
+            await self._ready(wait)
         batch = self._batches.get(queue)
         if batch is None or batch.size > self.max_bytes:
             batch = self._batches[queue] = _Batch()
@@ -281,18 +304,6 @@ class _Batch:
         self.answer.exception()
 
 
-class _Undoing:
-    """A receiver somewhere, until closed; closing twice is harmless."""
-
-    def __init__(self, undo: Callable[[], Awaitable[None]]) -> None:
-        self._undo: Callable[[], Awaitable[None]] | None = undo
-
-    async def aclose(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            await undo()
-
-
 @asynccontextmanager
 async def connect_redis(
     url: str = "redis://127.0.0.1:6379",
@@ -318,7 +329,8 @@ async def connect_redis(
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
 
     Raises:
-        TransportError: If Redis cannot be reached now, or is not private although it should be.
+        TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
+            should be.
         ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(
@@ -330,8 +342,8 @@ async def connect_redis(
         max_backlog=max_backlog,
     )
     signing = signed(target, secret)
-    await target.open()
     try:
+        await target.open()
         if private:
             await target.check_privacy()
         yield signing

@@ -1,12 +1,16 @@
 """The serving end of a WebSocket."""
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from operations.access import Identity
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket, Socket
@@ -94,19 +98,34 @@ async def serve_websocket(
         interop: Speak the original protocol.
         options: For `websockets.serve`, for example `ssl` or `origins`.
     """
+    # By connection, from its handshake until it is served.
+    identities: WeakKeyDictionary[ServerConnection, Identity] = WeakKeyDictionary()
+    process_request = options.pop("process_request", None)
+
+    async def greet(connection: ServerConnection, request: Request) -> Response | None:
+        """Refuse in the handshake: whoever is refused later believes to be connected, and comes back at once."""
+        if process_request is not None:
+            response: Response | None = await _settled(process_request(connection, request))
+            if response is not None:
+                return response
+        if identify is None:
+            return None
+        try:
+            identity: Identity | None = await _settled(identify(request))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it refuses
+            # Not its text, which may hold what was presented.
+            logger.warning("a WebSocket was refused: identify raised %s", type(error).__name__)
+            return connection.respond(HTTPStatus.FORBIDDEN, "refused\n")
+        if identity is not None:
+            identities[connection] = identity
+        return None
 
     async def handle(connection: ServerConnection) -> None:
-        identity = None
-        if identify is not None:
-            try:
-                found = identify(connection.request)
-                identity = await found if isinstance(found, Awaitable) else found
-            except Exception:
-                logger.exception("a WebSocket was refused: its identity could not be judged")
-                await connection.close(1008, "refused")
-                return
         async with accept_websocket(
-            LibrarySocket(connection), identity=identity, max_bytes=max_bytes, interop=interop
+            LibrarySocket(connection),
+            identity=identities.pop(connection, None),
+            max_bytes=max_bytes,
+            interop=interop,
         ) as target:
             await on_connection(target)
 
@@ -115,6 +134,12 @@ async def serve_websocket(
         host,
         port,
         max_size=max_bytes,
+        process_request=greet,
         **{**SETTINGS, **options},
     ) as server:
         yield server
+
+
+async def _settled(value: Any) -> Any:
+    """What a plain or a coroutine function gave."""
+    return await value if inspect.isawaitable(value) else value

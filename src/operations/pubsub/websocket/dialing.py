@@ -12,11 +12,15 @@ from websockets.exceptions import InvalidURI, WebSocketException
 from operations._words import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
-from operations.pubsub.backoff import reconnect_delay
+from operations.pubsub.addresses import enforce_address
+from operations.pubsub.backoff import Backoff
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
 logger = logging.getLogger("operations")
+
+_STABLE = 2.0
+"""Seconds after which a connection stands. Whoever is let in and thrown out at once does not come back at once."""
 
 
 @asynccontextmanager
@@ -42,8 +46,9 @@ async def connect_websocket(
         options: For `websockets.connect`, for example `ssl`.
 
     Raises:
-        TransportError: If the server cannot be reached now, or refuses the handshake.
+        TransportError: If the address cannot be read, the server cannot be reached now, or refuses the handshake.
     """
+    enforce_address(url, ("ws", "wss"))
 
     async def dial() -> Any:
         try:
@@ -53,12 +58,12 @@ async def connect_websocket(
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
-        except InvalidURI:
-            raise TransportError(
-                "the address is not one of a WebSocket: ws://host:port/path"
-            ) from None
         except (WebSocketException, OSError, TimeoutError) as error:
-            raise TransportError(f"{without_secrets(url)} cannot be reached: {error}") from error
+            # What the library says of an address quotes all of it, and must not hang on to what we say.
+            if not isinstance(error, InvalidURI):
+                shown = without_secrets(url)
+                raise TransportError(f"{shown} cannot be reached: {error}") from error
+        raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
     target = _DialedTarget(
         dial, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop
@@ -76,36 +81,39 @@ class _DialedTarget(WebSocketTarget):
     def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
         self._dial = dial
-        self._connection: Any = None
+        self._link: LibrarySocket | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._connection = await self._dial()
-        self._socket = LibrarySocket(self._connection)
-        self._task = asyncio.get_running_loop().create_task(self._stay())
+        self._socket = self._link = LibrarySocket(await self._dial())
+        self._task = asyncio.get_running_loop().create_task(self._stay(self._link))
 
-    async def _stay(self) -> None:
+    async def _stay(self, link: LibrarySocket) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff()
         while True:
-            reason = await self.run(LibrarySocket(self._connection))
+            since = loop.time()
+            reason = await self.run(link)
+            if loop.time() - since > _STABLE:
+                backoff.reset()
             logger.warning("%s; connecting again", reason)
-            attempt = 0
             while True:
-                await asyncio.sleep(reconnect_delay(attempt))
-                attempt += 1
+                await asyncio.sleep(backoff.pause())
                 try:
-                    self._connection = await self._dial()
+                    link = LibrarySocket(await self._dial())
                 except TransportError as error:
                     logger.debug("not yet: %s", error)
                 else:
                     break
-            self._socket = LibrarySocket(self._connection)
+            self._socket = self._link = link
             self.restored()
 
     async def aclose(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        await self._connection.close()
+        if self._link is not None:
+            await self._link.close()
 
     def _is_wanted(self, body: bytes) -> bool:
         # The other side decides what it listens to; a client sends what it has to say.

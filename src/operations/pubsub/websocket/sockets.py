@@ -1,6 +1,7 @@
 """The socket underneath: any framework's, or one of the `websockets` library."""
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 from websockets.asyncio.connection import Connection
@@ -13,11 +14,22 @@ PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
 
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the peer to say goodbye."""
+
+_MAX_UNFLUSHED = 256 * 1024
+"""Bytes that may wait to be written together."""
+
+_logger = logging.getLogger("operations.websocket")
+_logger.setLevel(logging.INFO)
+"""For the library, which would otherwise log headers and messages when debugging, and with them credentials."""
+
 SETTINGS: dict[str, Any] = {
+    "logger": _logger,
     "compression": None,
     "ping_interval": PING_INTERVAL,
     "ping_timeout": PING_TIMEOUT,
-    "close_timeout": 1,
+    "close_timeout": CLOSE_TIMEOUT,
 }
 """What both ends of a connection ask of the library."""
 
@@ -51,50 +63,103 @@ class LibrarySocket:
 
     What is sent in one turn of the event loop is written to the network at once. The library would write every message
     for itself, and the system call is most of what a small message costs.
+
+    The library's keepalive waits for room before it pings, so it never misses a peer that stopped reading while much
+    was on its way: that is watched here.
     """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._flushing = False
+        self._unflushed = 0
+        self._written = 0
+        self._watching: asyncio.TimerHandle | None = None
+        self._reason = ""
 
     async def send(self, text: bytes) -> None:
         """Send a text frame, together with all that is sent in this turn of the loop."""
         connection = self._connection
+        if _CAN_GATHER:
+            await self._room()
         if not _CAN_GATHER or connection.protocol.state is not State.OPEN:
             try:
                 await connection.send(text, text=True)
             except ConnectionClosed as error:
-                raise EOFError(str(error)) from error
+                raise EOFError(self._reason or str(error)) from error
             return
         connection.protocol.send_text(text)
+        self._unflushed += len(text)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        if connection.paused:
+        if self._unflushed > _MAX_UNFLUSHED:
+            # Whoever sends without end shares the loop, and finds no room when the peer does not keep up.
+            self._write()
+            await asyncio.sleep(0)
+
+    async def _room(self) -> None:
+        while self._connection.paused:
             try:
-                await connection.drain()
+                await self._connection.drain()
             except OSError as error:
-                raise EOFError(str(error)) from error
+                raise EOFError(self._reason or str(error)) from error
 
     def _flush(self) -> None:
         self._flushing = False
+        self._write()
+
+    def _write(self) -> None:
+        self._unflushed = 0
         connection = self._connection
-        if connection.protocol.state is State.OPEN:
-            connection.transport.write(b"".join(connection.protocol.data_to_send()))
-        else:
+        if connection.protocol.state is not State.OPEN:
             connection.send_data()
+            return
+        data = b"".join(connection.protocol.data_to_send())
+        self._written += len(data)
+        connection.transport.write(data)
+        if connection.paused and self._watching is None:
+            self._watch(0.0, self._gone(), 0)
+
+    def _watch(self, idle: float, gone: int, pings: int) -> None:
+        """Give up the connection when nothing moves for as long as a ping and its answer may take."""
+        connection = self._connection
+        self._watching = None
+        interval, timeout = connection.ping_interval, connection.ping_timeout
+        if not connection.paused or interval is None or timeout is None:
+            return
+        before, gone = gone, self._gone()
+        # What only the library can have added was one ping of our own, and then answers to those of the peer.
+        pings += gone < before
+        is_moving = gone > before or (gone < before and pings > 1)
+        step = timeout / 8
+        idle = 0.0 if is_moving else idle + step
+        if idle > interval + timeout:
+            self._reason = f"the peer has read nothing for {idle:g} seconds"
+            connection.transport.abort()
+        else:
+            self._watching = connection.loop.call_later(step, self._watch, idle, gone, pings)
+
+    def _gone(self) -> int:
+        """Bytes that have left this process; less by what the library wrote by itself."""
+        size: int = self._connection.transport.get_write_buffer_size()
+        return self._written - size
 
     async def receive(self) -> bytes:
         """The next frame."""
         try:
             body: bytes = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
-            raise EOFError(str(error)) from error
+            raise EOFError(self._reason or str(error)) from error
         return body
 
     async def close(self) -> None:
-        """Close the connection."""
-        await self._connection.close()
+        """Close the connection, also where the peer reads nothing any more."""
+        try:
+            async with asyncio.timeout(self._connection.close_timeout):
+                await self._connection.close()
+        except TimeoutError:
+            self._connection.transport.abort()
+            await self._connection.wait_closed()
 
 
 # Not part of the library's promises; where they are missing, messages are sent one by one.

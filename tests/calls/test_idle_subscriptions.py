@@ -1,0 +1,159 @@
+"""A subscription has no time of its own: each of its items has. The worker keeps it, whoever asked."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from tests.calls.waiting import until
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+ME = "box.me"
+
+
+class Plain:
+    """A caller that knows of requests and answers, and of nothing else."""
+
+    def __init__(self, target: MemoryTarget) -> None:
+        self._target = target
+        self._events: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def request(self, operation_id: str, **wishes: Any) -> None:
+        await self._target.listen((ME,), self)
+        payload: dict[str, Any] = {"requestId": "r1", "operationId": operation_id, **wishes}
+        body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
+        await self._target.put("operations", body, key="r1", reply_to=ME, wait=1)
+
+    async def next(self) -> Any:
+        with anyio.fail_after(5):
+            return await self._events.get()
+
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        self._events.put_nowait(msgspec.json.decode(body))
+
+    def undelivered(self, key: str) -> None: ...
+    def dropped(self, key: str, reply_to: str) -> None: ...
+    def lost(self, reason: str) -> None: ...
+    def restored(self) -> None: ...
+
+
+@pytest.fixture
+def ticking() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("clock.tick")
+    async def tick() -> AsyncGenerator[int]:
+        for number in range(8):
+            yield number
+            await asyncio.sleep(0.1)
+
+    @registry.operation("clock.stop")
+    async def stop() -> AsyncGenerator[int]:
+        yield 0
+        await asyncio.sleep(60)
+
+    @registry.operation("clock.read", type="query")
+    async def read() -> None:
+        await asyncio.sleep(60)
+
+    return registry
+
+
+@pytest.mark.parametrize("wishes", [{}, {"idleTimeout": 2000}])
+async def test_a_plain_subscription_goes_on_while_items_come(
+    ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.4)
+    target = MemoryTarget(as_text=True)
+    plain = Plain(target)
+    async with serve_calls(ticking, target):
+        await plain.request("clock.tick", **wishes)
+        types = [(await plain.next())["type"] for _ in range(9)]
+
+    assert types == ["call.responded"] * 8 + ["call.completed"]
+
+
+@pytest.mark.parametrize("wishes", [{}, {"idleTimeout": 200}, {"idleTimeout": 200, "credit": 8}])
+async def test_a_subscription_without_items_ends_where_it_runs(
+    ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
+    target = MemoryTarget(as_text=True)
+    plain = Plain(target)
+    async with serve_calls(ticking, target) as worker:
+        await plain.request("clock.stop", **wishes)
+        assert (await plain.next())["type"] == "call.responded"
+        error = await plain.next()
+        await until(lambda: worker.active == 0)
+
+    assert (error["type"], error["payload"]["code"]) == ("call.error", ErrorCode.TIMEOUT)
+
+
+async def test_a_call_has_its_time_whatever_it_says_of_items(
+    ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
+    target = MemoryTarget(as_text=True)
+    plain = Plain(target)
+    async with serve_calls(ticking, target):
+        await plain.request("clock.read", idleTimeout=60_000)
+        error = await plain.next()
+
+    assert (error["type"], error["payload"]["code"]) == ("call.error", ErrorCode.TIMEOUT)
+
+
+async def test_a_deadline_holds_although_items_come(ticking: OperationRegistry) -> None:
+    target = MemoryTarget(as_text=True)
+    plain = Plain(target)
+    async with serve_calls(ticking, target):
+        await plain.request("clock.tick", idleTimeout=60_000, timeoutMs=250)
+        items = 0
+        while (event := await plain.next())["type"] == "call.responded":
+            items += 1
+
+    assert 0 < items < 8
+    assert event["payload"]["code"] == ErrorCode.TIMEOUT
+
+
+async def test_a_reader_that_takes_its_time_is_not_idle(ticking: OperationRegistry) -> None:
+    target = MemoryTarget()
+    seen: list[Any] = []
+    async with serve_calls(ticking, target), PendingRequestMap(target) as calls:
+        stream = calls.subscribe("clock.tick", {}, window=1, idle_timeout=0.5)
+        async for item in stream:
+            seen.append(item.data)
+            if item.data == 2:
+                # The worker has the next one, and may not send it.
+                await asyncio.sleep(1)
+
+    assert seen == list(range(8))
+
+
+async def test_a_describing_worker_counts_as_a_subscription(ticking: OperationRegistry) -> None:
+    target = MemoryTarget(as_text=True)
+    plain = Plain(target)
+    async with serve_calls(ticking, target) as worker:
+        await plain.request("services.describe")
+        job = next(iter(worker.jobs.values()))
+        assert job.ends_at == float("inf")
+        assert (await plain.next())["type"] == "call.responded"
+
+
+async def test_a_quiet_subscription_ends_its_reader_with_timeout(
+    ticking: OperationRegistry,
+) -> None:
+    target = MemoryTarget()
+    async with serve_calls(ticking, target) as worker, PendingRequestMap(target) as calls:
+        stream = calls.subscribe("clock.stop", {}, idle_timeout=0.2)
+        assert (await anext(stream)).data == 0
+        with pytest.raises(CallError) as caught:
+            await anext(stream)
+        await until(lambda: worker.active == 0)
+
+    assert caught.value.code == ErrorCode.TIMEOUT

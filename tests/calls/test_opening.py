@@ -1,0 +1,172 @@
+"""What does not open, or is closed while it opens, leaves nothing behind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.conftest import make_world
+from tests.calls.waiting import until
+from tests.calls.worlds import World, redis_world
+from tests.servers import RedisServer, running
+
+from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import EventTarget, Receiver
+from operations.pubsub.memory import MemoryTarget
+from operations.registry import OperationRegistry
+
+pytestmark = pytest.mark.requirement("R42")
+
+STEPS = 40
+
+
+@pytest.fixture(params=("memory", "redis", "nats"))
+def town(request: pytest.FixtureRequest) -> World:
+    """The transports on which anybody can be asked for."""
+    return make_world(request.param, request)
+
+
+async def _running(target: EventTarget) -> set["asyncio.Task[Any]"]:
+    # The first question opens what all further ones use.
+    await target.is_present(target.mailbox())
+    return asyncio.all_tasks()
+
+
+async def _left(before: set["asyncio.Task[Any]"]) -> None:
+    """Nothing runs that did not run before."""
+    await until(lambda: not {task for task in asyncio.all_tasks() - before if not task.done()})
+
+
+async def _gone(target: EventTarget, mailbox: str) -> None:
+    """Nobody listens there; a broker may hear of it a moment later."""
+    with anyio.fail_after(5):
+        while await target.is_present(mailbox):
+            await asyncio.sleep(0.01)
+
+
+async def _entered(service: RemoteService) -> None:
+    async with service:
+        pass
+
+
+@pytest.mark.parametrize("opened", [_entered, RemoteService.open])
+async def test_an_import_that_finds_nobody_leaves_nothing(
+    town: World, opened: Callable[[RemoteService], Awaitable[None]]
+) -> None:
+    async with town.connect() as target:
+        before = await _running(target)
+        for _ in range(3):
+            service = from_calls(target)
+            with pytest.raises(CallError) as caught:
+                await opened(service)
+            assert caught.value.code == ErrorCode.UNAVAILABLE
+            await _gone(target, service.calls.mailbox)
+        await _left(before)
+
+
+async def test_calls_that_are_closed_while_they_open_are_closed(
+    town: World, registry: OperationRegistry
+) -> None:
+    async with town.serve(registry), town.connect() as target:
+        before = await _running(target)
+        for steps in range(STEPS):
+            calls = PendingRequestMap(target)
+            two = [asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2})) for _ in "ab"]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await calls.aclose()
+            await _gone(target, calls.mailbox)
+            for outcome in await asyncio.gather(*two, return_exceptions=True):
+                if isinstance(outcome, CallError):
+                    assert outcome.code == ErrorCode.ABORTED
+                else:
+                    assert not isinstance(outcome, BaseException)
+                    assert outcome.data == 3
+        await _left(before)
+
+
+async def test_opening_can_be_cancelled_at_every_step(
+    town: World, registry: OperationRegistry
+) -> None:
+    async with town.serve(registry), town.connect() as target:
+        before = await _running(target)
+        for steps in range(STEPS):
+            service = from_calls(target)
+            task = asyncio.create_task(_entered(service))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await _gone(target, service.calls.mailbox)
+        await _left(before)
+
+
+class _Crowded(MemoryTarget):
+    """Lets nobody take."""
+
+    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> Any:
+        raise TransportError("there is no room")
+
+
+async def test_a_worker_that_cannot_start_leaves_nothing(registry: OperationRegistry) -> None:
+    target = _Crowded()
+    before = asyncio.all_tasks()
+    with pytest.raises(TransportError):
+        async with serve_calls(registry, target):
+            pass
+
+    assert not await target.is_present(target.topic("operations.workers"))
+    await _left(before)
+
+
+class _Slow(MemoryTarget):
+    """Takes until it is told to let anybody listen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.may = asyncio.Event()
+
+    async def listen(self, addresses: Any, receiver: Receiver) -> Any:
+        self.asked.set()
+        await self.may.wait()
+        return await super().listen(addresses, receiver)
+
+
+async def test_nothing_is_sent_before_somebody_listens(registry: OperationRegistry) -> None:
+    target = _Slow()
+    target.may.set()
+    async with serve_calls(registry, target):
+        target.may.clear()
+        target.asked.clear()
+        calls = PendingRequestMap(target)
+        first = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
+        await target.asked.wait()
+        second = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
+        await asyncio.sleep(0)
+        assert calls.pending_count == 0
+        target.may.set()
+        assert [answer.data for answer in await asyncio.gather(first, second)] == [3, 3]
+        await calls.aclose()
+
+
+@pytest.mark.slow
+async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
+    registry: OperationRegistry,
+) -> None:
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with world.serve(registry), world.connect() as target:
+            broker.kill()
+            await until(lambda: not target.is_connected)
+            calls = PendingRequestMap(target)
+            with pytest.raises(CallError) as caught:
+                await calls.call("math.add", {"a": 1, "b": 2}, timeout=1)
+            broker.start()
+            await until(lambda: target.is_connected, seconds=20)
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+            await calls.aclose()
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE

@@ -1,0 +1,125 @@
+"""A WebSocket whose peer does not read, or not as fast as is written."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.waiting import until
+from websockets.asyncio.server import ServerConnection, serve
+
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
+from operations.pubsub.websocket.target import WebSocketTarget
+
+KEEPALIVE = {"ping_interval": 0.4, "ping_timeout": 0.4}
+LARGE = json.dumps({"type": "call.responded", "payload": "x" * 14_000_000}).encode()
+SMALL = json.dumps({"type": "call.responded", "payload": "x" * 1000}).encode()
+
+
+@asynccontextmanager
+async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, ServerConnection]]:
+    """A connection, and its other end, which reads nothing until it is told to."""
+    connections: list[ServerConnection] = []
+
+    async def handle(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        connections.append(connection)
+        await connection.wait_closed()
+
+    async with serve(
+        handle, "127.0.0.1", 0, max_size=None, close_timeout=0.1, ping_interval=None
+    ) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_websocket(f"ws://127.0.0.1:{port}", **options) as target:
+            await until(lambda: connections)
+            try:
+                yield target, connections[0]
+            finally:
+                for connection in connections:
+                    connection.transport.abort()
+
+
+@pytest.mark.requirement("R48")
+async def test_r48_whoever_is_let_in_and_thrown_out_waits_longer_every_time() -> None:
+    came: list[float] = []
+    enough = asyncio.Event()
+
+    async def throw_out(target: AcceptedTarget) -> None:
+        came.append(asyncio.get_running_loop().time())
+        if len(came) == 12:
+            enough.set()
+        await target.aclose()
+
+    async with serve_websocket(throw_out) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url):
+            await asyncio.wait_for(enough.wait(), 30)
+
+    # At random up to 0.05, 0.1, 0.2, 0.4 and then 0.6 s: a twelfth of that would be no growth at all.
+    assert came[-1] - came[0] > 0.6
+
+
+@pytest.mark.requirement("R35", "F6", "F7")
+async def test_f7_a_peer_that_stops_reading_what_is_on_its_way_is_noticed() -> None:
+    async with reader(**KEEPALIVE) as (target, _):
+        await target.send("peer", LARGE)
+        waiting = asyncio.create_task(target.send("peer", SMALL))
+        await until(lambda: not target.is_connected, seconds=2)
+        with anyio.fail_after(1):
+            await asyncio.wait({waiting})
+        assert waiting.exception() is not None
+
+
+@pytest.mark.requirement("R35", "F7")
+async def test_f7_a_peer_that_reads_slowly_is_kept() -> None:
+    loop = asyncio.get_running_loop()
+    body = LARGE * 3
+    async with reader(max_bytes=len(body), **KEEPALIVE) as (target, peer):
+        await target.send("peer", body)
+        end = loop.time() + 2
+        while loop.time() < end:
+            # So much at a time that the system lets the sender know.
+            peer.transport.resume_reading()
+            for _ in range(4):
+                await asyncio.sleep(0)
+            peer.transport.pause_reading()
+            await asyncio.sleep(0.2)
+        assert target.is_connected
+        peer.transport.resume_reading()
+        with anyio.fail_after(5):
+            assert await peer.recv(decode=False) == body
+
+
+async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
+    with anyio.fail_after(5):
+        async with reader() as (target, _):
+            await target.send("peer", LARGE)
+            waiting = asyncio.create_task(target.send("peer", SMALL))
+            await target.aclose()  # type: ignore[attr-defined]
+            await asyncio.wait({waiting})
+    assert waiting.exception() is not None
+
+
+@pytest.mark.requirement("R33", "F8")
+async def test_whoever_sends_without_end_is_slowed_down_by_a_peer_that_reads_nothing() -> None:
+    sent = 0
+
+    async def produce(target: WebSocketTarget) -> None:
+        nonlocal sent
+        while sent < 100_000:
+            await target.send("peer", SMALL)
+            sent += 1
+
+    async with reader() as (target, _):
+        producer = asyncio.create_task(produce(target))
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.1)
+        producer.cancel()
+
+    # What the system's own buffers hold, and little more.
+    assert sent < 20_000

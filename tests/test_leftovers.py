@@ -1,0 +1,141 @@
+"""The check that comes after every test of a fault: it finds what is left over, and nothing else."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.calls.operations_under_test import build_registry
+from tests.conftest import PROJECT
+from tests.leftovers import Leftovers, counted_at_closing
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError
+from operations.pubsub.memory import MemoryTarget
+
+pytest_plugins = ("pytester",)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+async def an_exception(*, is_left: bool) -> None:
+    task = asyncio.create_task(failing())
+    await asyncio.wait({task})
+    if not is_left:
+        task.exception()
+
+
+async def failing() -> None:
+    raise CallError("X", "nobody looks at this")
+
+
+async def a_task(*, is_left: bool) -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    if not is_left:
+        task.cancel()
+
+
+KEPT: list[Any] = []
+
+
+async def a_large_piece(*, is_left: bool) -> None:
+    KEPT.append(bytearray(b"x") * 25_000_000)
+    if not is_left:
+        KEPT.clear()
+
+
+async def many_small_pieces(*, is_left: bool) -> None:
+    KEPT.extend([number] for number in range(300_000))
+    if not is_left:
+        KEPT.clear()
+
+
+async def a_ring_of_pieces(*, is_left: bool) -> None:
+    """Which nobody frees but the garbage collector."""
+    ring: list[Any] = [[number] for number in range(300_000)]
+    ring.append(ring)
+    if is_left:
+        KEPT.append(ring)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize(
+    ("leave", "word"),
+    [
+        (an_exception, "never retrieved"),
+        (a_task, "sleep"),
+        (a_large_piece, "KB"),
+        (many_small_pieces, "KB"),
+        (a_ring_of_pieces, "KB"),
+    ],
+)
+def test_what_is_left_is_found(
+    loop: asyncio.AbstractEventLoop, leave: Any, word: str, is_left: bool
+) -> None:
+    leftovers = Leftovers(loop)
+    loop.run_until_complete(leave(is_left=is_left))
+    found = leftovers.collect()
+    KEPT.clear()
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+
+    assert [word in text for text in found] == [True] * is_left
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+async def test_a_call_that_waits_when_its_map_is_closed_is_found(is_left: bool) -> None:
+    target = MemoryTarget()
+    with counted_at_closing() as waiting:
+        async with serve_calls(build_registry(), target), PendingRequestMap(target) as calls:
+            call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.01}))
+            await asyncio.sleep(0)
+            if not is_left:
+                await call
+        await asyncio.gather(call, return_exceptions=True)
+
+    assert waiting == ["slow.sleep"] * is_left
+
+
+def test_every_test_of_a_fault_is_looked_after(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{PROJECT}:{PROJECT / 'src'}")
+    pytester.makeini("[pytest]\nanyio_mode = auto\nmarkers = requirement")
+    pytester.makeconftest("from tests.conftest import *")
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+
+        KEPT = []
+
+        @pytest.mark.requirement("R34", "F5")
+        def test_memory():
+            KEPT.append(bytearray(b"x") * 25_000_000)
+
+        @pytest.mark.requirement("F4")
+        async def test_task():
+            KEPT.append(asyncio.create_task(asyncio.sleep(60)))
+
+        @pytest.mark.requirement("F4")
+        async def test_nothing():
+            await asyncio.create_task(asyncio.sleep(0))
+
+        @pytest.mark.requirement("F4")
+        async def test_failing():
+            KEPT.append(asyncio.create_task(asyncio.sleep(60)))
+            assert False
+
+        @pytest.mark.requirement("R34")
+        async def test_no_fault():
+            KEPT.append(asyncio.create_task(asyncio.sleep(60)))
+    """)
+    result = pytester.runpytest_subprocess()
+
+    result.assert_outcomes(passed=4, failed=1, errors=2)
+    result.stdout.fnmatch_lines(["ERROR*test_memory*", "ERROR*test_task*"])
