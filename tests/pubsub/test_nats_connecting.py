@@ -133,6 +133,23 @@ async def test_a_login_that_is_refused_is_refused_at_once(login: str) -> None:
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.parametrize("how", ["address", "options", "token"])
+async def test_a_login_may_hold_what_an_address_may_not(how: str) -> None:
+    login, written = "p@ss/%41,w", "p%40ss%2F%2541%2Cw"
+    server = NatsServer(
+        *(("--auth", login) if how == "token" else ("--user", "a b", "--pass", login))
+    )
+    with running(server) as broker:
+        address = f"127.0.0.1:{broker.port}"
+        if how == "options":
+            connecting = connect_nats(f"nats://{address}", user="a b", password=login)
+        else:
+            user = written if how == "token" else f"a%20b:{written}"
+            connecting = connect_nats(f"nats://{user}@{address}")
+        async with connecting as target:
+            assert target.is_connected
+
+
 @pytest.fixture(params=["nobody", "redis", "unknown"])
 def nowhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """Addresses of no NATS server, and what there is to say of them."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import Any, cast
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from operations.calls import from_calls
 from operations.cli.sources import Opened
@@ -13,12 +13,11 @@ from operations.config.model import BrokerEntry
 from operations.pubsub.base import EventTarget
 from operations.specs import Operation
 
-_NATS = "operations.pubsub.nats:connect_nats"
 _CONNECTORS = {
     "redis": "operations.pubsub.redis:connect_redis",
     "rediss": "operations.pubsub.redis:connect_redis",
-    "nats": _NATS,
-    "tls": _NATS,
+    "nats": "operations.pubsub.nats:connect_nats",
+    "tls": "operations.pubsub.nats:connect_nats",
 }
 """By the scheme of the address. Imported when needed: each has its own extra."""
 
@@ -84,21 +83,16 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
         options["durable"] = True
     if entry.secret is not None:
         options["secret"] = file.secret(entry.secret)
-    url, login = _signed_in(entry, file)
     async with connect(
-        url, trusted=entry.trusted, private=entry.private, **login, **options
+        _address(entry, file), trusted=entry.trusted, private=entry.private, **options
     ) as target:
         yield target
 
 
-def _signed_in(entry: BrokerEntry, file: ConfigFile) -> tuple[str, dict[str, str]]:
-    """The address, and the login where it does not stand in it: nats-py takes an address as it is written."""
+def _address(entry: BrokerEntry, file: ConfigFile) -> str:
     if entry.password is None:
-        return entry.url, {}
-    password = file.secret(entry.password)
+        return entry.url
     parts = urlsplit(entry.url)
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    if _CONNECTORS[parts.scheme] == _NATS:
-        login = {"user": unquote(user), "password": password} if user else {"token": password}
-        return urlunsplit(parts._replace(netloc=host)), login
-    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")), {}
+    host = parts.netloc.rpartition("@")[2]
+    login = f"{parts.username or ''}:{quote(file.secret(entry.password), safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{login}@{host}"))

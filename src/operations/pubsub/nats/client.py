@@ -1,4 +1,4 @@
-"""The library's client, with three habits of its own.
+"""The library's client, with habits of its own.
 
 Rule 1: whoever asks for TLS gets it or no connection: without it, not even a login is sent.
 Rule 2: it connects again whatever the server says; the library's own closes for good at most errors.
@@ -8,7 +8,9 @@ Rule 3: what trying again does not change ends the first attempt: a login that i
 import logging
 from ssl import SSLCertVerificationError
 from typing import Any
+from urllib.parse import unquote
 
+import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 
@@ -79,6 +81,18 @@ class StayingClient(Client):
             # Then it is there already, or underneath.
             return False
         return scheme == "tls" or "tls" in self.options
+
+    def _connect_command(self) -> bytes:
+        command = super()._connect_command()
+        if self.options["user"] is not None or self.options["token"] is not None:
+            return command
+        # What stands in an address is written for an address, and the library does not read it as such.
+        name, _, text = command.partition(b" ")
+        login = msgspec.json.decode(text, type=dict[str, Any])
+        for key in ("user", "pass", "auth_token"):
+            if key in login:
+                login[key] = unquote(login[key])
+        return b"%s %s\r\n" % (name, msgspec.json.encode(login))
 
     async def _process_err(self, err_msg: str) -> None:
         if self.is_connecting or "permissions violation" in err_msg.lower():
