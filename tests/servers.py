@@ -124,6 +124,7 @@ class Proxy:
     Attributes:
         delay: Seconds every chunk waits.
         rate: Bytes per second in each direction; None is as fast as it goes.
+        heard: Everything that was said through it.
     """
 
     def __init__(self, port: int) -> None:
@@ -131,6 +132,7 @@ class Proxy:
         self.port = 0
         self.delay = 0.0
         self.rate: float | None = None
+        self.heard = bytearray()
         self._swallowing = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -155,6 +157,7 @@ class Proxy:
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
+                self.heard += data
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 if self.rate:

@@ -81,7 +81,7 @@ async def test_the_worker_and_the_caller_on_a_broker_find_each_other(
     define = blocks("calls.md", "python")[0].partition("target = ")[0]
     with running_broker(RedisServer()) as broker:
         worker, caller = (
-            code.replace("redis://127.0.0.1", broker.url) for code in blocks("calls.md", "py")
+            code.replace("redis://127.0.0.1", broker.url) for code in blocks("calls.md", "py")[:2]
         )
         namespace: dict[str, Any] = {}
         start(define, namespace)

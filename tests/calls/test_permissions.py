@@ -1,17 +1,20 @@
 """F18: with the broker's permissions of the recipes, nobody reads or forges another's answers."""
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import nats
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 from tests.calls.operations_under_test import build_registry
-from tests.calls.waiting import started, until
+from tests.calls.waiting import lines, started, until
 from tests.servers import Broker, NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
@@ -24,25 +27,37 @@ from operations.calls.events import (
     encode_response,
 )
 from operations.envelopes import local_envelope
-from operations.errors import TransportError
+from operations.errors import CallError, TransportError
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 
-RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RECIPES = DOCS / "recipes"
+
+AS_WRITTEN = re.findall(
+    r'^(connect_(\w+)\(.*client="(\w+)".*\))', (DOCS / "calls.md").read_text("utf-8"), re.MULTILINE
+)
+"""How the page says to connect: the code, the transport, and who."""
 
 pytestmark = pytest.mark.requirement("R41", "R10", "F18")
 
 
 def connect(broker: Broker, user: str, **options: Any) -> Any:
-    if broker.scheme == "nats":
-        password = f"{user}-secret"
-        return connect_nats(broker.url, client=user, user=user, password=password, **options)
-    url = f"redis://{user}:{user}-secret@127.0.0.1:{broker.port}"
-    return connect_redis(url, client=user, **options)
+    """Connect as the page says; Bob as Alice."""
+    written = {(scheme, who): code for code, scheme, who in AS_WRITTEN}
+    code = written.get((broker.scheme, user)) or written[broker.scheme, "alice"]
+    here = code.replace("127.0.0.1", f"127.0.0.1:{broker.port}").replace("alice", user)
+    connectors = {"connect_nats": connect_nats, "connect_redis": connect_redis}
+    # What the text of our own page says, with something else where a test wants it.
+    name, arguments = here.split("(", 1)
+    args, given = eval(f"(lambda *args, **given: (args, given))({arguments}")  # noqa: S307
+    return connectors[name](*args, **{**given, **options})
 
 
 @asynccontextmanager
-async def guarded(scheme: str) -> AsyncGenerator[tuple[Broker, PendingRequestMap]]:
+async def guarded(
+    scheme: str, **of_worker: Any
+) -> AsyncGenerator[tuple[Broker, PendingRequestMap]]:
     """A broker with the recipe's rules, a worker, and Alice."""
     if scheme == "nats":
         broker: Broker = NatsServer(config=(RECIPES / "nats.conf").read_text(encoding="utf-8"))
@@ -50,7 +65,7 @@ async def guarded(scheme: str) -> AsyncGenerator[tuple[Broker, PendingRequestMap
         broker = RedisServer("--aclfile", str(RECIPES / "redis.acl"))
     with running(broker):
         async with AsyncExitStack() as stack:
-            worker = await stack.enter_async_context(connect(broker, "worker"))
+            worker = await stack.enter_async_context(connect(broker, "worker", **of_worker))
             await stack.enter_async_context(serve_calls(build_registry(), worker))
             alice = await stack.enter_async_context(connect(broker, "alice"))
             yield broker, await stack.enter_async_context(PendingRequestMap(alice))
@@ -65,6 +80,11 @@ async def test_f18_with_the_recipe_everything_still_works(scheme: str, tmp_path:
             assert (await bob.call("math.add", {"a": 2, "b": 2})).data == 4
         items = [item.data async for item in alice.subscribe("count.up", {"n": 1000})]
         assert items == list(range(1000))
+        async for item in alice.subscribe("count.forever", {"path": str(path)}):
+            if item.data == 300:
+                break
+        await until(lambda: "stopped after" in "".join(lines(path)))
+        path.unlink()
         task = asyncio.create_task(
             alice.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=60)
         )
@@ -74,6 +94,31 @@ async def test_f18_with_the_recipe_everything_still_works(scheme: str, tmp_path:
         assert not task.done()
         task.cancel()
         await until(lambda: "cancelled" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+async def test_a_worker_that_does_not_say_its_name_is_found_in_the_log(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded(scheme, client="any") as (_, alice):
+        assert (await alice.call("math.add", {"a": 1, "b": 2})).data == 3
+        with pytest.raises(CallError):
+            async for _ in alice.subscribe("count.up", {"n": 600}, idle_timeout=1):
+                pass
+
+    (told,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert re.search(r"operations[.:]box[.:]any[.:].*client=", told.message)
+
+
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+@pytest.mark.parametrize("name", ["any", "bob"])
+async def test_a_caller_with_the_wrong_name_is_told_so_at_once(scheme: str, name: str) -> None:
+    async with guarded(scheme) as (broker, _), connect(broker, "alice", client=name) as target:
+        with anyio.fail_after(2), pytest.raises(TransportError, match="client=") as caught:
+            async with PendingRequestMap(target):
+                pass
+
+    assert re.search(rf"operations[.:]box[.:]{name}[.:]", str(caught.value))
 
 
 async def test_f18_bob_can_neither_read_nor_write_alices_mailbox_on_nats(tmp_path: Path) -> None:

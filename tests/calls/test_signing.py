@@ -1,6 +1,7 @@
 """F18 where permissions do not help: messages that are signed, and those that are not."""
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,29 @@ async def test_f18_signed_calls_and_subscriptions_work_as_any_others(
     assert large.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert isinstance(target, SignedTarget)
     assert target.forged == 0
+
+
+@pytest.mark.parametrize(
+    ("worker", "asker"), [(SECRET, None), (None, SECRET), (SECRET, SECRET * 2)]
+)
+async def test_secrets_that_differ_are_told_where_messages_are_dropped(
+    broker_world: World,
+    worker: str | None,
+    asker: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        broker_world.serve(build_registry(), target={"secret": worker}),
+        broker_world.connect(secret=asker) as target,
+        PendingRequestMap(target) as calls,
+    ):
+        for _ in range(2):
+            with pytest.raises(CallError) as caught:
+                await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.3)
+            assert caught.value.code == ErrorCode.TIMEOUT
+
+    (told,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "secret=" in told.message
 
 
 async def test_f18_forged_answers_are_dropped_and_counted(

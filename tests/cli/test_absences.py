@@ -115,8 +115,22 @@ def test_another_source_that_is_away_is_told_beside(run: Run, folder: Path) -> N
 
     ran = run("call", "far.sleep")
 
-    assert ran.code == 4
+    assert ran.code == 8
     assert ran.err.count("broker:main is not there") == 1
+    assert "broker:main cannot be asked" in ran.err
+    assert run("call", "work.nothing").code == 4
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:9", "nats://127.0.0.1:9"])
+def test_a_worker_needs_its_broker(run: Run, folder: Path, url: str) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write(f"[brokers.main]\nurl = '{url}'\n")
+
+    ran = run("work")
+
+    assert ran.code == 8
+    assert "127.0.0.1" in ran.err
+    assert "Connect call failed" in ran.err
 
 
 def test_what_is_away_stays_known(run: Run, folder: Path) -> None:

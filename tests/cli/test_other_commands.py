@@ -10,6 +10,8 @@ import anyio
 import msgspec
 import pytest
 from tests.cli.conftest import Ran
+from tests.conftest import PROJECT
+from tests.servers import NatsServer, running
 
 from operations import __version__
 from operations.cli.demo.command import MANAGER, open_demo
@@ -175,6 +177,34 @@ def test_doctor_finds_what_is_missing(
     assert states["broker main"] == "failed"
     assert states["local"] == states["config"] == states["extra cli"] == "ok"
     assert "CANARY" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "words"),
+    [
+        ("nats://alice@127.0.0.1", "", "client="),
+        ("nats://alice@127.0.0.1", "client = 'bob'", "client="),
+        ("nats://alice@127.0.0.1", "client = 'alice'", "ok"),
+        ("nats://alice@127.0.0.1", "client = 'alice'\ngroup = 'a b'", "no NATS subject"),
+        ("tls://alice@127.0.0.1", "client = 'alice'", "offers no TLS"),
+    ],
+)
+def test_doctor_knows_a_broker_that_would_not_carry_calls(
+    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, url: str, more: str, words: str
+) -> None:
+    monkeypatch.setenv("ALICE_PASSWORD", "alice-secret")
+    rules = (PROJECT / "docs" / "recipes" / "nats.conf").read_text()
+    with running(NatsServer(config=rules)) as broker:
+        (folder / "operations.toml").write_text(
+            f"[brokers.main]\nurl = '{url}:{broker.port}'\n"
+            f"password = {{ env = 'ALICE_PASSWORD' }}\n{more}\n"
+        )
+
+        ran = run("doctor", "--json")
+
+    (found,) = [each for each in ran.json["findings"] if each["what"] == "broker main"]
+    assert found["state"] == ("ok" if words == "ok" else "failed")
+    assert words == "ok" or words in found["words"]
 
 
 def test_doctor_is_content_with_a_good_config(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

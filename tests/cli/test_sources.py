@@ -13,7 +13,7 @@ import anyio
 import jwt
 import pytest
 from tests.cli.conftest import Ran
-from tests.servers import RedisServer
+from tests.servers import Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
@@ -27,6 +27,7 @@ from operations.cli.sources.mcp import client_config
 from operations.cli.sources.openapi import service_config
 from operations.config import ConfigFile, parse_config
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
+from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.server.running import running
 
@@ -289,4 +290,94 @@ async def test_what_was_there_before_is_unavailable_while_its_source_is(
         assert caught.value.code == ErrorCode.UNAVAILABLE
         with pytest.raises(CallError, match='Did you mean "far') as caught:
             hub.spec("far.sleeep")
-        assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+        assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_broker_with_a_namespace_cannot_have_what_is_not_in_it(folder: Path) -> None:
+    away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nnamespace = "far"\n'
+
+    async with hub_of(folder, away) as hub:
+        for wanted, code in (("far.x", "UNAVAILABLE"), ("near.x", "OPERATION_NOT_FOUND")):
+            with pytest.raises(CallError) as caught:
+                hub.spec(wanted)
+            assert caught.value.code == code
+
+
+async def test_of_two_brokers_with_the_same_operation_both_are_imported(
+    folder: Path, registry: OperationRegistry
+) -> None:
+    async def greet() -> str:
+        return "hello"
+
+    one = OperationRegistry()
+    for here, name in ((one, "hello.greet"), (registry, "hello.greet"), (registry, "hello.leave")):
+        here.operation(name, type="query")(greet)
+    text = """
+        [brokers.blue]
+        url = "{url}"
+        prefix = "blue:"
+        workers = true
+        [brokers.red]
+        url = "{url}"
+        prefix = "red:"
+        workers = true
+        """
+    with broker_running(RedisServer()) as broker, anyio.fail_after(60):
+        written = text.format(url=broker.url)
+        async with (
+            connect_redis(broker.url, prefix="blue:") as blue,
+            connect_redis(broker.url, prefix="red:") as red,
+            serve_calls(one, blue),
+            serve_calls(registry, red),
+        ):
+            async with hub_of(folder, written) as hub:
+                assert hub.failures == []
+                assert hub.sources[0].operations == ("hello.greet",)
+                assert hub.sources[1].operations == ("hello.leave",)
+                (doubt,) = hub.sources[1].doubts
+                assert doubt.where == "hello.greet"
+                assert "broker:blue" in doubt.reason
+                assert 'namespace = "red" in [brokers.red]' in doubt.reason
+            async with hub_of(folder, written + 'namespace = "red"\n') as hub:
+                assert hub.sources[1].doubts == ()
+                context = OperationContext(trusted=True)
+                answer = await hub.registry.execute("red.hello.greet", {}, context)
+                assert answer.data == "hello"
+
+
+@pytest.mark.parametrize("scheme", ["nats", "redis"])
+async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, registry: OperationRegistry, scheme: str
+) -> None:
+    # What a password may hold, an address may not.
+    password = "p@ss/w:rd%41"
+    recipes = Path(__file__).parents[2] / "docs" / "recipes"
+    monkeypatch.setenv("ALICE_PASSWORD", password)
+
+    @registry.operation("far.name", type="query")
+    async def name() -> str:
+        return "far"
+
+    if scheme == "nats":
+        rules = (recipes / "nats.conf").read_text().replace("alice-secret", password)
+        broker: Broker = NatsServer(config=rules)
+    else:
+        rules = (recipes / "redis.acl").read_text().replace("alice-secret", password)
+        (folder / "users.acl").write_text(rules)
+        broker = RedisServer("--aclfile", str(folder / "users.acl"))
+    text = f"""
+        [brokers.main]
+        url = "{scheme}://alice@127.0.0.1:{broker.port}"
+        password = {{ env = "ALICE_PASSWORD" }}
+        private = true
+        workers = true
+        """
+    with broker_running(broker), anyio.fail_after(60):
+        connect: Any = {"nats": connect_nats, "redis": connect_redis}[scheme]
+        url = f"{scheme}://worker:worker-secret@127.0.0.1:{broker.port}"
+        async with connect(url, client="worker") as target, serve_calls(registry, target):
+            async with hub_of(folder, text + 'client = "alice"\n') as hub:
+                assert hub.failures == []
+                assert "far.name" in hub.registry
+            async with hub_of(folder, text) as hub:
+                assert "client=" in str(hub.failures[0].failure)

@@ -1,9 +1,11 @@
 """Requests that wait for a worker in JetStream."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from time import time
+from typing import Any
 
 import anyio
 import nats
@@ -16,6 +18,8 @@ from tests.servers import Broker, NatsServer, running
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.nats import connect_nats
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture
@@ -154,6 +158,39 @@ async def test_what_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> 
 
 
 async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> None:
-    with pytest.raises(TransportError, match="JetStream"):
+    with pytest.raises(TransportError, match="nats-server -js"):
         async with connect_nats(nats_server.url, durable=True):
+            pass
+
+
+async def test_with_permissions_durability_needs_what_the_page_says() -> None:
+    page = (DOCS / "calls.md").read_text("utf-8")
+    *of_workers, of_callers = re.findall(r'`("\$JS\.[^`]+")`', page)
+    rules = (DOCS / "recipes" / "nats.conf").read_text("utf-8")
+    more = rules.replace('"_INBOX.>"', ", ".join(('"_INBOX.>"', *of_workers)))
+    more = more.replace('"operations.queue.>"', f'"operations.queue.>", {of_callers}')
+    broker = NatsServer(config=more)
+    broker.options += ("-js", "-sd", broker.folder)
+    with running(broker):
+
+        def connect(user: str) -> Any:
+            password = f"{user}-secret"
+            return connect_nats(broker.url, durable=True, client=user, user=user, password=password)
+
+        async with (
+            connect("worker") as there,
+            serve_calls(build_registry(), there),
+            connect("alice") as here,
+            PendingRequestMap(here) as calls,
+        ):
+            items = [item.data async for item in calls.subscribe("count.up", {"n": 600})]
+            assert items == list(range(600))
+
+
+async def test_without_these_permissions_it_says_so() -> None:
+    broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))
+    with running(broker), pytest.raises(TransportError, match="Permissions in docs"):
+        async with connect_nats(
+            broker.url, client="alice", user="alice", password="alice-secret", durable=True
+        ):
             pass

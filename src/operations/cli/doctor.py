@@ -13,6 +13,7 @@ from rich.text import Text
 
 from operations import __version__
 from operations._words import counted
+from operations.calls import PendingRequestMap
 from operations.cli.exits import ExitCode
 from operations.cli.hub import open_hub
 from operations.cli.journal import journal_path
@@ -42,7 +43,8 @@ _EXTRAS = {
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
 }
-_BROKER_SECONDS = 5
+_BROKER_SECONDS = 8
+"""Longer than connecting may take: a connection that fails says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,11 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
             continue
         try:
             with anyio.fail_after(_BROKER_SECONDS):
-                async with connect_broker(entry, file):
+                async with (
+                    connect_broker(entry, file) as target,
+                    # Whether its permissions let us hear an answer.
+                    PendingRequestMap(target, group=entry.group),
+                ):
                     pass
             yield Finding(f"broker {name}", "ok", entry.url)
         except (OperationsError, OSError, TimeoutError) as error:

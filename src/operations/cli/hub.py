@@ -162,8 +162,29 @@ class Hub:
                 f"{operation_id} was there before, and is not now; these are not: {missing}",
             )
         near = suggestion(operation_id, {*known, *recalled} - {operation_id})
+        unasked = self._unasked(operation_id.partition(".")[0])
+        if unasked:
+            message = (
+                f"nobody who is there has {operation_id}, and {unasked} cannot be asked.{near}"
+            )
+            raise CallError(ErrorCode.UNAVAILABLE, message)
         raise CallError(
             ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
+        )
+
+    def _unasked(self, namespace: str) -> str:
+        """The brokers that are not there and whose workers may have a namespace that nobody else has."""
+        brokers = self.file.config.brokers
+        if any(
+            each.partition(".")[0] == namespace
+            for source in self.sources
+            for each in source.operations
+        ):
+            return ""
+        return ", ".join(
+            source.label
+            for source in self.failures
+            if source.kind == "broker" and brokers[source.name].namespace in (None, namespace)
         )
 
     def enforce_there(self, operation_id: str) -> None:
@@ -259,7 +280,7 @@ class _Late:
             *(_open(*entry, self.hub.file, self.services) for entry in entries)
         )
         for source, found in opened:
-            self.hub.add(_register(source, found, self.hub.registry))
+            self.hub.add(_register(source, found, self.hub))
 
     async def open_namespace(self, namespace: str) -> None:
         """Open what may have operations in a namespace: what is called that, else the workers of brokers."""
@@ -361,11 +382,30 @@ async def _open(
     )
 
 
-def _register(source: Source, found: Opened | None, registry: OperationRegistry) -> Source:
+def _register(source: Source, found: Opened | None, hub: Hub) -> Source:
     if found is None:
         return source
+    operations = found.operations
+    if source.kind == "broker":
+        # What workers offer is not ours to rename: what is free is taken.
+        offered = list(operations)
+        operations = [each for each in offered if each.spec.id not in hub.registry]
+        source = replace(source, doubts=(*source.doubts, *_taken(source, offered, hub)))
     try:
-        added = registry.register_all(found.operations)
+        added = hub.registry.register_all(operations)
     except OperationsError as error:
         return replace(source, failure=str(error))
     return replace(source, operations=tuple(each.spec.id for each in added))
+
+
+def _taken(source: Source, offered: list[Any], hub: Hub) -> Iterator[Skipped]:
+    """What is not imported because another source has the id, by that source."""
+    taken: dict[str, list[str]] = {}
+    for each in offered:
+        if each.spec.id in hub.registry:
+            owner = hub.source_of(each.spec.id)
+            taken.setdefault(owner.label if owner else "this process", []).append(each.spec.id)
+    for label, ids in taken.items():
+        shown = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        remedy = f'set namespace = "{source.name}" in [brokers.{source.name}] to have both'
+        yield Skipped(shown, f"not imported, for {label} has the same: {remedy}")

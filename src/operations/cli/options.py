@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.render import Screen
 from operations.config import ConfigError, ConfigFile, find_config, load_config
-from operations.errors import CallError, OperationsError
+from operations.errors import CallError, OperationsError, TransportError
 
 P = ParamSpec("P")
 
@@ -91,7 +91,8 @@ def command(
             if common.verbose:
                 screen.traceback()
             screen.failed(str(error) or type(error).__name__)
-            return ExitCode.FAILED
+            is_away = isinstance(error, TransportError)
+            return ExitCode.UNAVAILABLE if is_away else ExitCode.FAILED
         except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
             if common.verbose:
                 screen.traceback()

@@ -29,7 +29,8 @@ Found: TypeAlias = Iterator[tuple[Path, str]]
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY")
-_BROKERS = ("redis", "rediss", "nats", "tls")
+_NATS = ("nats", "tls")
+_BROKERS = ("redis", "rediss", *_NATS)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HMAC = ("HS256", "HS384", "HS512")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -50,6 +51,9 @@ def check(config: Config, folder: FilePath) -> Found:
         yield from _mcp(server, ("mcp", name))
     for name, broker in config.brokers.items():
         yield from _broker(broker, ("brokers", name))
+        if broker.namespace in {*config.openapi, *config.mcp}:
+            message = f"is the namespace of something else already: {broker.namespace}."
+            yield ("brokers", name, "namespace"), message
     yield from _access(config.access, folder)
     yield from _serve(config.serve, config.access)
 
@@ -177,6 +181,12 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password:
         yield (*path, "url"), 'holds a password: put it into password = { env = "NAME" }.'
+    if broker.durable and parts.scheme not in _NATS:
+        yield (*path, "durable"), "goes with NATS only."
+    if broker.client is not None and not _NAMESPACE.fullmatch(broker.client):
+        yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
+    if broker.namespace is not None:
+        yield from _namespace(broker.namespace, (*path, "namespace"))
     for key in ("password", "credential", "secret"):
         secret: Secret | None = getattr(broker, key)
         if secret is not None:

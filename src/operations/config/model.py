@@ -185,7 +185,10 @@ class BrokerEntry:
         password: The password of the user in `url`.
         group: The workers that share one queue.
         prefix: Of every key or subject, so that several applications can share a broker.
+        client: The name that the broker's permissions have for this client, or this worker.
+        durable: Let requests wait for a worker, on NATS with JetStream. Everyone on the broker must agree.
         workers: Import what the workers of `group` offer.
+        namespace: Put what is imported into this namespace, under its whole former id.
         credential: Sent with every call to those workers, to say who calls.
         trusted: Believe the identity inside events. Only where everyone on the broker may be anyone.
         secret: Sign every message, and drop those that are not. Everyone on the broker needs the same one.
@@ -198,7 +201,10 @@ class BrokerEntry:
     password: Secret | None = None
     group: str = "operations"
     prefix: str | None = None
+    client: str | None = None
+    durable: bool = False
     workers: bool = False
+    namespace: str | None = None
     credential: Secret | None = None
     trusted: bool = False
     secret: Secret | None = None

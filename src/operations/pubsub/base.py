@@ -27,6 +27,12 @@ NOT_PRIVATE = (
 )
 
 
+NOT_PERMITTED = (
+    "the broker's permissions do not allow it. They are written for certain names: workers and callers connect with "
+    "theirs as client=, see Permissions in docs/calls.md"
+)
+
+
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 

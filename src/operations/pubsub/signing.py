@@ -17,6 +17,7 @@ from time import time
 from operations.access import Identity
 from operations.pubsub.base import EventTarget, Receiver, Subscription
 from operations.pubsub.generations import Generations
+from operations.pubsub.seldom import Seldom
 
 logger = logging.getLogger("operations")
 
@@ -78,6 +79,7 @@ class SignedTarget:
 
     def __init__(self, target: EventTarget, secret: str | bytes) -> None:
         self.forged = 0
+        self._refusals = Seldom()
         self.local = None
         self.direct = target.direct
         self.trusted = target.trusted
@@ -139,10 +141,14 @@ class SignedTarget:
         await self._target.set_aside(queue, body)
 
     def refuse(self) -> None:
-        """Count a message that was dropped; the first one is worth a warning."""
+        """Count a message that was dropped. Whoever sent it hears nothing, so it is told here."""
         self.forged += 1
-        level = logging.WARNING if self.forged == 1 else logging.DEBUG
-        logger.log(level, "a message was dropped: it was not signed, or not for here and now")
+        logger.log(
+            self._refusals.level(),
+            "a message was dropped: it is not signed with our secret, or not for here and now. Workers and callers "
+            "need the same secret=, or none (%d dropped so far)",
+            self.forged,
+        )
 
 
 class _Verifying:

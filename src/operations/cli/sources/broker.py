@@ -34,7 +34,9 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     try:
         target = await stack.enter_async_context(connect_broker(entry, file))
         credential = None if entry.credential is None else file.secret(entry.credential)
-        service = from_calls(target, group=entry.group, credential=credential)
+        service = from_calls(
+            target, group=entry.group, namespace=entry.namespace, credential=credential
+        )
         await stack.enter_async_context(service)
     except BaseException:
         await stack.aclose()
@@ -75,7 +77,10 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
         "Callable[..., AbstractAsyncContextManager[EventTarget]]",
         getattr(import_module(module), function),
     )
-    options: dict[str, Any] = {} if entry.prefix is None else {"prefix": entry.prefix}
+    named = {"prefix": entry.prefix, "client": entry.client}
+    options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
+    if entry.durable:
+        options["durable"] = True
     if entry.secret is not None:
         options["secret"] = file.secret(entry.secret)
     async with connect(

@@ -19,7 +19,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-from nats.js.errors import NoStreamResponseError, NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import Receiver
@@ -44,6 +44,15 @@ _COMPARE = 60.0
 
 _RETRY = 0.2
 """Seconds between attempts to take from a queue that is not there."""
+
+_NO_JETSTREAM = (
+    "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
+    "nats-server -js"
+)
+_SILENT = (
+    "JetStream does not answer. Where the server has permissions, durable=True needs more of them: "
+    "see Permissions in docs/calls.md"
+)
 
 
 class DurableQueues:
@@ -71,7 +80,11 @@ class DurableQueues:
         )
         try:
             await self._js.add_stream(config)
-        except (Error, TimeoutError) as error:
+        except ServiceUnavailableError as error:
+            raise TransportError(_NO_JETSTREAM) from error
+        except TimeoutError as error:
+            raise TransportError(_SILENT) from error
+        except Error as error:
             raise TransportError(f"JetStream: {error}") from error
 
     async def put(self, subject: str, body: bytes, key: str, wait: float) -> None:

@@ -11,20 +11,27 @@ Durable queues live in `durable`.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
 
-from nats.aio.client import Client
 from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.addresses import enforce_address
 from operations.pubsub.backoff import Backoff
-from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver, Subscription
+from operations.pubsub.base import (
+    NOT_PERMITTED,
+    NOT_PRIVATE,
+    EventTarget,
+    Receiver,
+    Subscription,
+)
+from operations.pubsub.nats.client import StayingClient
 from operations.pubsub.nats.durable import DurableQueues
+from operations.pubsub.seldom import Seldom
 from operations.pubsub.signing import signed
 
 logger = logging.getLogger("operations")
@@ -34,6 +41,9 @@ _NATS_ERRORS = (Error, OSError, EOFError)
 _SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
 """An address without wild cards, much shorter than the longest line that a server reads."""
 
+_REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
+"""What the server says of a subject that this client may not use, as the library reads it: in small letters."""
+
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
 
@@ -42,17 +52,6 @@ _SEND_WAIT = 3.0
 
 MAX_UNREAD = 32 * 1024 * 1024
 """Bytes that may wait in this process for one subscription before more are dropped."""
-
-
-class _StayingClient(Client):
-    """A client that connects again whatever the server says; the library's own closes for good at most errors."""
-
-    async def _process_err(self, err_msg: str) -> None:
-        if self.is_connecting or "permissions violation" in err_msg.lower():
-            await super()._process_err(err_msg)
-        else:
-            logger.warning("NATS: %s", err_msg)
-            await self._process_op_err(Error(f"nats: {err_msg}"))
 
 
 class NatsTarget:
@@ -71,8 +70,8 @@ class NatsTarget:
         self.direct = False
         self.local = None
         self._prefix = prefix
-        self._boxes = f"{prefix}.box.{client}"
-        self._nats = _StayingClient()
+        self._boxes = _subject_of(f"{prefix}.box", client)
+        self._nats = StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
@@ -80,7 +79,8 @@ class NatsTarget:
         self._max_unread = max_unread
         self._receivers_of: dict[Any, Receiver] = {}
         self._draining: set[asyncio.Future[None]] = set()
-        self._violations = 0
+        self._violations = Seldom()
+        self._arriving: dict[str, asyncio.Future[str]] = {}
         self._backoff = Backoff()
         self._connected = asyncio.Event()
 
@@ -108,12 +108,15 @@ class NatsTarget:
                     inbox_prefix=self._boxes,
                     **options,
                 )
-        except (*_NATS_ERRORS, TimeoutError) as error:
-            reason = str(error) or self._nats.last_error or "no answer"
+        except (TransportError, *_NATS_ERRORS, TimeoutError) as error:
+            # A timeout says nothing; why the last attempt failed does.
+            reason = str(error) or str(self._nats.last_error or "") or "no answer"
+            hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             # Where not even the address could be read, it does not know how to close either.
             with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
-            raise TransportError(f"NATS cannot be reached: {reason}") from error
+            where = f" at {hosts}" if hosts else ""
+            raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         if self._wants_durable:
@@ -149,9 +152,14 @@ class NatsTarget:
         if isinstance(error, SlowConsumerError):
             self._on_overflow(error)
             return
-        if "permissions violation" in str(error).lower():
-            self._violations += 1
-        logger.debug("NATS: %s", error)
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            logger.debug("NATS: %s", error)
+        elif (arrival := self._arriving.get(refused[1])) is None:
+            level = self._violations.level()
+            logger.log(level, "NATS told of a %s: %s", refused[0], NOT_PERMITTED)
+        elif not arrival.done():
+            arrival.set_result(refused[0])
 
     def _on_overflow(self, error: SlowConsumerError) -> None:
         """A message was dropped in this process: whoever waits for it must not wait in vain."""
@@ -196,12 +204,7 @@ class NatsTarget:
             lambda: self._nats.subscribe(elsewhere),  # pyright: ignore[reportUnknownMemberType]
             lambda: self._nats.publish(elsewhere, b""),
         ):
-            before = self._violations
-            with suppress(*_NATS_ERRORS):
-                await attempt()
-            # Whatever the server has to say of it comes before this does.
-            await self._arrive()
-            if self._violations == before:
+            if not await self._refusal([elsewhere], attempt):
                 raise TransportError(NOT_PRIVATE)
 
     # ---------------------------------------------------------------------------------------- addresses
@@ -211,11 +214,15 @@ class NatsTarget:
         return f"{self._boxes}.{token_hex(16)}"
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
-        return f"{self._prefix}.topic.{name}"
+        """The public address called `name`.
+
+        Raises:
+            TransportError: If it cannot be part of a subject.
+        """
+        return _subject_of(f"{self._prefix}.topic", name)
 
     def _queue(self, name: str) -> str:
-        return f"{self._prefix}.queue.{name}"
+        return _subject_of(f"{self._prefix}.queue", name)
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(f"{self._prefix}.box.")
@@ -238,12 +245,18 @@ class NatsTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
+        subjects = {
+            f"{address}.>" if self._is_mailbox(address) else address: address
+            for address in addresses
+        }
         async with AsyncExitStack() as undo:
-            for address in addresses:
-                subject = f"{address}.>" if self._is_mailbox(address) else address
-                deliver = self._to_mailbox(address, receiver)
-                await self._subscribe(subject, deliver, receiver, undo)
-            await self._arrive()
+
+            async def subscribe() -> None:
+                for subject, address in subjects.items():
+                    deliver = self._to_mailbox(address, receiver)
+                    await self._subscribe(subject, deliver, receiver, undo)
+
+            await self._arrive(subjects, subscribe)
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             return undo.pop_all()
@@ -304,9 +317,13 @@ class NatsTarget:
                 message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
             )
 
+        subject = self._queue(queue)
         async with AsyncExitStack() as undo:
-            await self._subscribe(self._queue(queue), deliver, receiver, undo, queue="workers")
-            await self._arrive()
+
+            async def subscribe() -> None:
+                await self._subscribe(subject, deliver, receiver, undo, queue="workers")
+
+            await self._arrive([subject], subscribe)
             return undo.pop_all()
 
     async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
@@ -350,21 +367,63 @@ class NatsTarget:
         draining.add_done_callback(self._draining.discard)
         await asyncio.wait({draining}, timeout=2)
 
-    async def _arrive(self) -> None:
-        """Wait until the server has seen every subscription made so far.
+    async def _arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
+        """Do something to `subjects` and wait until the server has seen it.
 
-        A flush does not do: its PING overtakes them. A message does not.
+        Raises:
+            TransportError: If it does not answer, or does not allow it.
         """
-        subject = f"{self._boxes}.{token_hex(16)}"
+        refusal = await self._refusal(subjects, act)
+        if refusal:
+            raise TransportError(f"NATS told of a {refusal}: {NOT_PERMITTED}")
+
+    async def _refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
+        """What the server has against doing something to `subjects`; empty once it has done it.
+
+        A flush does not tell: its PING overtakes what was sent before. A message does not.
+        """
+        mark = f"{self._boxes}.{token_hex(16)}"
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # In the words of the server, and as the library reads them.
+        awaited = [subject.lower() for subject in (mark, *subjects)]
+        self._arriving.update(dict.fromkeys(awaited, outcome))
+
+        async def arrived(_: Any) -> None:
+            if not outcome.done():
+                outcome.set_result("")
+
         try:
-            echo = await self._nats.subscribe(subject)  # pyright: ignore[reportUnknownMemberType]
+            await act()
+            echo = await self._nats.subscribe(mark, cb=arrived)  # pyright: ignore[reportUnknownMemberType]
             try:
-                await self._nats.publish(subject, b"1")
-                await echo.next_msg(timeout=5)
+                await self._nats.publish(mark, b"1")
+                async with asyncio.timeout(5):
+                    refusal = await outcome
             finally:
                 await echo.unsubscribe()
-        except (*_NATS_ERRORS, TimeoutError) as error:
-            raise TransportError(f"NATS does not answer: {error}") from error
+        except TimeoutError:
+            raise TransportError("NATS does not answer") from None
+        except _NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        finally:
+            for subject in awaited:
+                self._arriving.pop(subject, None)
+        return refusal
+
+
+def _subject_of(space: str, name: str) -> str:
+    """The subject of what is called `name`.
+
+    Raises:
+        TransportError: If there can be none: the server would close the connection, or take it for a pattern.
+    """
+    subject = f"{space}.{name}"
+    if _SUBJECT.fullmatch(subject) is None:
+        raise TransportError(
+            f"{subject!r} is no NATS subject: prefix, group and client are words of A-Z, a-z, 0-9, '_', '-', '$' "
+            "and '=', with dots between them"
+        )
+    return subject
 
 
 def _with_scheme(server: str) -> str:
@@ -394,7 +453,7 @@ async def connect_nats(
     """Connect to NATS for the length of an `async with` block; lost connections are restored.
 
     Args:
-        url: Of a server, or several separated by commas.
+        url: Of a server, or several separated by commas; with `tls://` there is TLS, or no connection.
         prefix: The first token of every subject.
         client: The token after `box` in the subjects of this client's mailboxes, for access rules
             (see docs/calls.md).
@@ -409,8 +468,8 @@ async def connect_nats(
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
     Raises:
-        TransportError: If the address cannot be read, NATS cannot be reached now, or is not private although it
-            should be.
+        TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should
+            be, or cannot have subjects with this prefix or client.
         ValueError: If the secret is too short to be one.
     """
     target = NatsTarget(

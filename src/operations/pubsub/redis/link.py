@@ -13,11 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.addresses import enforce_address
 from operations.pubsub.backoff import Backoff
+from operations.pubsub.base import NOT_PERMITTED
+from operations.pubsub.seldom import Seldom
 
 logger = logging.getLogger("operations")
 
@@ -74,16 +76,23 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
     """Send one command on a connection nobody else uses, and read its answer.
 
     Raises:
-        TransportError: If the connection breaks or stays silent.
+        TransportError: If the connection breaks or stays silent, or Redis does not permit it.
         redis.ResponseError: As Redis gave it.
     """
     try:
         await connection.send_command(*command)
         return await connection.read_response(timeout=timeout)
+    except NoPermissionError as error:
+        raise TransportError(f"Redis refused {_shown(command)}: {NOT_PERMITTED}") from error
     except ResponseError:
         raise
     except (*CONNECTION_ERRORS, TimeoutError) as error:
         raise TransportError(f"Redis: {error}") from error
+
+
+def _shown(command: tuple[Any, ...]) -> str:
+    """The command and its key, or the first two words of it: never a message."""
+    return " ".join(str(word) for word in command[:2])
 
 
 class Supervised:
@@ -177,7 +186,8 @@ class Link:
         self._restored = restored
         self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
         self._outbox_bytes = 0
-        self._waiting: deque[asyncio.Future[Any] | None] = deque()
+        self._waiting: deque[asyncio.Future[Any] | tuple[Any, ...]] = deque()
+        self._refusals = Seldom()
         self._heard_at = 0.0
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -298,7 +308,8 @@ class Link:
                 continue
             packed: list[Any] = []
             for command, future, _ in batch:
-                self._waiting.append(future)
+                # Of a command whose answer nobody waits for, what is told where Redis refuses it.
+                self._waiting.append(command[:2] if future is None else future)
                 packed.extend(connection.pack_command(*command))
             await connection.send_packed_command(packed)
 
@@ -314,15 +325,18 @@ class Link:
             self._heard_at = loop.time()
 
     def _settle(self, answer: Any) -> None:
-        future = self._waiting.popleft()
-        if future is None:
+        waiting = self._waiting.popleft()
+        if isinstance(waiting, tuple):
             if isinstance(answer, ResponseError):
-                logger.warning("Redis refused a command: %s", answer)
-        elif not future.done():
+                is_denied = isinstance(answer, NoPermissionError)
+                level = self._refusals.level() if is_denied else logging.WARNING
+                reason = NOT_PERMITTED if is_denied else answer
+                logger.log(level, "Redis refused %s: %s", _shown(waiting), reason)
+        elif not waiting.done():
             if isinstance(answer, ResponseError):
-                future.set_exception(answer)
+                waiting.set_exception(answer)
             else:
-                future.set_result(answer)
+                waiting.set_result(answer)
 
     async def _keep_alive(self, connection: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -336,9 +350,9 @@ class Link:
         unsent, self._outbox = self._outbox, []
         self._outbox_bytes = 0
         self._drained.set()
-        for future in self._waiting:
-            if future is not None and not future.done():
-                future.set_exception(TransportError("the connection to Redis was lost"))
+        for waiting in self._waiting:
+            if isinstance(waiting, asyncio.Future) and not waiting.done():
+                waiting.set_exception(TransportError("the connection to Redis was lost"))
         self._waiting.clear()
         for _, future, _ in unsent:
             if future is not None and not future.done():

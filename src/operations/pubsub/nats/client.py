@@ -1,0 +1,111 @@
+"""The library's client, with habits of its own.
+
+Rule 1: whoever asks for TLS gets it or no connection: without it, not even a login is sent.
+Rule 2: it connects again whatever the server says; the library's own closes for good at most errors.
+Rule 3: what trying again does not change ends the first attempt: a login that is refused, a certificate that is wrong.
+"""
+
+import logging
+from ssl import SSLCertVerificationError
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from nats.aio.client import Client
+from nats.errors import Error
+
+from operations.errors import TransportError
+
+logger = logging.getLogger("operations")
+
+
+class _NoTLSError(Error):
+    """The server does not offer what the address asks for."""
+
+
+class StayingClient(Client):
+    """A client that connects again whatever the server says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refusals: dict[str, str] = {}
+
+    async def _process_connect_init(self) -> None:
+        is_first = not self.is_reconnecting
+        try:
+            await super()._process_connect_init()
+        except TimeoutError:
+            self._hang_up()
+            raise Error("the server says nothing: is it NATS?") from None
+        except (Error, OSError) as error:
+            self._hang_up()
+            reason = _refusal(error)
+            if reason:
+                self._refused(reason, is_first)
+            raise
+        self._refusals.clear()
+
+    def _hang_up(self) -> None:
+        """Leave a server that did not take us. The library would keep the socket, and may write to it later."""
+        transport: Any = self._transport
+        self._transport = None
+        if transport is not None:
+            transport.close()
+
+    def _refused(self, reason: str, is_first: bool) -> None:
+        """Note why a server does not take us.
+
+        Raises:
+            TransportError: If there never was a connection, and no server is left to try.
+        """
+        address = self._current_server.uri.netloc if self._current_server else ""
+        if not is_first and self._refusals.get(address) != reason:
+            logger.warning("NATS: %s", reason)
+        self._refusals[address] = reason
+        if is_first and all(server.netloc in self._refusals for server in self.servers):
+            raise TransportError(reason)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # Before anything is sent; the library itself asks for TLS only where the server insists.
+        if initial_connection and self._wants_tls():
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise _NoTLSError(
+                    "the server offers no TLS; nothing was sent to it. Without TLS the address is nats://"
+                )
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    def _wants_tls(self) -> bool:
+        scheme = self._current_server.uri.scheme if self._current_server else ""
+        if self.options["tls_handshake_first"] or scheme in ("ws", "wss"):
+            # Then it is there already, or underneath.
+            return False
+        return scheme == "tls" or "tls" in self.options
+
+    def _connect_command(self) -> bytes:
+        command = super()._connect_command()
+        if self.options["user"] is not None or self.options["token"] is not None:
+            return command
+        # What stands in an address is written for an address, and the library does not read it as such.
+        name, _, text = command.partition(b" ")
+        login = msgspec.json.decode(text, type=dict[str, Any])
+        for key in ("user", "pass", "auth_token"):
+            if key in login:
+                login[key] = unquote(login[key])
+        return b"%s %s\r\n" % (name, msgspec.json.encode(login))
+
+    async def _process_err(self, err_msg: str) -> None:
+        if self.is_connecting or "permissions violation" in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            logger.warning("NATS: %s", err_msg)
+            await self._process_op_err(Error(f"nats: {err_msg}"))
+
+
+def _refusal(error: Exception) -> str:
+    """Why it is of no use to try again; empty where it may be."""
+    text = str(error)
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        said = text.removeprefix("nats: ").strip("'")
+        return f"{said}: the login is wrong, or there is none"
+    return text if isinstance(error, (_NoTLSError, SSLCertVerificationError)) else ""

@@ -1,0 +1,198 @@
+"""The first connection to NATS: with TLS where it was asked for, and with a reason where there is none."""
+
+import logging
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import anyio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from tests.calls.operations_under_test import build_registry
+from tests.calls.waiting import until
+from tests.servers import Broker, NatsServer, free_port, proxy, running
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import TransportError
+from operations.pubsub.nats import connect_nats
+
+SECRET = "SEKRIT-4711"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a key and its certificate, for 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "broker")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    return folder
+
+
+def secured(folder: Path, more: str = "") -> NatsServer:
+    tls = f'tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}'
+    return NatsServer(config=f"{tls}\n{more}")
+
+
+def trusting(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(folder / "cert.pem"))
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("scheme", ["tls", "nats"])
+async def test_r16_without_tls_at_the_server_nothing_is_sent_to_it(
+    scheme: str, nats_server: Broker, certificate: Path
+) -> None:
+    tls = trusting(certificate) if scheme == "nats" else None
+    async with proxy(nats_server.port) as through:
+        url = f"{scheme}://user:{SECRET}@127.0.0.1:{through.port}"
+        with anyio.fail_after(2), pytest.raises(TransportError, match="no TLS") as caught:
+            async with connect_nats(url, tls=tls):
+                pass
+        assert b"INFO" in through.heard
+        assert b"CONNECT" not in through.heard
+        assert SECRET.encode() not in through.heard
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.requirement("R16")
+@pytest.mark.parametrize("more", ["", "allow_non_tls: true"])
+async def test_r16_with_tls_what_is_said_is_not_heard(certificate: Path, more: str) -> None:
+    with running(secured(certificate, more)) as broker:
+        async with proxy(broker.port) as through:
+            url = f"tls://user:{SECRET}@127.0.0.1:{through.port}"
+            async with (
+                connect_nats(url, tls=trusting(certificate)) as target,
+                serve_calls(build_registry(), target),
+                PendingRequestMap(target) as calls,
+            ):
+                assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+            assert b"CONNECT" not in through.heard
+
+
+@pytest.mark.requirement("R16")
+async def test_r16_a_server_that_comes_back_without_tls_is_not_talked_to(
+    certificate: Path, nats_server: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(secured(certificate)) as broker:
+        async with proxy(broker.port) as through:
+            url = f"tls://user:{SECRET}@127.0.0.1:{through.port}"
+            async with connect_nats(url, tls=trusting(certificate)) as target:
+                through.heard.clear()
+                through.target = nats_server.port
+                through.cut()
+                await until(lambda: through.heard.count(b"INFO") > 1)
+                assert not target.is_connected
+                assert SECRET.encode() not in through.heard
+                through.target = broker.port
+                await until(lambda: target.is_connected)
+    told = [each for each in caplog.records if "offers no TLS" in each.message]
+    assert [each.levelno for each in told] == [logging.WARNING]
+
+
+async def test_a_certificate_nobody_trusts_ends_the_attempt(certificate: Path) -> None:
+    with (
+        running(secured(certificate)) as broker,
+        anyio.fail_after(2),
+        pytest.raises(TransportError, match="certificate"),
+    ):
+        async with connect_nats(f"tls://127.0.0.1:{broker.port}"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "login", ["", f"user:{SECRET}2@", f"{SECRET}3@"], ids=["none", "wrong", "token"]
+)
+async def test_a_login_that_is_refused_is_refused_at_once(login: str) -> None:
+    with (
+        running(NatsServer("--user", "user", "--pass", SECRET)) as broker,
+        anyio.fail_after(2),
+        pytest.raises(TransportError, match=r"Authorization Violation.*login") as caught,
+    ):
+        async with connect_nats(f"nats://{login}127.0.0.1:{broker.port}"):
+            pass
+    assert f"127.0.0.1:{broker.port}" in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["address", "options", "token"])
+async def test_a_login_may_hold_what_an_address_may_not(how: str) -> None:
+    login, written = "p@ss/%41,w", "p%40ss%2F%2541%2Cw"
+    server = NatsServer(
+        *(("--auth", login) if how == "token" else ("--user", "a b", "--pass", login))
+    )
+    with running(server) as broker:
+        address = f"127.0.0.1:{broker.port}"
+        if how == "options":
+            connecting = connect_nats(f"nats://{address}", user="a b", password=login)
+        else:
+            user = written if how == "token" else f"a%20b:{written}"
+            connecting = connect_nats(f"nats://{user}@{address}")
+        async with connecting as target:
+            assert target.is_connected
+
+
+@pytest.fixture(params=["nobody", "redis", "unknown"])
+def nowhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """Addresses of no NATS server, and what there is to say of them."""
+    if request.param == "nobody":
+        yield f"127.0.0.1:{free_port()}", "Connect call failed"
+    elif request.param == "redis":
+        yield f"127.0.0.1:{request.getfixturevalue('redis_server').port}", "is it NATS"
+    else:
+        yield "nowhere.invalid:4222", "not known|resolution"
+
+
+async def test_an_address_without_a_server_is_named_with_the_reason(
+    nowhere: tuple[str, str],
+) -> None:
+    address, reason = nowhere
+    with pytest.raises(TransportError, match=reason) as caught:
+        async with connect_nats(f"nats://user:{SECRET}@{address}", connect_timeout=2.5):
+            pass
+    assert f"at {address}: " in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("group", ["a b", "a.*", ">", "", ".a", "b\u00fcro", "a\r\nPUB x 1"])
+async def test_a_group_that_is_no_subject_is_refused_at_the_start(
+    nats_server: Broker, group: str
+) -> None:
+    async with connect_nats(nats_server.url) as target:
+        with pytest.raises(TransportError, match="no NATS subject"):
+            async with serve_calls(build_registry(), target, group=group):
+                pass
+        with pytest.raises(TransportError, match="no NATS subject"):
+            async with PendingRequestMap(target, group=group):
+                pass
+        # The connection is as good as before.
+        async with (
+            serve_calls(build_registry(), target, group="billing.eu"),
+            PendingRequestMap(target, group="billing.eu") as calls,
+        ):
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+@pytest.mark.parametrize("name", ["prefix", "client"])
+async def test_names_that_make_no_subjects_are_refused_before_connecting(name: str) -> None:
+    with pytest.raises(TransportError, match="no NATS subject"):
+        async with connect_nats("nats://127.0.0.1:1", **{name: "a *"}):  # type: ignore[arg-type]
+            pass

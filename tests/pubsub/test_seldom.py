@@ -1,0 +1,17 @@
+"""What repeats is told once in a while."""
+
+import logging
+
+from operations.pubsub.seldom import Seldom
+
+
+def test_the_same_thing_is_a_warning_once_a_minute() -> None:
+    times = iter((0.0, 1.0, 59.0, 60.0, 61.0))
+    seldom = Seldom(lambda: next(times))
+
+    levels = [seldom.level() for _ in range(5)]
+
+    assert levels == [
+        *(logging.WARNING, logging.DEBUG, logging.DEBUG),
+        *(logging.WARNING, logging.DEBUG),
+    ]
