@@ -4,9 +4,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
+import anyio
 import pytest
 from tests.calls.waiting import until
-from tests.calls.worlds import World
+from tests.calls.worlds import BrokerWorld, World
 
 from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -308,6 +309,32 @@ async def test_what_is_not_open_is_said_not_to_be(registry: OperationRegistry) -
     with pytest.raises(TypeError, match="takes an OperationRegistry"):
         async with serve_calls("registry", target):  # type: ignore[arg-type]
             pass
+
+
+@pytest.mark.requirement("F34")
+async def test_f34_a_connection_that_is_closed_or_lives_elsewhere_says_so_at_once(
+    broker_world: BrokerWorld, registry: OperationRegistry
+) -> None:
+    async with broker_world.connect() as target:
+
+        def elsewhere() -> str:
+            async def call() -> None:
+                await PendingRequestMap(target).call("math.add", {"a": 1, "b": 2})
+
+            with pytest.raises(CallError) as caught:
+                asyncio.run(call())
+            return caught.value.message
+
+        with anyio.fail_after(2):
+            assert "another event loop" in await asyncio.to_thread(elsewhere)
+    with anyio.fail_after(2):
+        with pytest.raises(CallError, match="closed: connect again") as caught:
+            await PendingRequestMap(target).call("math.add", {"a": 1, "b": 2})
+        with pytest.raises(TransportError, match="closed: connect again"):
+            async with serve_calls(registry, target):
+                pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("timeout", ["5", float("nan"), [1]])

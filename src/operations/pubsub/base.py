@@ -12,10 +12,12 @@ Rule 4: within one process there is nothing to write: a transport that has a `lo
         are, and nobody may change them.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from operations.access import Identity
+from operations.errors import NotSentError
 
 PUT_TYPE = "call.requested"
 """The type of the events that are put into queues. Every other event is sent to a mailbox."""
@@ -202,6 +204,25 @@ class EventTarget(Protocol):
     async def set_aside(self, queue: str, body: bytes) -> None:
         """Keep a message that broke everyone who took it, where people can look at it."""
         ...
+
+
+class Home:
+    """The event loop that a connection lives on, until it is closed."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.is_closed = False
+
+    def enforce(self) -> None:
+        """Let nobody begin what could only wait in vain.
+
+        Raises:
+            NotSentError: If the connection is closed, or lives on another loop.
+        """
+        if self.is_closed:
+            raise NotSentError("the connection was closed: connect again")
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotSentError("the connection belongs to another event loop: connect on this one")
 
 
 def usable(target: EventTarget) -> EventTarget:

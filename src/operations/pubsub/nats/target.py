@@ -26,6 +26,7 @@ from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
     EventTarget,
+    Home,
     Receiver,
     Subscription,
 )
@@ -64,6 +65,7 @@ class NatsTarget:
     def __init__(
         self, *, prefix: str, client: str, trusted: bool, durable: bool, max_unread: int
     ) -> None:
+        self._home = Home()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
@@ -129,6 +131,7 @@ class NatsTarget:
 
     async def aclose(self) -> None:
         """Flush and disconnect."""
+        self._home.is_closed = True
         with suppress(*_NATS_ERRORS):
             if self._nats.is_connected:
                 await self._nats.flush(timeout=2)
@@ -245,6 +248,7 @@ class NatsTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
+        self._home.enforce()
         subjects = {
             f"{address}.>" if self._is_mailbox(address) else address: address
             for address in addresses
@@ -307,6 +311,7 @@ class NatsTarget:
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Subscription:
         """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
+        self._home.enforce()
         if self._durable is not None:
             return await self._durable.take(self._queue(queue), queue, receiver, capacity)
 

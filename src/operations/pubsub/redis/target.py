@@ -20,7 +20,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import NOT_PRIVATE, EventTarget, Receiver
+from operations.pubsub.base import NOT_PRIVATE, EventTarget, Home, Receiver
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.link import Link, ask, open_pool
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
@@ -63,6 +63,7 @@ class RedisTarget:
         max_bytes: int,
         max_backlog: int,
     ) -> None:
+        self._home = Home()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
@@ -92,6 +93,7 @@ class RedisTarget:
 
     async def aclose(self) -> None:
         """Close every subscription and disconnect."""
+        self._home.is_closed = True
         for reader in tuple(self._readers):
             await reader.aclose()
         await self._channels.aclose()
@@ -173,6 +175,7 @@ class RedisTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
+        self._home.enforce()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         async with AsyncExitStack() as undo:
             if boxes:
@@ -228,6 +231,7 @@ class RedisTarget:
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> AsyncExitStack:
         """Take from `queue` in turn with the rest of its group."""
+        self._home.enforce()
         name = self._queue(queue)
         reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
         async with AsyncExitStack() as undo:
