@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -22,7 +23,7 @@ from tests.calls.worlds import (
     redis_world,
 )
 from tests.leftovers import resident_kilobytes
-from tests.servers import Broker, RedisServer, free_port, proxy, running
+from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import OperationContext
@@ -238,13 +239,12 @@ async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
 
 
-@pytest.mark.alone
-@pytest.mark.requirement("R12", "R35", "F6")
-async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
+@asynccontextmanager
+async def swallowed(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
-) -> None:
+) -> AsyncGenerator[tuple[PendingRequestMap, Proxy]]:
+    """A caller whose connection stands, and from which nothing arrives any more."""
     broker, world = mortal
-    loop = asyncio.get_running_loop()
     async with proxy(broker.port) as through, AsyncExitStack() as stack:
         url = f"{broker.scheme}://127.0.0.1:{through.port}"
         await stack.enter_async_context(world.serve(registry))
@@ -252,6 +252,17 @@ async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
         calls = await stack.enter_async_context(PendingRequestMap(target))
         await calls.call("math.add", {"a": 1, "b": 1})
         through.swallow()
+        yield calls, through
+        through.cut()
+
+
+@pytest.mark.alone
+@pytest.mark.requirement("R12", "R35", "F6")
+async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with swallowed(mortal, registry) as (calls, _):
         context = OperationContext(deadline=(time() + 0.5) * 1000)
         before = loop.time()
         with pytest.raises(CallError) as called:
@@ -259,17 +270,25 @@ async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
         with pytest.raises(CallError) as subscribed:
             await anext(calls.subscribe("count.up", {"n": 1}, context))
         took = loop.time() - before
-        closing = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+
+    assert called.value.code == subscribed.value.code == ErrorCode.TIMEOUT
+    assert took < 0.6
+
+
+@pytest.mark.requirement("R12")
+async def test_closing_ends_what_is_being_handed_over(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    async with swallowed(mortal, registry) as (calls, through):
+        pending = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
         await until(lambda: len(calls) == 1)
         closer = asyncio.create_task(calls.aclose())
         with anyio.fail_after(1), pytest.raises(CallError) as closed:
-            await closing
+            await pending
         through.cut()
         await closer
 
-    assert called.value.code == subscribed.value.code == ErrorCode.TIMEOUT
     assert closed.value.code == ErrorCode.ABORTED
-    assert took < 0.6
 
 
 @pytest.mark.alone
