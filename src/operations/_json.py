@@ -54,6 +54,11 @@ def escape(token: str) -> str:
     return token.replace("~", "~0").replace("/", "~1")
 
 
+def unescape(token: str) -> str:
+    """What stands for `token` in a JSON pointer, as it is."""
+    return token.replace("~1", "/").replace("~0", "~")
+
+
 def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     """`value` as fresh JSON builtins.
 

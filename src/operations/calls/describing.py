@@ -36,7 +36,7 @@ PIECE = 128 * 1024
 MAX_TOLD = 64 * 1024 * 1024
 """Bytes of specs that are taken from one worker."""
 
-_WRAPPING = 4096
+WRAPPING = 4096
 """Bytes of a message that are not the piece in it."""
 
 _NAMED = 16
@@ -56,7 +56,7 @@ class Teller:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes - _WRAPPING
+        self._max_bytes = max_bytes - WRAPPING
         self._scopes = Scopes()
         self._piece: JSONObject = {}
         self._size = 0

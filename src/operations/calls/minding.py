@@ -5,7 +5,7 @@ import logging
 from typing import Protocol
 
 from operations.calls.jobs import Job
-from operations.calls.presence import is_there
+from operations.calls.presence import SETTLING, is_there
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 
@@ -13,9 +13,6 @@ logger = logging.getLogger("operations")
 
 _LOOK = 0.25
 """Seconds between looks for the callers; two looks decide."""
-
-_SETTLING = 2.0
-"""Seconds after a reconnect in which callers may still be on their way back."""
 
 _STANDSTILL = 1.0
 """Seconds of standstill of the event loop that are worth a warning."""
@@ -40,7 +37,7 @@ async def mind_the_callers(worker: Minded) -> None:
         await asyncio.sleep(_LOOK)
         now = loop.time()
         old = [job for job in worker.jobs.values() if now - job.arrived_at > _LOOK]
-        if not old or now - worker.restored_at < _SETTLING or not worker.target.is_connected:
+        if not old or now - worker.restored_at < SETTLING or not worker.target.is_connected:
             continue
         callers = list({job.reply_to for job in old})
         try:

@@ -3,6 +3,9 @@
 from operations.errors import NotSentError
 from operations.pubsub.base import EventTarget
 
+SETTLING = 2.0
+"""Seconds after a reconnect in which others may still be on their way back."""
+
 
 async def is_there(target: EventTarget, address: str) -> bool:
     """Whether somebody listens at `address`. At what is no address at all, nobody does.

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from operations.access import check_access
-from operations.calls.describing import Teller
+from operations.calls.describing import WRAPPING, Teller
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget
@@ -26,9 +26,6 @@ SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
 
 MAX_LIST = 4 * 1024 * 1024
 """How many bytes of specs one answer holds. It is written in one go, and others wait for that."""
-
-_WRAPPING = 4096
-"""Bytes of an answer that are not the specs in it."""
 
 _AT_ONCE = 0.005
 """Seconds of looking at specs before others get their turn."""
@@ -95,7 +92,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
 
     async def list_operations(input: Any, context: OperationContext) -> list[Any]:
         listed: list[Any] = []
-        most = min(MAX_LIST, target.max_bytes - _WRAPPING)
+        most = min(MAX_LIST, target.max_bytes - WRAPPING)
         left = most
         async for spec in visible(input, context):
             left -= len(spec.encode())

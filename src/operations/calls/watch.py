@@ -28,7 +28,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.presence import is_there
+from operations.calls.presence import SETTLING, is_there
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
@@ -50,9 +50,6 @@ _PER_PROBE = 1000
 
 _MAX_WORKERS = 10_000
 """Workers of one group that are remembered: anybody may say that it is one."""
-
-_SETTLING = 2.0
-"""Seconds after a reconnect in which workers may still be on their way back."""
 
 _STUCK = 2.0
 """Seconds a subscription may wait for an item that later ones have overtaken."""
@@ -118,7 +115,7 @@ class Watch:
 
     def restored(self) -> None:
         """The connection is back: ask at once for what was answered meanwhile."""
-        self._settled_at = asyncio.get_running_loop().time() + _SETTLING
+        self._settled_at = asyncio.get_running_loop().time() + SETTLING
         self.hurry()
 
     def hurry(self) -> None:

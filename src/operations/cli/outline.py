@@ -6,6 +6,7 @@ Rule 1: this never decides what is valid. It helps to ask for values, to convert
 from collections.abc import Iterator
 from typing import Any, cast
 
+from operations._json import unescape
 from operations.cli.reading import list_of, object_of
 from operations.schema import Schema
 from operations.schema.kinds import kind_of
@@ -49,7 +50,7 @@ class Outline:
             return {}
         place: Any = self._root
         for token in reference[1:].split("/")[1:]:
-            key = token.replace("~1", "/").replace("~0", "~")
+            key = unescape(token)
             items = list_of(place)
             in_list = key.isdecimal() and int(key) < len(items)
             place = items[int(key)] if in_list else object_of(place).get(key)

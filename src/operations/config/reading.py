@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import unescape
 from operations.config.checks import check
 from operations.config.faults import ConfigError, ConfigFault, Wording, written
 from operations.config.model import Config, Secret
@@ -169,7 +170,7 @@ def _key_path(pointer: str, document: JSONObject) -> KeyPath:
     path: list[str | int] = []
     value: Any = document
     for token in pointer.split("/")[1:]:
-        key = token.replace("~1", "/").replace("~0", "~")
+        key = unescape(token)
         if isinstance(value, list):
             items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
             path.append(int(key))

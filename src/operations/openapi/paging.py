@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urljoin
 
+from operations._json import unescape
 from operations.openapi.nodes import list_of, object_of, text_of
 from operations.types import JSONObject
 
@@ -145,7 +146,7 @@ Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetP
 def value_at(data: Any, pointer: str) -> Any:
     """What a JSON pointer names in `data`; None where there is nothing."""
     for token in pointer.split("/")[1:]:
-        key = token.replace("~1", "/").replace("~0", "~")
+        key = unescape(token)
         if isinstance(data, list) and key.isascii() and key.lstrip("-").isdigit():
             items, index = list_of(data), int(key)  # pyright: ignore[reportUnknownArgumentType]
             data = items[index] if -len(items) <= index < len(items) else None

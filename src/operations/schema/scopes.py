@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from operations._json import canonical
+from operations._json import canonical, unescape
 from operations.schema.kinds import is_array, is_object
 from operations.types import JSONObject, JSONSchema
 
@@ -151,7 +151,7 @@ def _names_in(schema: Any) -> set[str]:
             reference = value.get("$ref")
             if isinstance(reference, str) and reference.startswith(_DEFINITION):
                 token = reference[len(_DEFINITION) :].partition("/")[0]
-                names.add(token.replace("~1", "/").replace("~0", "~"))
+                names.add(unescape(token))
             waiting += value.values()
         elif is_array(value):
             waiting += value

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
+from operations._json import unescape
 from operations.mcp.restoring import moved
 from operations.types import JSONObject, JSONSchema
 
@@ -130,7 +131,7 @@ def _place(reference: Any) -> _Place | None:
     name = rest.partition("/")[0]
     if keyword not in _DEFINITIONS or not name:
         return None
-    return keyword, name.replace("~1", "/").replace("~0", "~")
+    return keyword, unescape(name)
 
 
 def _definition(root: Any, place: _Place) -> Any:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, cast
 
-from operations._json import canonical
+from operations._json import canonical, unescape
 from operations.schema.kinds import is_array, is_object
 from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
@@ -149,7 +149,7 @@ class Components:
         return known
 
     def _fresh(self, part: str, title: str) -> str:
-        wanted = _UNSAFE.sub("_", title if part == "#" else _unescaped(part.rpartition("/")[2]))
+        wanted = _UNSAFE.sub("_", title if part == "#" else unescape(part.rpartition("/")[2]))
         name, number = wanted, 1
         while name in self.schemas:
             number += 1
@@ -182,7 +182,7 @@ class _Source:
         if part == "#":
             return self._rest
         _, holder, name = part.split("/")
-        return _as_object(self._root[holder][_unescaped(name)])
+        return _as_object(self._root[holder][unescape(name)])
 
     def _is_holdable(self) -> bool:
         root = self._root
@@ -285,7 +285,7 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
 def _target(reference: str, root: JSONObject) -> Any:
     held: Any = root
     for token in reference.split("/")[1:]:
-        name = _unescaped(token)
+        name = unescape(token)
         if is_object(held) and name in held:
             held = held[name]
         elif is_array(held) and name.isdecimal() and int(name) < len(held):
@@ -309,7 +309,3 @@ def _schemas(schema: JSONObject) -> Iterator[JSONObject]:
         current = waiting.pop()
         yield current
         waiting += [held for _, _, held in subschemas(current) if not isinstance(held, bool)]
-
-
-def _unescaped(token: str) -> str:
-    return token.replace("~1", "/").replace("~0", "~")

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._json import unescape
 from operations.openapi.exporting.components import PREFIX, rewritten
 from operations.schema import Schema
 from operations.specs import ErrorDefinition, OperationType
@@ -142,7 +143,7 @@ def restore_schema(
             place = used[name].split("/")
             if len(place) == 3:
                 held: Any = rewritten(components[name], back)
-                token = place[2].replace("~1", "/").replace("~0", "~")
+                token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
     return restored
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations._json import pointer
+from operations._json import pointer, unescape
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
 from operations.schema.kinds import kind_of
@@ -215,7 +215,7 @@ def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
         if not reference.startswith("#"):
             return {}
         for token in reference[1:].split("/")[1:]:
-            name = token.replace("~1", "/").replace("~0", "~")
+            name = unescape(token)
             held = cast("JSONObject", held).get(name) if isinstance(held, dict) else None
         if not isinstance(held, (dict, bool)):
             return {}

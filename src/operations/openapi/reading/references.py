@@ -6,7 +6,7 @@
 from typing import Any
 from urllib.parse import unquote
 
-from operations._json import escape
+from operations._json import escape, unescape
 from operations.errors import DocumentError
 from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.types import JSONObject
@@ -67,7 +67,7 @@ class References:
             return self._by_name(ref)
         # Percent-encoding belongs to the URI, so it comes off first; some documents never put it on.
         for pointer in dict.fromkeys((unquote(fragment), fragment)):
-            tokens = [t.replace("~1", "/").replace("~0", "~") for t in pointer.split("/")[1:]]
+            tokens = [unescape(token) for token in pointer.split("/")[1:]]
             target = self._walk(tokens)
             if target is not _MISSING:
                 return "".join("/" + escape(token) for token in tokens), target

@@ -4,6 +4,7 @@ Each has a connection of its own, because a read that waits keeps everything beh
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from secrets import token_hex
@@ -34,7 +35,7 @@ _TRIM_EVERY = 256
 """Messages read between clean-ups of a mailbox."""
 
 
-class _Reader:
+class _Reader(ABC):
     """Waits at the server on a connection of its own, and on the next one when that breaks.
 
     Attributes:
@@ -78,13 +79,13 @@ class _Reader:
             self.is_up = False
             await connection.disconnect(nowait=True)
 
+    @abstractmethod
     async def _create(self, connection: Any) -> None:
         """Make what is read, where it is not there."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _read(self, connection: Any) -> None:
         """Read until the connection breaks."""
-        raise NotImplementedError
 
 
 class MailboxReader(_Reader):

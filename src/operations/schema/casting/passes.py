@@ -7,7 +7,7 @@ Rule 2: a cast never makes a valid value invalid. Where stripping would, the val
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, canonical, pointer, to_json
+from operations._json import MAX_DEPTH, JSONValueError, canonical, pointer, to_json, unescape
 from operations.schema.casting.repairing import Repairer
 from operations.schema.casting.stripping import GaveUpError, Stripper, exact_strip
 from operations.schema.kinds import is_array, is_object
@@ -150,7 +150,7 @@ class _Cast:
 def _has_place(value: Any, path: str) -> bool:
     """Whether a JSON pointer leads somewhere."""
     for token in path.split("/")[1:]:
-        name = token.replace("~1", "/").replace("~0", "~")
+        name = unescape(token)
         if is_object(value) and name in value:
             value = value[name]
         elif is_array(value) and int(name) < len(value):

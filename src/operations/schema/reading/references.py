@@ -8,7 +8,7 @@ comes back to an equal site.
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from operations._json import escape, pointer
+from operations._json import escape, pointer, unescape
 from operations.errors import SchemaError
 from operations.schema.kinds import is_array, is_object
 from operations.schema.reading.dialects import (
@@ -164,7 +164,7 @@ class Document:
         held: Any = start.schema
         place = start.pointer
         for token in fragment.split("/")[1:]:
-            name = token.replace("~1", "/").replace("~0", "~")
+            name = unescape(token)
             if is_object(held) and name in held:
                 held = held[name]
                 place += "/" + escape(name)
