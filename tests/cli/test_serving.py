@@ -67,6 +67,7 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
         async with started(environment, "serve") as (process, _):
             process.terminate()
             said.append((await process.communicate())[1])
+        assert process.returncode == 0, "ended in the moment it was ready, and not in order"
 
     words = b"anyone on this machine may call 2 imported operations (openapi:shop)"
     assert said[0].count(words) == 1

@@ -4,18 +4,21 @@ import asyncio
 import signal
 
 
-async def until_stopped() -> None:
-    """Wait for Ctrl-C or a request to end; a second one ends the process at once."""
+def heed_signals() -> asyncio.Event:
+    """From now on Ctrl-C or a request to end sets this event; a second one ends the process at once.
+
+    Called before a command says that it is ready: who reads that may end it in the same moment.
+    """
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    told = asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def stopped() -> None:
-        stop.set()
+    def stop() -> None:
+        told.set()
         for number in signals:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
 
     for number in signals:
-        loop.add_signal_handler(number, stopped)
-    await stop.wait()
+        loop.add_signal_handler(number, stop)
+    return told

@@ -9,7 +9,7 @@ from operations._words import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.running import until_stopped
+from operations.cli.running import heed_signals
 from operations.cli.serving import build_app
 from operations.cli.session import open_session
 from operations.errors import OperationsError
@@ -53,10 +53,11 @@ async def serve(
         app = build_app(hub, doors=doors, host=address)
         try:
             async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
-                announce(url, doors, hub, screen)
+                told_to_end = heed_signals()
                 _point_out_open(address, hub, screen)
+                announce(url, doors, hub, screen)
                 screen.note("Ctrl-C ends it")
-                await until_stopped()
+                await told_to_end.wait()
                 screen.note("closing ...")
         except InsecureBindError:
             raise OperationsError(

@@ -6,7 +6,7 @@ from operations._words import counted, suggestion
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.running import until_stopped
+from operations.cli.running import heed_signals
 from operations.cli.session import open_file
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigFile
@@ -46,6 +46,7 @@ async def work(
             resolve=credential_resolver(file),
         ),
     ):
+        told_to_end = heed_signals()
         if screen.json:
             screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
         else:
@@ -54,7 +55,7 @@ async def work(
             )
             screen.note("Ctrl-C ends it")
             screen.out.file.flush()
-        await until_stopped()
+        await told_to_end.wait()
         screen.note("finishing what runs ...")
 
 
