@@ -118,13 +118,16 @@ def running(broker: Broker) -> Iterator[Broker]:
         broker.close()
 
 
+_MAX_HEARD = 64 * 1024
+
+
 class Proxy:
     """Passes TCP through to `port`, or does something worse to it.
 
     Attributes:
         delay: Seconds every chunk waits.
         rate: Bytes per second in each direction; None is as fast as it goes.
-        heard: Everything that was said through it.
+        heard: What was said through it, the last of it: it must not grow with a test that looks for what does.
     """
 
     def __init__(self, port: int) -> None:
@@ -158,6 +161,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
                 self.heard += data
+                del self.heard[:-_MAX_HEARD]
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 if self.rate:

@@ -16,6 +16,8 @@ from operations.errors import CallError, ErrorCode
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
+_encode = msgspec.json.Encoder().encode
+
 T = TypeVar("T")
 DataT_co = TypeVar("DataT_co", covariant=True)
 
@@ -177,8 +179,8 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
     def encode(self) -> bytes:
         """The JSON of `to_wire`."""
         if isinstance(self.data, bytes):
-            return msgspec.json.encode(self.to_wire())
-        return msgspec.json.encode(self)
+            return _encode(self.to_wire())
+        return _encode(self)
 
     @classmethod
     def from_wire(cls, wire: Any) -> "ResponseEnvelope[Any]":
@@ -308,7 +310,7 @@ def content_block(block: Any) -> MCPContentBlock:
     try:
         return cast("MCPContentBlock", msgspec.convert(block, MCPContentBlock))
     except msgspec.ValidationError:
-        return TextContent(text=msgspec.json.encode(block).decode())
+        return TextContent(text=_encode(block).decode())
 
 
 class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -51,6 +51,12 @@ def broker_world(request: pytest.FixtureRequest) -> World:
     return make_world(request.param, request)
 
 
+@pytest.fixture(params=("redis", "nats", "websocket"))
+def remote_world(request: pytest.FixtureRequest) -> World:
+    """The transports over which another process can be reached."""
+    return make_world(request.param, request)
+
+
 @pytest.fixture(params=("redis", "nats"))
 def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Broker, BrokerWorld]]:
     """A broker that a test may kill."""

@@ -90,13 +90,18 @@ def test_envelopes_are_read_back_as_they_were_written(envelope: Any) -> None:
         assert CALL_EVENT_SCHEMAS["call.responded"].errors(json.loads(body)) == []
 
 
+def answer(output: Any) -> Any:
+    payload = {"requestId": "r1", "output": output}
+    return read_event(msgspec.json.encode({"type": "call.responded", "payload": payload}))
+
+
 def test_a_content_block_of_an_unknown_kind_becomes_text() -> None:
     output = {
         "data": 1,
         "meta": {"source": "mcp", "isError": False, "content": [{"type": "hologram", "x": 1}]},
     }
 
-    envelope: Any = read_output(msgspec.Raw(msgspec.json.encode(output)))
+    envelope: Any = read_output(answer(output).payload.output)
 
     assert envelope.meta.content[0].text == '{"type":"hologram","x":1}'
 
@@ -104,7 +109,7 @@ def test_a_content_block_of_an_unknown_kind_becomes_text() -> None:
 def test_what_is_no_envelope_is_refused() -> None:
     for output in (1, {}, {"data": 1}, {"data": 1, "meta": {"source": "dream"}}):
         with pytest.raises(ValueError, match="envelope"):
-            read_output(msgspec.Raw(msgspec.json.encode(output)))
+            read_output(answer(output).payload.output)
 
 
 def test_details_that_are_not_json_are_left_out_of_errors() -> None:

@@ -21,12 +21,6 @@ from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=("redis", "nats", "websocket"))
-def remote_world(request: pytest.FixtureRequest) -> World:
-    """The transports over which another process can be reached."""
-    return make_world(request.param, request)
-
-
 @pytest.mark.requirement("R12", "R36", "F1")
 async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_run_again(
     remote_world: World, tmp_path: Path

@@ -14,7 +14,7 @@ from tests.calls.worlds import WebSocketWorld, World, calling
 from operations._pipeline import Call, Next, NextStream
 from operations.access import Identity
 from operations.calls import PendingRequestMap, build_call_handler, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, read_event
+from operations.calls.events import CallRequested, RequestPayload, read_event, read_output
 from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -41,7 +41,6 @@ class Mailbox:
         )
 
     def undelivered(self, key: str) -> None: ...
-    def dropped(self, key: str, reply_to: str) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
 
@@ -68,7 +67,7 @@ async def test_a_handler_publishes_the_envelope(registry: OperationRegistry) -> 
     (answer,) = await handled(registry, requested("math.add", {"a": 1, "b": 2}))
 
     assert answer.payload.request_id == "r1"
-    assert ResponseEnvelope.decode(bytes(answer.payload.output)).data == 3
+    assert read_output(answer.payload.output).data == 3
 
 
 async def test_a_handler_publishes_errors(registry: OperationRegistry) -> None:
@@ -94,7 +93,7 @@ async def test_a_handler_believes_identities_only_where_it_is_told_to(
     (answered,) = await handled(registry, event, trusted=True)
 
     assert refused.payload.code == ErrorCode.ACCESS_DENIED
-    assert ResponseEnvelope.decode(bytes(answered.payload.output)).data == "42"
+    assert read_output(answered.payload.output).data == "42"
 
 
 async def test_only_envelopes_can_be_answers() -> None:

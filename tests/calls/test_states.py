@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +18,7 @@ from operations.calls.events import (
     CallResponded,
     CompletePayload,
     ErrorPayload,
+    Output,
     RequestPayload,
     ResponsePayload,
 )
@@ -31,12 +31,13 @@ from operations.calls.states import (
     Verdict,
     judge,
 )
+from operations.envelopes import LocalResponseMeta
+
+OUTPUT = Output(1, LocalResponseMeta(operation_id="a.b", timestamp=0))
 
 EVENTS: dict[str, CallEvent] = {
     "call.requested": CallRequested(payload=RequestPayload(request_id="r", operation_id="a.b")),
-    "call.responded": CallResponded(
-        payload=ResponsePayload(request_id="r", output=msgspec.Raw(b"{}"))
-    ),
+    "call.responded": CallResponded(payload=ResponsePayload(request_id="r", output=OUTPUT)),
     "call.completed": CallCompleted(payload=CompletePayload(request_id="r")),
     "call.error": CallFailed(payload=ErrorPayload(request_id="r", code="X")),
     "call.aborted": CallAborted(payload=AbortPayload(request_id="r")),
@@ -64,7 +65,7 @@ def test_every_answer_is_judged_for_every_expectation() -> None:
 
 
 def item(number: int | None) -> CallResponded:
-    payload = ResponsePayload(request_id="r", output=msgspec.Raw(b"{}"), sequence=number)
+    payload = ResponsePayload(request_id="r", output=OUTPUT, sequence=number)
     return CallResponded(payload=payload)
 
 

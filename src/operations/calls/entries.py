@@ -21,13 +21,12 @@ class Sending:
     __slots__ = ("_before", "_is_interrupted", "_task")
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[Any] | None = None
-        self._before = 0
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
         self._is_interrupted = False
 
     def __enter__(self) -> Self:
-        self._task = task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._before = task.cancelling()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:

@@ -175,16 +175,6 @@ class Incoming:
         except CallError as error:
             self._calls.end(call.payload.request_id, error)
 
-    def dropped(self, key: str, reply_to: str) -> None:
-        """Something arrived faster than it was read. Answers are asked for again; of items nobody has a second one."""
-        for request_id, call in tuple(self._pending.items()):
-            if call.stream is not None:
-                self._calls.stop(call)
-                reason = "items were dropped: they arrived faster than they were read"
-                error = CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
-                self._calls.end(request_id, error)
-        self._watch.hurry()
-
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the peer itself, so is everything asked of it."""
         if self._calls.target.direct:

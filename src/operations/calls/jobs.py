@@ -18,7 +18,6 @@ from operations.calls.events import (
     encode_item,
     encode_response,
     local_item,
-    read_output,
 )
 from operations.calls.handler import Pace, is_stream, remaining_seconds
 from operations.calls.identity import claimed_identity
@@ -140,7 +139,7 @@ class Job(msgspec.Struct, eq=False):
         ):
             return envelope, size_of(envelope.data, self.worker.target.max_bytes)
         body = envelope.encode()
-        return read_output(msgspec.Raw(body)), len(body)
+        return ResponseEnvelope.decode(body), len(body)
 
     async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
         """Send one of many answers, as soon as there is room for it."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from operations.calls.jobs import Job
 from operations.calls.presence import SETTLING, is_there
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import TransportError
 from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
@@ -25,8 +25,8 @@ class Minded(Protocol):
     jobs: dict[str, Job]
     restored_at: float
 
-    def stop(self, job: Job, error: CallError) -> None:
-        """Cancel a job."""
+    def give_up(self, job: Job, reason: str) -> None:
+        """Cancel a job that will not be finished here."""
         ...
 
 
@@ -48,7 +48,8 @@ async def mind_the_callers(worker: Minded) -> None:
         for job in old:
             job.absent = job.absent + 1 if job.reply_to in gone else 0
             if job.absent > 1:
-                worker.stop(job, CallError(ErrorCode.ABORTED, "the caller is gone"))
+                # Heard by one that was only cut off, and comes back.
+                worker.give_up(job, "the caller was gone")
 
 
 async def mind_the_loop(worker: Minded) -> None:

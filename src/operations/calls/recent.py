@@ -28,7 +28,7 @@ class Recent:
         self._half = max_bytes // 2
         self._left = self._half
         self.add = self._ids.add
-        """Remember that this request has come."""
+        """Remember that this request has come; False if it had."""
         self.forget = self._ids.discard
         """Let the request come again: it was refused, not run."""
 

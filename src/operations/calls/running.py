@@ -10,10 +10,10 @@ Rule 3: a job that was answered before it began is not begun.
 """
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from sys import getrefcount
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import getweakrefcount
 
@@ -95,11 +95,20 @@ class Runners(Generic[JobT]):
         ready, attend, done = self._ready, self._attend, self._done
         task = cast("asyncio.Task[None]", asyncio.current_task())
         context, turn, untouched = copy_context(), self._turn, None
+        tells_all = hasattr(task, "_must_cancel") and hasattr(task, "_callbacks")
         for _ in range(_BATCH):
             if not ready:
                 return
-            # Counted in one place, so that the count means the same each time.
-            state = (sys.getrefcount(task), *_state_of(task))
+            # What a job can have done to its task. Written in one place, so that the count means the same each time.
+            state = (
+                getrefcount(task),
+                getweakrefcount(task),
+                task.cancelling(),
+                task.get_name(),
+                # These two are not in the interface of a task.
+                getattr(task, "_must_cancel", None),
+                len(getattr(task, "_callbacks", None) or ()),
+            )
             if untouched is None:
                 untouched = state
             elif state != untouched or copy_context() != context:
@@ -121,7 +130,7 @@ class Runners(Generic[JobT]):
                     raise
                 job.task = None
             done(job)
-            if turn != self._turn:
+            if turn != self._turn or not tells_all:
                 return
 
     def _left(self, task: "asyncio.Task[None]") -> None:
@@ -129,15 +138,3 @@ class Runners(Generic[JobT]):
         if not task.cancelled():
             # Reading it marks it as seen; what must end the process has gone its way already.
             task.exception()
-
-
-def _state_of(task: "asyncio.Task[None]") -> tuple[object, ...]:
-    """What a job can have done to its task, apart from keeping it."""
-    # The last two are not in the interface of a task. One that does not tell never looks untouched.
-    return (
-        getweakrefcount(task),
-        task.cancelling(),
-        task.get_name(),
-        getattr(task, "_must_cancel", object()),
-        len(getattr(task, "_callbacks", None) or ()),
-    )

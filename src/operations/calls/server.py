@@ -173,7 +173,7 @@ class CallServer:
                     await self._idle.wait()
         self._admission.empty()
         for job in tuple(self.jobs.values()):
-            self.stop(job, self._cut_short(job))
+            self.give_up(job, "the worker stops")
         for task in self._minding:
             task.cancel()
         last = (*self._runners.tasks, *self._background)
@@ -191,15 +191,15 @@ class CallServer:
                 await listening.aclose()
         await self._services.aclose()
 
-    def _cut_short(self, job: Job) -> CallError:
-        """What is said of a job that this worker will not finish."""
+    def give_up(self, job: Job, reason: str) -> None:
+        """Cancel a job that will not be finished here."""
         spec = self.registry.get_spec(job.request.operation_id)
         # Whoever retries without looking would run it twice.
         may_matter = (
             spec is not None and spec.type is OperationType.MUTATION and not spec.idempotent
         )
         retryable = job.task is None or not may_matter
-        return CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=retryable)
+        self.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
@@ -239,14 +239,13 @@ class CallServer:
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
             self._spawn(self._send(reply_to, encode_error(request_id, error)))
             return
-        if request_id in self._recent:
-            self.duplicates += 1
-            word = self._recent.last_word(request_id, reply_to)
-            if word is not None:
-                self._spawn(self._send(reply_to, word))
+        if self._recent.add(request_id):
+            self._enter(request, reply_to, size, None)
             return
-        self._recent.add(request_id)
-        self._enter(request, reply_to, size, None)
+        self.duplicates += 1
+        word = self._recent.last_word(request_id, reply_to)
+        if word is not None:
+            self._spawn(self._send(reply_to, word))
 
     def _enter(
         self, request: RequestPayload, reply_to: str, size: int, local: Local | None
@@ -273,7 +272,7 @@ class CallServer:
         job = self.jobs.get(request_id)
         if job is not None:
             self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
-        elif request_id not in self._recent:
+        else:
             # It may have overtaken the request, which then counts as seen.
             self._recent.add(request_id)
 
@@ -288,14 +287,6 @@ class CallServer:
 
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
-
-    def dropped(self, key: str, reply_to: str) -> None:
-        """A request was dropped before it could be read: its caller need not wait to find out."""
-        self.refused += 1
-        request_id = key.partition("-")[0]
-        if request_id and reply_to:
-            reason = "requests arrive here faster than they can be read"
-            self._spawn(self._send(reply_to, encode_error(request_id, _exhausted(reason))))
 
     def lost(self, reason: str) -> None:
         """The connection is gone; where it was the caller itself, nobody wants the answers any more."""

@@ -91,10 +91,8 @@ class StreamEntry:
         if self._ended:
             return
         if isinstance(event, CallResponded):
-            output: Any = event.payload.output
-            envelope = read_output(output)
-            handed_over = envelope is output
-            size = size_of(envelope.data, 0) if handed_over else len(memoryview(output))
+            envelope = read_output(event.payload.output)
+            size = size_of(envelope.data, MAX_BUFFERED_BYTES)
             self._items.append((envelope, size))
             self._bytes += size
             if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (

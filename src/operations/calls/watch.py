@@ -116,10 +116,6 @@ class Watch:
     def restored(self) -> None:
         """The connection is back: ask at once for what was answered meanwhile."""
         self._settled_at = asyncio.get_running_loop().time() + SETTLING
-        self.hurry()
-
-    def hurry(self) -> None:
-        """Look now, and not only at the next heartbeat."""
         self._hurry.set()
 
     async def run(self) -> None:

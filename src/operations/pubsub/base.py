@@ -52,15 +52,6 @@ class Receiver(Protocol):
         """The message put under `key` found nobody to take it."""
         ...
 
-    def dropped(self, key: str, reply_to: str) -> None:
-        """A message arrived, and was dropped because this process does not keep up.
-
-        Args:
-            key: The name of the message, if it was taken from a queue; else empty.
-            reply_to: The mailbox for its answers, if it was taken from a queue; else empty.
-        """
-        ...
-
     def lost(self, reason: str) -> None:
         """The connection is gone. The transport is already trying to restore it."""
         ...

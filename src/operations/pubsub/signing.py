@@ -160,7 +160,6 @@ class _Verifying:
         self._queue = queue
         self._seen = Generations(_REMEMBERED)
         self.undelivered = receiver.undelivered
-        self.dropped = receiver.dropped
         self.lost = receiver.lost
         self.restored = receiver.restored
 

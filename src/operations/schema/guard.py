@@ -23,16 +23,16 @@ def guard(value: Any, room: int = MAX_DEPTH) -> None:
         JSONValueError: With the place and the reason, if some part is not, or nests deeper than `room`.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-    if kind in _PLAIN:
+    if kind is dict:
+        _guard_object(value, room)
+    elif kind in _PLAIN:
         return
-    if kind is int:
+    elif kind is int:
         if not TOO_LOW < value < TOO_LONG:
             raise JSONValueError(f"is an integer of more than {MAX_DIGITS} digits")
     elif kind is str:
         if not value.isascii():
             _guard_text(value)
-    elif kind is dict:
-        _guard_object(value, room)
     elif kind is list or kind is tuple:
         _guard_array(value, room)
     elif kind is float:
@@ -60,7 +60,10 @@ def _guard_object(value: dict[Any, Any], room: int) -> None:
             if not key.isascii():
                 _guard_text(key)
             # What most items are, which spares a call.
-            if type(item) is not str or not item.isascii():
+            kind = type(item)  # pyright: ignore[reportUnknownVariableType]
+            if kind is dict:
+                _guard_object(item, room - 1)
+            elif kind is not str or not item.isascii():
                 guard(item, room - 1)
         except JSONValueError as error:
             raise JSONValueError(error.reason, pointer(_shown(key)) + error.path) from None

@@ -2,12 +2,15 @@
 
 Rule 1: whoever asks for TLS gets it or no connection: without it, not even a login is sent.
 Rule 2: it connects again whatever the server says; the library's own closes for good at most errors.
-Rule 3: what trying again does not change ends the first attempt: a login that is refused, a certificate that is wrong.
+Rule 3: messages are taken in the turn in which they are read. The library would put each into a queue for a task of its
+        own, which costs more than all else about it; and what is not read waits where it does not take our memory.
+Rule 4: what trying again does not change ends the first attempt: a login that is refused, a certificate that is wrong.
 """
 
 import logging
+from collections.abc import Callable
 from ssl import SSLCertVerificationError
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -17,6 +20,9 @@ from nats.errors import Error
 from operations.errors import TransportError
 
 logger = logging.getLogger("operations")
+
+Take: TypeAlias = Callable[[bytes, str], None]
+"""Takes a message, and the subject that an answer goes to. Must return at once."""
 
 
 class _NoTLSError(Error):
@@ -29,6 +35,28 @@ class StayingClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._refusals: dict[str, str] = {}
+        self._takers: dict[Any, Take] = {}
+
+    def take_at_once(self, subscription: Any, take: Take) -> None:
+        """Give what arrives for `subscription` to `take`, unless it has headers or no body."""
+        self._takers[subscription] = take
+
+    def take_no_more(self, subscription: Any) -> None:
+        """The subscription has ended."""
+        self._takers.pop(subscription, None)
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        take = self._takers.get(self._subs.get(sid))
+        if take is None or headers or not data:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            take(data, reply.decode())
+        except Exception:
+            # Who reads the connection must go on.
+            logger.exception("a message from NATS could not be taken")
 
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting

@@ -13,10 +13,11 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache
 from secrets import token_hex
 from typing import Any
 
-from nats.errors import Error, MaxPayloadError, NoRespondersError, SlowConsumerError
+from nats.errors import Error, MaxPayloadError, NoRespondersError
 
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
@@ -30,7 +31,7 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
 )
-from operations.pubsub.nats.client import StayingClient
+from operations.pubsub.nats.client import StayingClient, Take
 from operations.pubsub.nats.durable import DurableQueues
 from operations.pubsub.seldom import Seldom
 from operations.pubsub.signing import signed
@@ -51,20 +52,14 @@ _PING_SECONDS = 0.3
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
 
-MAX_UNREAD = 32 * 1024 * 1024
-"""Bytes that may wait in this process for one subscription before more are dropped."""
+_MAX_KNOWN = 4096
+"""Addresses whose subjects are remembered: a worker answers the same callers again and again."""
 
 
 class NatsTarget:
-    """One client of a NATS server. Made by `connect_nats`.
+    """One client of a NATS server. Made by `connect_nats`."""
 
-    Attributes:
-        dropped: Messages that arrived faster than they were read.
-    """
-
-    def __init__(
-        self, *, prefix: str, client: str, trusted: bool, durable: bool, max_unread: int
-    ) -> None:
+    def __init__(self, *, prefix: str, client: str, trusted: bool, durable: bool) -> None:
         self._home = Home()
         self.trusted = trusted
         self.identity: Identity | None = None
@@ -72,14 +67,13 @@ class NatsTarget:
         self.direct = False
         self.local = None
         self._prefix = prefix
+        self._box_space = f"{prefix}.box."
+        self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
         self._boxes = _subject_of(f"{prefix}.box", client)
         self._nats = StayingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
-        self.dropped = 0
-        self._max_unread = max_unread
-        self._receivers_of: dict[Any, Receiver] = {}
         self._draining: set[asyncio.Future[None]] = set()
         self._violations = Seldom()
         self._arriving: dict[str, asyncio.Future[str]] = {}
@@ -108,6 +102,8 @@ class NatsTarget:
                     ping_interval=5,
                     max_outstanding_pings=2,
                     inbox_prefix=self._boxes,
+                    # Ours are looked at where they come from.
+                    skip_subject_validation=True,
                     **options,
                 )
         except (TransportError, *_NATS_ERRORS, TimeoutError) as error:
@@ -152,9 +148,6 @@ class NatsTarget:
         return servers[self._backoff.attempt % len(servers)], pause
 
     async def _on_error(self, error: Exception) -> None:
-        if isinstance(error, SlowConsumerError):
-            self._on_overflow(error)
-            return
         refused = _REFUSED.search(str(error))
         if refused is None:
             logger.debug("NATS: %s", error)
@@ -163,17 +156,6 @@ class NatsTarget:
             logger.log(level, "NATS told of a %s: %s", refused[0], NOT_PERMITTED)
         elif not arrival.done():
             arrival.set_result(refused[0])
-
-    def _on_overflow(self, error: SlowConsumerError) -> None:
-        """A message was dropped in this process: whoever waits for it must not wait in vain."""
-        self.dropped += 1
-        level = logging.ERROR if self.dropped == 1 else logging.DEBUG
-        logger.log(level, "a message was dropped: they arrive faster than they are read")
-        receiver = self._receivers_of.get(error.sub)
-        if receiver is None:
-            return
-        mailbox, _, key = (error.reply or "").rpartition(".")
-        receiver.dropped(key if mailbox else "", mailbox)
 
     async def _on_lost(self) -> None:
         self._connected.clear()
@@ -228,9 +210,9 @@ class NatsTarget:
         return _subject_of(f"{self._prefix}.queue", name)
 
     def _is_mailbox(self, address: str) -> bool:
-        return address.startswith(f"{self._prefix}.box.")
+        return address.startswith(self._box_space)
 
-    def _subject(self, address: str) -> str:
+    def _look_up(self, address: str) -> str:
         """Where a message to `address` is published. It may come from anybody, so it is looked at closely.
 
         Raises:
@@ -253,29 +235,33 @@ class NatsTarget:
             f"{address}.>" if self._is_mailbox(address) else address: address
             for address in addresses
         }
+
+        def take(body: bytes, _: str) -> None:
+            receiver.receive(body, "")
+
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
                 for subject, address in subjects.items():
-                    deliver = self._to_mailbox(address, receiver)
-                    await self._subscribe(subject, deliver, receiver, undo)
+                    heed = self._heed(address, receiver)
+                    await self._subscribe(subject, take, undo, heed=heed)
 
             await self._arrive(subjects, subscribe)
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             return undo.pop_all()
 
-    def _to_mailbox(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
-        async def deliver(message: Any) -> None:
-            if message.data:
-                receiver.receive(message.data, "")
-            elif message.reply:
+    def _heed(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
+        """What to do about a message to a mailbox that says nothing."""
+
+        async def heed(message: Any) -> None:
+            if message.reply:
                 # Someone asks whether anybody is here.
                 await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
                 receiver.undelivered(message.subject[len(address) + 1 :])
 
-        return deliver
+        return heed
 
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox or topic of this prefix, or to the inbox of a plain NATS client."""
@@ -315,18 +301,15 @@ class NatsTarget:
         if self._durable is not None:
             return await self._durable.take(self._queue(queue), queue, receiver, capacity)
 
-        async def deliver(message: Any) -> None:
-            reply: str = message.reply
+        def pick(body: bytes, reply: str) -> None:
             # The last token names the request; a plain client's inbox is used as it is.
-            receiver.receive(
-                message.data, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply
-            )
+            receiver.receive(body, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply)
 
         subject = self._queue(queue)
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
-                await self._subscribe(subject, deliver, receiver, undo, queue="workers")
+                await self._subscribe(subject, pick, undo, queue="workers")
 
             await self._arrive([subject], subscribe)
             return undo.pop_all()
@@ -349,28 +332,39 @@ class NatsTarget:
     async def _subscribe(
         self,
         subject: str,
-        deliver: Callable[[Any], Awaitable[None]],
-        receiver: Receiver,
+        take: Take,
         undo: AsyncExitStack,
+        *,
         queue: str = "",
+        heed: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
+        """Subscribe. What arrives goes to `take`; what has no body to `heed`, if there is one."""
+
+        async def deliver(message: Any) -> None:
+            if message.data or heed is None:
+                take(message.data, message.reply)
+            else:
+                await heed(message)
+
         try:
-            subscription = await self._nats.subscribe(  # pyright: ignore[reportUnknownMemberType]
-                subject, queue=queue, cb=deliver, pending_bytes_limit=self._max_unread
-            )
+            subscription = await self._nats.subscribe(subject, queue=queue, cb=deliver)  # pyright: ignore[reportUnknownMemberType]
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
-        self._receivers_of[subscription] = receiver
+        self._nats.take_at_once(subscription, take)
         undo.push_async_callback(self._unsubscribe, subscription)
 
     async def _unsubscribe(self, subscription: Any) -> None:
         """Unsubscribe, and deliver what has arrived."""
-        self._receivers_of.pop(subscription, None)
         # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
-        draining = asyncio.ensure_future(_drained(subscription))
+        draining = asyncio.ensure_future(self._drained(subscription))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
         await asyncio.wait({draining}, timeout=2)
+
+    async def _drained(self, subscription: Any) -> None:
+        with suppress(*_NATS_ERRORS):
+            await subscription.drain()
+        self._nats.take_no_more(subscription)
 
     async def _arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
         """Do something to `subjects` and wait until the server has seen it.
@@ -436,11 +430,6 @@ def _with_scheme(server: str) -> str:
     return server if "://" in server else f"nats://{server}"
 
 
-async def _drained(subscription: Any) -> None:
-    with suppress(*_NATS_ERRORS):
-        await subscription.drain()
-
-
 @asynccontextmanager
 async def connect_nats(
     url: str = "nats://127.0.0.1:4222",
@@ -451,7 +440,6 @@ async def connect_nats(
     durable: bool = False,
     private: bool = False,
     secret: str | bytes | None = None,
-    max_unread: int = MAX_UNREAD,
     connect_timeout: float = 5.0,
     **options: Any,
 ) -> AsyncGenerator[EventTarget]:
@@ -467,8 +455,6 @@ async def connect_nats(
             prefix must agree.
         private: Refuse to start unless the server keeps this client from the mailboxes of others.
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
-        max_unread: Bytes that may wait in this process for one subscription. What comes beyond that is dropped, and
-            ends what waited for it with `RESOURCE_EXHAUSTED`.
         connect_timeout: Seconds for the first connection.
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
@@ -477,9 +463,7 @@ async def connect_nats(
             be, or cannot have subjects with this prefix or client.
         ValueError: If the secret is too short to be one.
     """
-    target = NatsTarget(
-        prefix=prefix, client=client, trusted=trusted, durable=durable, max_unread=max_unread
-    )
+    target = NatsTarget(prefix=prefix, client=client, trusted=trusted, durable=durable)
     signing = signed(target, secret)
     await target.open(url, options, connect_timeout)
     try:

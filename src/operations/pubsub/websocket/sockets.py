@@ -17,8 +17,13 @@ PING_TIMEOUT = 8.0
 CLOSE_TIMEOUT = 1.0
 """Seconds for the peer to say goodbye."""
 
-_MAX_UNFLUSHED = 256 * 1024
-"""Bytes that may wait to be written together."""
+_GATHERED = 16
+_GATHERED_BYTES = 32 * 1024
+"""Messages, and bytes, that are written together. All of a turn at once would keep the peer idle until its end, and
+then this side until the peer is done: the two would work by turns."""
+
+_MAX_IN_TURN = 256 * 1024
+"""Bytes that may be sent before others have their turn of the loop."""
 
 _logger = logging.getLogger("operations.websocket")
 _logger.setLevel(logging.INFO)
@@ -71,7 +76,9 @@ class LibrarySocket:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._flushing = False
-        self._unflushed = 0
+        self._gathered = 0
+        self._gathered_bytes = 0
+        self._in_turn = 0
         self._written = 0
         self._watching: asyncio.TimerHandle | None = None
         self._reason = ""
@@ -88,14 +95,17 @@ class LibrarySocket:
                 raise EOFError(self._reason or str(error)) from error
             return
         connection.protocol.send_text(text)
-        self._unflushed += len(text)
+        self._gathered += 1
+        self._gathered_bytes += len(text)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        if self._unflushed > _MAX_UNFLUSHED:
-            # Whoever sends without end shares the loop, and finds no room when the peer does not keep up.
+        if self._gathered >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
+            self._in_turn += self._gathered_bytes
             self._write()
-            await asyncio.sleep(0)
+            if self._in_turn > _MAX_IN_TURN:
+                # Whoever sends without end shares the loop, and finds no room when the peer does not keep up.
+                await asyncio.sleep(0)
 
     async def _room(self) -> None:
         while self._connection.paused:
@@ -106,10 +116,11 @@ class LibrarySocket:
 
     def _flush(self) -> None:
         self._flushing = False
+        self._in_turn = 0
         self._write()
 
     def _write(self) -> None:
-        self._unflushed = 0
+        self._gathered = self._gathered_bytes = 0
         connection = self._connection
         if connection.protocol.state is not State.OPEN:
             connection.send_data()
