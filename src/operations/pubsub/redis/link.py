@@ -289,11 +289,14 @@ class Link:
             self._up.clear()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await connection.disconnect(nowait=True)
+            # Before anything is awaited: whoever closes the link may cut this short.
             self._fail_all()
             # Once broken, the next connection is a restored one.
             self._supervised.backoff.attempt = max(self._supervised.backoff.attempt, 1)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await connection.disconnect(nowait=True)
 
     async def _write(self, connection: Any) -> None:
         while True:
