@@ -70,6 +70,23 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         JSONValueError: If some part is not JSON and cannot become it.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is dict:
+        if max_depth <= 0:
+            raise JSONValueError("nested too deeply")
+        result: dict[str, Any] = {}
+        for key, item in value.items():
+            name = key if type(key) is str and key.isascii() else _key(key)
+            # What most items are, which spares a call.
+            if type(item) is str and item.isascii():
+                result[name] = item
+                continue
+            try:
+                result[name] = to_json(item, max_depth - 1)
+            except JSONValueError as error:
+                raise JSONValueError(error.reason, pointer(name) + error.path) from None
+        if len(result) != len(value):
+            raise JSONValueError("two keys of the object are the same in JSON")
+        return result
     if kind in _PLAIN:
         return value
     if kind is str:
@@ -78,19 +95,6 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         if not TOO_LOW < value < TOO_LONG:
             raise JSONValueError(f"an integer is limited to {MAX_DIGITS} digits")
         return value
-    if kind is dict:
-        if max_depth <= 0:
-            raise JSONValueError("nested too deeply")
-        result: dict[str, Any] = {}
-        for key, item in value.items():
-            name = key if type(key) is str and key.isascii() else _key(key)
-            try:
-                result[name] = to_json(item, max_depth - 1)
-            except JSONValueError as error:
-                raise JSONValueError(error.reason, pointer(name) + error.path) from None
-        if len(result) != len(value):
-            raise JSONValueError("two keys of the object are the same in JSON")
-        return result
     if kind is list:
         if max_depth <= 0:
             raise JSONValueError("nested too deeply")

@@ -1,6 +1,7 @@
 """What callers and workers that misbehave, or leave at a bad moment, cannot do to others."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -165,6 +166,37 @@ async def test_f25_a_worker_that_drains_on_a_websocket_takes_nothing_new() -> No
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.retryable
     assert ran == [0]
+
+
+@pytest.mark.requirement("R38", "F10", "F25")
+async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when_it_comes_again() -> (
+    None
+):
+    registry = OperationRegistry()
+    started, draining = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("till.pay")
+    async def pay() -> str:
+        started.set()
+        await draining.wait()
+        return "paid"
+
+    target = MemoryTarget(as_text=True)
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(serve_calls(registry, target))
+        calls = await stack.enter_async_context(PendingRequestMap(target))
+        call = asyncio.create_task(calls.call("till.pay"))
+        await started.wait()
+        (job,) = worker.jobs.values()
+        closing = asyncio.create_task(worker.aclose())
+        await asyncio.sleep(0)
+        worker.receive(encode_event(CallRequested(payload=job.request)), calls.mailbox)
+        await asyncio.sleep(0)
+        draining.set()
+        assert (await call).data == "paid"
+        await closing
+
+    assert worker.duplicates == 1
 
 
 @pytest.mark.requirement("R13", "R42")

@@ -22,25 +22,21 @@ from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
-    AlivePayload,
     CallAborted,
-    CallAlive,
     CallCredited,
     CallProbed,
     CallRequested,
     MalformedEvent,
-    ProbePayload,
     RequestPayload,
     UnknownEvent,
     encode_error,
-    encode_event,
     read_event,
 )
 from operations.calls.handler import answer, context_for, is_stream
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
 from operations.calls.jobs import Job, job_for, principal_of, too_large
+from operations.calls.last_words import LastWords, undisturbed
 from operations.calls.minding import mind_the_callers, mind_the_loop
-from operations.calls.recent import Recent
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.context import Door
@@ -100,7 +96,7 @@ class CallServer:
         self._admission: Admission[Job] = Admission(limits, self._start)
         self._runners: Runners[Job] = Runners(self._attend, self._admission.done, self._failed)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
-        self._recent = Recent()
+        self._last_words = LastWords(target, group, self.mailbox, self.jobs, self._spawn)
         self._background: set[asyncio.Task[Any]] = set()
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
@@ -130,7 +126,7 @@ class CallServer:
         workers = self.target.topic(f"{self.group}.workers")
         self._listening = await self.target.listen((self.mailbox, workers), self)
         # Callers must know a worker before it can have their calls: what is not known is not missed.
-        await self._announce(leaving=False)
+        await self._last_words.announce(leaving=False)
         self._is_leaving = False
         self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
         self._minding = [self._spawn(mind_the_loop(self))]
@@ -165,7 +161,7 @@ class CallServer:
             with suppress(TransportError):
                 await taking.aclose()
             self._is_leaving = True
-            await self._announce(leaving=True)
+            await self._last_words.announce(leaving=True)
         if self.jobs:
             self._idle.clear()
             with suppress(TimeoutError):
@@ -183,8 +179,8 @@ class CallServer:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
-        # Whoever keeps a worker that was closed does not keep what it remembered.
-        self._recent = Recent()
+        # Whoever keeps a worker that was closed does not keep what it said.
+        self._last_words = LastWords(self.target, self.group, self.mailbox, self.jobs, self._spawn)
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -226,7 +222,7 @@ class CallServer:
             if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
         elif type(event) is CallProbed:
-            self._spawn(self._account(event.payload))
+            self._last_words.account(event.payload, is_leaving=self._taking is None)
         elif type(event) is MalformedEvent:
             self._reject(event, reply_to)
         elif type(event) is UnknownEvent:
@@ -234,18 +230,15 @@ class CallServer:
 
     def _admit(self, request: RequestPayload, reply_to: str, size: int) -> None:
         request_id = request.request_id
-        if self._is_leaving:
+        if not self._last_words.is_new(request_id):
+            self.duplicates += 1
+            self._last_words.repeat(request_id, reply_to)
+        elif self._is_leaving:
             # What was taken is finished; this came by another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            self._spawn(self._send(reply_to, encode_error(request_id, error)))
-            return
-        if self._recent.add(request_id):
+            self._last_words.refuse(request_id, reply_to, error)
+        else:
             self._enter(request, reply_to, size, None)
-            return
-        self.duplicates += 1
-        word = self._recent.last_word(request_id, reply_to)
-        if word is not None:
-            self._spawn(self._send(reply_to, word))
 
     def _enter(
         self, request: RequestPayload, reply_to: str, size: int, local: Local | None
@@ -260,13 +253,11 @@ class CallServer:
             self._refuse(job, _exhausted(reason))
 
     def _refuse(self, job: Job, error: CallError) -> None:
-        """Answer a job that does not run. It may come again: nothing of it is remembered."""
+        """Answer a job that does not run."""
         self.refused += 1
-        if job.answered:
-            return
-        self.settle(job)
-        self._recent.forget(job.request.request_id)
-        self._spawn(self._send(job.reply_to, encode_error(job.request.request_id, error)))
+        if not job.answered:
+            self.settle(job)
+            self._last_words.refuse(job.request.request_id, job.reply_to, error)
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -274,7 +265,7 @@ class CallServer:
             self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         else:
             # It may have overtaken the request, which then counts as seen.
-            self._recent.add(request_id)
+            self._last_words.is_new(request_id)
 
     def _reject(self, event: MalformedEvent, reply_to: str) -> None:
         self.malformed += 1
@@ -283,7 +274,7 @@ class CallServer:
             error = CallError(
                 ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}"
             )
-            self._spawn(self._send(address, encode_error(event.request_id, error)))
+            self._last_words.object_to(event.request_id, address, error)
 
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
@@ -297,7 +288,7 @@ class CallServer:
     def restored(self) -> None:
         """The connection is back: tell the callers that this worker is."""
         self.restored_at = self._loop.time()
-        self._spawn(self._announce(leaving=False))
+        self._spawn(self._last_words.announce(leaving=False))
 
     # ---------------------------------------------------------------------------------------- running
 
@@ -318,7 +309,7 @@ class CallServer:
 
     async def _too_late(self, job: Job) -> None:
         # Its task may be others' as well, and is not cancelled.
-        await _undisturbed(job.error(_late(job), None))
+        await undisturbed(job.error(_late(job), None))
 
     async def _identify(self, job: Job, credential: str) -> None:
         try:
@@ -385,7 +376,7 @@ class CallServer:
         """Answer a job with `error`, unless it was answered, and cancel it. Its place is free when it has ended."""
         if not job.answered:
             last = self.conclude(job, encode_error(job.request.request_id, error))
-            self._spawn(_undisturbed(last))
+            self._spawn(undisturbed(last))
         if job.task is not None:
             job.task.cancel()
 
@@ -406,40 +397,14 @@ class CallServer:
         if len(body) > self.target.max_bytes:
             error = too_large(len(body), self.target.max_bytes)
             body = encode_error(job.request.request_id, error)
-        if job.local is None:
+        if job.local is not None:
             # Within one process nothing is lost, and nobody will ask.
-            self._recent.finish(job.request.request_id, body, job.reply_to)
-        return self.target.send(job.reply_to, body)
-
-    async def _send(self, address: str, body: bytes) -> None:
-        await _undisturbed(self.target.send(address, body))
+            return self.target.send(job.reply_to, body)
+        return self._last_words.conclude(job.request.request_id, job.reply_to, body)
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
         return shown_error(error, request.request_id, expose=self._expose_errors)
-
-    async def _announce(self, *, leaving: bool) -> None:
-        if self.target.direct:
-            # A peer knows that it has one.
-            return
-        payload = AlivePayload(worker=self.mailbox, leaving=leaving)
-        callers = self.target.topic(f"{self.group}.callers")
-        await self._send(callers, encode_event(CallAlive(payload=payload)))
-
-    async def _account(self, probe: ProbePayload) -> None:
-        """Say which calls are here, and repeat the last word on those that have ended."""
-        held: list[str] = []
-        for request_id in dict.fromkeys(probe.request_ids):
-            job = self.jobs.get(request_id)
-            word = self._recent.last_word(request_id, probe.reply_to)
-            # To whoever made the call: for everybody else it does not exist.
-            if job is not None and job.reply_to == probe.reply_to:
-                held.append(request_id)
-            elif word is not None:
-                await self._send(probe.reply_to, word)
-        leaving = self._taking is None and not held
-        payload = AlivePayload(worker=self.mailbox, request_ids=held, leaving=leaving)
-        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
 
 def _aged(request: RequestPayload, age: float) -> RequestPayload:
@@ -465,14 +430,6 @@ def _exhausted(reason: str) -> CallError:
 
 async def _nothing() -> None:
     """For a call that was answered already."""
-
-
-async def _undisturbed(sending: Awaitable[None]) -> None:
-    """Send what its receiver will ask for if it does not arrive."""
-    try:
-        await sending
-    except TransportError as error:
-        logger.debug("an answer could not be sent: %s", error)
 
 
 @asynccontextmanager

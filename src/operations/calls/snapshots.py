@@ -62,8 +62,8 @@ def _copy(value: Any, room: int, meter: list[int]) -> Any:
             if type(key) is not str or not key.isascii():
                 raise _UnusualError
             length += len(key) + 1
+            # What most items are, which spares a call.
             if type(item) is str and item.isascii():
-                # What most items are, which spares a call.
                 length += len(item)
                 result[key] = item
             else:

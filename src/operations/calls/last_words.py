@@ -1,0 +1,111 @@
+"""What a worker says of calls that are over, or never began, and of itself: in the background, to whoever asks.
+
+Rule 1: the last word on a call is kept, and said again to whoever made the call, and to nobody else.
+Rule 2: none of it keeps the worker from its work. What does not arrive is asked for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from operations.calls.events import (
+    AlivePayload,
+    CallAlive,
+    ProbePayload,
+    encode_error,
+    encode_event,
+)
+from operations.calls.jobs import Job
+from operations.calls.recent import Recent
+from operations.errors import CallError, TransportError
+from operations.pubsub.base import EventTarget
+
+logger = logging.getLogger("operations")
+
+
+class LastWords:
+    """The voice of one worker.
+
+    Args:
+        target: What carries it.
+        group: Whose callers hear that the worker is there.
+        mailbox: Where the worker is.
+        jobs: What it has not answered yet.
+        spawn: Runs something in the background.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget,
+        group: str,
+        mailbox: str,
+        jobs: Mapping[str, Job],
+        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[Any]"],
+    ) -> None:
+        self._target = target
+        self._group = group
+        self._mailbox = mailbox
+        self._jobs = jobs
+        self._spawn = spawn
+        self._recent = Recent()
+        self.is_new = self._recent.add
+        """Whether this request comes for the first time. From now on it has come."""
+
+    def conclude(self, request_id: str, reply_to: str, body: bytes) -> Awaitable[None]:
+        """Send the event that ends a call, and keep it in case it does not arrive."""
+        self._recent.finish(request_id, body, reply_to)
+        return self._target.send(reply_to, body)
+
+    def repeat(self, request_id: str, reply_to: str) -> None:
+        """Say the last word on a call again, if there is one, to the one who made it."""
+        word = self._recent.last_word(request_id, reply_to)
+        if word is not None:
+            self._spawn(self._send(reply_to, word))
+
+    def refuse(self, request_id: str, reply_to: str, error: CallError) -> None:
+        """Answer a request that does not run. It may come again: nothing of it is remembered."""
+        self._recent.forget(request_id)
+        self.object_to(request_id, reply_to, error)
+
+    def object_to(self, request_id: str, reply_to: str, error: CallError) -> None:
+        """Answer what is no request, whatever its id stands for otherwise."""
+        self._spawn(self._send(reply_to, encode_error(request_id, error)))
+
+    def account(self, probe: ProbePayload, *, is_leaving: bool) -> None:
+        """Say which calls are here, and repeat the last word on those that have ended."""
+        self._spawn(self._account(probe, is_leaving))
+
+    async def _account(self, probe: ProbePayload, is_leaving: bool) -> None:
+        held: list[str] = []
+        for request_id in dict.fromkeys(probe.request_ids):
+            job = self._jobs.get(request_id)
+            word = self._recent.last_word(request_id, probe.reply_to)
+            # To whoever made the call: for everybody else it does not exist.
+            if job is not None and job.reply_to == probe.reply_to:
+                held.append(request_id)
+            elif word is not None:
+                await self._send(probe.reply_to, word)
+        leaving = is_leaving and not held
+        payload = AlivePayload(worker=self._mailbox, request_ids=held, leaving=leaving)
+        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
+
+    async def announce(self, *, leaving: bool) -> None:
+        """Tell all callers of the group that this worker is there, or goes."""
+        if self._target.direct:
+            # A peer knows that it has one.
+            return
+        payload = AlivePayload(worker=self._mailbox, leaving=leaving)
+        callers = self._target.topic(f"{self._group}.callers")
+        await self._send(callers, encode_event(CallAlive(payload=payload)))
+
+    async def _send(self, address: str, body: bytes) -> None:
+        await undisturbed(self._target.send(address, body))
+
+
+async def undisturbed(sending: Awaitable[None]) -> None:
+    """Send what its receiver will ask for if it does not arrive."""
+    try:
+        await sending
+    except TransportError as error:
+        logger.debug("an answer could not be sent: %s", error)
