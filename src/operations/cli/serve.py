@@ -54,8 +54,8 @@ async def serve(
         try:
             async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
                 told_to_end = heed_signals()
-                _point_out_open(address, hub, screen)
                 announce(url, doors, hub, screen)
+                _point_out_open(address, hub, screen)
                 screen.note("Ctrl-C ends it")
                 await told_to_end.wait()
                 screen.note("closing ...")
