@@ -48,7 +48,7 @@ def test_an_error_survives_pickling_and_shows_itself() -> None:
 
     assert (copy.code, copy.message, copy.details, copy.unexpected) == ("X", "y", [1], True)
     assert repr(error) == "CallError('X', 'y')"
-    assert str(error) == "y"
+    assert str(error) == "X: y"
 
 
 DECLARED = [ErrorDefinition("GONE"), ErrorDefinition("GONE_FOR_EVER")]

@@ -74,6 +74,10 @@ class CallError(OperationsError):
         self.retryable = code == ErrorCode.UNAVAILABLE if retryable is None else retryable
         self.unexpected = False
 
+    def __str__(self) -> str:
+        # As it stands in tracebacks and logs, where the code is half of what there is to know.
+        return f"{self.code}: {self.message}"
+
     def __repr__(self) -> str:
         return f"CallError({self.code!r}, {self.message!r})"
 

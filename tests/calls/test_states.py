@@ -25,6 +25,7 @@ from operations.calls.events import (
 from operations.calls.states import (
     REORDER_WINDOW,
     TRANSITIONS,
+    Arrival,
     Expects,
     SequenceError,
     Sequencer,
@@ -73,9 +74,10 @@ def end(total: int | None) -> CallCompleted:
     return CallCompleted(payload=CompletePayload(request_id="r", sequence=total))
 
 
-def numbers(events: list[CallEvent]) -> list[Any]:
+def numbers(arrivals: list[Arrival]) -> list[Any]:
     return [
-        event.payload.sequence if isinstance(event, CallResponded) else "end" for event in events
+        event.payload.sequence if isinstance(event, CallResponded) else "end"
+        for event, _ in arrivals
     ]
 
 

@@ -1,14 +1,17 @@
 """What callers and workers that misbehave, or leave at a bad moment, cannot do to others."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import json
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
 import pytest
-from tests.calls.waiting import until
+from tests.calls.operations_under_test import build_registry
+from tests.calls.waiting import caller, until
 from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world
 from tests.servers import Broker
+from websockets.asyncio.server import ServerConnection, serve
 
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.events import (
@@ -19,6 +22,7 @@ from operations.calls.events import (
     ProbePayload,
     RequestPayload,
     encode_event,
+    read_event,
 )
 from operations.calls.ids import new_request_id
 from operations.errors import CallError, ErrorCode
@@ -292,3 +296,77 @@ async def test_r47_what_a_stranger_says_of_its_operations_stays_on_one_line(
     (record,) = caplog.records
     assert record.getMessage().isprintable()
     assert len(record.getMessage()) < 600
+
+
+@pytest.mark.requirement("R13", "F15")
+async def test_f15_a_nats_message_that_cannot_be_read_stops_nobody_from_reading(
+    nats_server: Broker,
+) -> None:
+    world = nats_world(nats_server.url)
+    async with world.serve(build_registry()), caller(world) as calls:
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        reader, writer = await asyncio.open_connection("127.0.0.1", nats_server.port)
+        writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nPING\r\n')
+        while await reader.readline() != b"PONG\r\n":
+            pass
+        queue = f"{world.prefix}.queue.operations".encode()
+        for body in (b"", b"x"):
+            # Not UTF-8, which the server does not mind.
+            writer.write(b"PUB %b \xff\xfe %d\r\n%b\r\n" % (queue, len(body), body))
+        writer.write(b"PING\r\n")
+        while await reader.readline() != b"PONG\r\n":
+            pass
+        assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=2)).data == 3
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.requirement("R13", "F15")
+async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothing_else() -> None:
+    async def answer(socket: ServerConnection) -> None:
+        async for message in socket:
+            request = json.loads(message)
+            if request["type"] != "call.requested":
+                continue
+            depth = request["payload"].get("input", 0)
+            data = b"[" * depth + b"]" * depth if depth else b"1"
+            # Told as base64, so that it is looked at more closely.
+            more = (b',"encoding":"x"', b',"sequence":0') if depth else (b"", b"")
+            meta = b'{"source":"local","operationId":"a.b","timestamp":1}'
+            output = b'{"data":%b,"meta":%b%b}' % (data, meta, more[0])
+            payload = b'"requestId":"%b","output":%b%b' % (
+                request["payload"]["requestId"].encode(),
+                output,
+                more[1],
+            )
+            await socket.send(b'{"type":"call.responded","payload":{%b}}' % payload, text=True)
+
+    async with serve(answer, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        async with connect_websocket(url) as target, PendingRequestMap(target) as calls:
+            # One of them is just too deep for one of those who read it.
+            for depth in range(900, 1010, 2):
+                with suppress(CallError):
+                    await anext(calls.subscribe("a.b", depth, idle_timeout=0.1))
+            assert (await calls.call("a.b", timeout=1)).data == 1
+
+
+@pytest.mark.requirement("R38", "F25")
+async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_does() -> None:
+    heard: list[Any] = []
+
+    class Ear:
+        def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+            heard.append(read_event(body))
+
+        def undelivered(self, key: str) -> None: ...
+        def lost(self, reason: str) -> None: ...
+        def restored(self) -> None: ...
+
+    target = MemoryTarget(as_text=True)
+    async with serve_calls(OperationRegistry(), target) as worker:
+        await target.listen([target.topic("operations.callers"), "box.me"], Ear())
+        probe = ProbePayload(request_ids=["nobody's"], reply_to="box.me")
+        worker.receive(encode_event(CallProbed(payload=probe)), "")
+
+    assert [event.payload.leaving for event in heard] == [True, True]

@@ -145,7 +145,7 @@ async def test_a_bad_status_is_raised_with_the_answer_in_its_details() -> None:
             await registry.execute("api.call", {})
 
     error = caught.value
-    assert (error.code, str(error)) == (ErrorCode.EXECUTION_ERROR, "HTTP 404: Not Found")
+    assert (error.code, error.message) == (ErrorCode.EXECUTION_ERROR, "HTTP 404: Not Found")
     assert error.details["statusCode"] == 404
     assert error.details["headers"]["x-trace"] == "t1"
     assert error.details["contentType"] == "application/problem+json"

@@ -266,10 +266,11 @@ def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
         reason = str(error)
     try:
         # Perhaps a content block of a kind that we do not know; or no envelope, of which its caller hears.
-        unread = _lenient.decode(body).payload
+        unread = _lenient.decode(body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)
-    return CallResponded(payload=ResponsePayload(**msgspec.structs.asdict(unread)))
+    payload = ResponsePayload(**msgspec.structs.asdict(unread.payload))
+    return CallResponded(id=unread.id, payload=payload)
 
 
 class _SalvagedPayload(msgspec.Struct, frozen=True, rename="camel"):
@@ -329,7 +330,10 @@ def read_output(output: Output | ResponseEnvelope[Any] | msgspec.Raw) -> Respons
     if type(output) is Output:
         if output.encoding is None:
             return ResponseEnvelope(output.data, output.meta)
-        return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
+        try:
+            return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
+        except RecursionError:
+            raise ValueError("not a response envelope: nested too deeply") from None
     if isinstance(output, ResponseEnvelope):
         return output
     return ResponseEnvelope.decode(bytes(cast("msgspec.Raw", output)))
@@ -342,18 +346,28 @@ class LocalAnswer(msgspec.Struct, frozen=True):
     envelope: ResponseEnvelope[Any]
 
 
+class LocalItem(msgspec.Struct, frozen=True):
+    """One item within one process, which is not written, and the bytes that its worker counts for it."""
+
+    event: CallResponded
+    size: int
+
+
 def local_item(
-    request_id: str, envelope: ResponseEnvelope[Any], sequence: int | None, reply_to: str
-) -> CallResponded:
-    """The `call.responded` of one item within one process, which is not written."""
-    return CallResponded(
-        payload=ResponsePayload(
-            request_id=request_id,
-            output=cast("Output", envelope),
-            sequence=sequence,
-            reply_to=reply_to if sequence == 0 else None,
-        )
+    request_id: str,
+    envelope: ResponseEnvelope[Any],
+    sequence: int | None,
+    reply_to: str,
+    size: int,
+) -> LocalItem:
+    """The `call.responded` of one item within one process."""
+    payload = ResponsePayload(
+        request_id=request_id,
+        output=cast("Output", envelope),
+        sequence=sequence,
+        reply_to=reply_to if sequence == 0 else None,
     )
+    return LocalItem(CallResponded(payload=payload), size)
 
 
 # Spelled out by hand: structs take twice as long to build and encode, and these are said once for every call and item.

@@ -18,6 +18,7 @@ from operations.calls.events import (
     CallRequested,
     CallResponded,
     LocalAnswer,
+    LocalItem,
     MalformedEvent,
     RequestPayload,
     encode_error,
@@ -73,15 +74,18 @@ class Incoming:
         if type(body) is LocalAnswer:
             self._take(body)
             return
+        if type(body) is LocalItem:
+            self._apply(body.event, body.size)
+            return
         event = read_event(body)
         if isinstance(event, CallResponded):
             call = self._pending.get(event.payload.request_id)
             if call is not None and call.expects is Expects.ONE:
                 self._resolve(call, event)
             else:
-                self._apply(event)
+                self._apply(event, len(body))
         elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
-            self._apply(event)
+            self._apply(event, 0)
         elif isinstance(event, CallAlive):
             self._watch.heard(event.payload)
         elif isinstance(event, MalformedEvent):
@@ -96,7 +100,8 @@ class Incoming:
         if call is None:
             self.ignored += 1
         elif call.future is None:
-            self._apply(local_item(answer.request_id, answer.envelope, None, ""))
+            item = local_item(answer.request_id, answer.envelope, None, "", 0)
+            self._apply(item.event, item.size)
         else:
             del self._pending[answer.request_id]
             if not call.future.done():
@@ -121,7 +126,9 @@ class Incoming:
         del self._pending[payload.request_id]
         call.succeed(envelope)
 
-    def _apply(self, event: CallResponded | CallCompleted | CallFailed | CallAborted) -> None:
+    def _apply(
+        self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
+    ) -> None:
         request_id = event.payload.request_id
         call = self._pending.get(request_id)
         verdict = judge(call.expects if call is not None else None, event)
@@ -134,7 +141,7 @@ class Incoming:
         call.seen_at = asyncio.get_running_loop().time()
         if isinstance(event, CallResponded) and event.payload.reply_to is not None:
             call.worker = event.payload.reply_to
-        if call.stream.push(event, call.worker):
+        if call.stream.push(event, size, call.worker):
             self._pending.pop(request_id, None)
             if call.stream.must_stop:
                 self._calls.stop(call)

@@ -171,7 +171,7 @@ class Job(msgspec.Struct, eq=False):
             raise too_large(size, target.max_bytes)
         if self.local is not None:
             self.local.give(
-                self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox)
+                self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox, size)
             )
             return size
         try:

@@ -32,6 +32,7 @@ class LastWords:
         group: Whose callers hear that the worker is there.
         mailbox: Where the worker is.
         jobs: What it has not answered yet.
+        is_leaving: Whether it takes nothing new.
         spawn: Runs something in the background.
     """
 
@@ -41,12 +42,14 @@ class LastWords:
         group: str,
         mailbox: str,
         jobs: Mapping[str, Job],
+        is_leaving: Callable[[], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[Any]"],
     ) -> None:
         self._target = target
         self._group = group
         self._mailbox = mailbox
         self._jobs = jobs
+        self._is_leaving = is_leaving
         self._spawn = spawn
         self._recent = Recent()
         self.is_new = self._recent.add
@@ -72,11 +75,11 @@ class LastWords:
         """Answer what is no request, whatever its id stands for otherwise."""
         self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
-    def account(self, probe: ProbePayload, *, is_leaving: bool) -> None:
+    def account(self, probe: ProbePayload) -> None:
         """Say which calls are here, and repeat the last word on those that have ended."""
-        self._spawn(self._account(probe, is_leaving))
+        self._spawn(self._account(probe))
 
-    async def _account(self, probe: ProbePayload, is_leaving: bool) -> None:
+    async def _account(self, probe: ProbePayload) -> None:
         held: list[str] = []
         for request_id in dict.fromkeys(probe.request_ids):
             job = self._jobs.get(request_id)
@@ -86,7 +89,7 @@ class LastWords:
                 held.append(request_id)
             elif word is not None:
                 await self._send(probe.reply_to, word)
-        leaving = is_leaving and not held
+        leaving = self._is_leaving() and not held
         payload = AlivePayload(worker=self._mailbox, request_ids=held, leaving=leaving)
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 

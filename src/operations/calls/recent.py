@@ -32,9 +32,6 @@ class Recent:
         self.forget = self._ids.discard
         """Let the request come again: it was refused, not run."""
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._ids
-
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -96,7 +96,7 @@ class CallServer:
         self._admission: Admission[Job] = Admission(limits, self._start)
         self._runners: Runners[Job] = Runners(self._attend, self._admission.done, self._failed)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
-        self._last_words = LastWords(target, group, self.mailbox, self.jobs, self._spawn)
+        self._last_words = self._voice()
         self._background: set[asyncio.Task[Any]] = set()
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
@@ -180,7 +180,7 @@ class CallServer:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
         # Whoever keeps a worker that was closed does not keep what it said.
-        self._last_words = LastWords(self.target, self.group, self.mailbox, self.jobs, self._spawn)
+        self._last_words = self._voice()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -196,6 +196,16 @@ class CallServer:
         )
         retryable = job.task is None or not may_matter
         self.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
+
+    def _voice(self) -> LastWords:
+        return LastWords(
+            self.target,
+            self.group,
+            self.mailbox,
+            self.jobs,
+            lambda: self._taking is None,
+            self._spawn,
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
@@ -222,7 +232,7 @@ class CallServer:
             if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
         elif type(event) is CallProbed:
-            self._last_words.account(event.payload, is_leaving=self._taking is None)
+            self._last_words.account(event.payload)
         elif type(event) is MalformedEvent:
             self._reject(event, reply_to)
         elif type(event) is UnknownEvent:

@@ -6,7 +6,7 @@ Rule 3: items of a subscription are delivered in order or not at all; a gap ends
 """
 
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 from operations.calls.events import (
     CallAborted,
@@ -60,12 +60,16 @@ def judge(expects: Expects | None, event: CallEvent) -> Verdict:
     return TRANSITIONS.get((expects, type(event)), Verdict.IGNORE)
 
 
+Arrival: TypeAlias = tuple[CallEvent, int]
+"""An event, and the bytes that its worker counts for it."""
+
+
 class SequenceError(Exception):
     """Items are missing, or too far out of order to wait for the rest."""
 
 
 class Sequencer:
-    """Puts the items of one subscription into order.
+    """Puts the items of one subscription into order, each with the bytes that it takes.
 
     Attributes:
         expected: The number of the next item.
@@ -75,10 +79,10 @@ class Sequencer:
 
     def __init__(self) -> None:
         self.expected = 0
-        self._early: dict[int, CallEvent] = {}
-        self._total: tuple[int, CallEvent] | None = None
+        self._early: dict[int, Arrival] = {}
+        self._total: tuple[int, Arrival] | None = None
 
-    def push(self, event: CallEvent) -> list[CallEvent]:
+    def push(self, event: CallEvent, size: int = 0) -> list[Arrival]:
         """The events that can be delivered now that `event` is here, in order.
 
         Items seen before are dropped. An item without a number comes from a peer that does not count; it is
@@ -91,19 +95,19 @@ class Sequencer:
         if sequence is None:
             if isinstance(event, CallResponded):
                 self.expected += 1
-            return [event]
+            return [(event, size)]
         if isinstance(event, CallResponded):
             if sequence < self.expected:
                 return []
-            self._early[sequence] = event
+            self._early[sequence] = (event, size)
         else:
-            self._total = (sequence, event)
+            self._total = (sequence, (event, size))
         return self._ready()
 
-    def _ready(self) -> list[CallEvent]:
-        ready: list[CallEvent] = []
-        while (event := self._early.pop(self.expected, None)) is not None:
-            ready.append(event)
+    def _ready(self) -> list[Arrival]:
+        ready: list[Arrival] = []
+        while (arrival := self._early.pop(self.expected, None)) is not None:
+            ready.append(arrival)
             self.expected += 1
         if self._total is not None and self.expected >= self._total[0]:
             ready.append(self._total[1])

@@ -22,7 +22,6 @@ from operations.calls.events import (
     encode_event,
     read_output,
 )
-from operations.calls.snapshots import size_of
 from operations.calls.states import SequenceError, Sequencer
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -71,12 +70,12 @@ class StreamEntry:
         self._error: CallError | None = None
         self._stuck_since: float | None = None
 
-    def push(self, event: CallEvent, worker: str | None) -> bool:
-        """Take an event; True if the subscription is over."""
+    def push(self, event: CallEvent, size: int, worker: str | None) -> bool:
+        """Take an event of `size` bytes, as its worker counts them; True if the subscription is over."""
         self.worker = worker
         try:
-            for ready in self._sequencer.push(event):
-                self._accept(ready)
+            for ready in self._sequencer.push(event, size):
+                self._accept(*ready)
         except SequenceError as error:
             self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
         except ValueError as error:
@@ -87,13 +86,11 @@ class StreamEntry:
             self._stuck_since = asyncio.get_running_loop().time()
         return self._ended
 
-    def _accept(self, event: CallEvent) -> None:
+    def _accept(self, event: CallEvent, size: int) -> None:
         if self._ended:
             return
         if isinstance(event, CallResponded):
-            envelope = read_output(event.payload.output)
-            size = size_of(envelope.data, MAX_BUFFERED_BYTES)
-            self._items.append((envelope, size))
+            self._items.append((read_output(event.payload.output), size))
             self._bytes += size
             if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
                 self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.errors import Error
 
 from operations.errors import TransportError
+from operations.pubsub.seldom import Seldom
 
 logger = logging.getLogger("operations")
 
@@ -36,6 +37,7 @@ class StayingClient(Client):
         super().__init__()
         self._refusals: dict[str, str] = {}
         self._takers: dict[Any, Take] = {}
+        self._broken = Seldom()
 
     def take_at_once(self, subscription: Any, take: Take) -> None:
         """Give what arrives for `subscription` to `take`, unless it has headers or no body."""
@@ -49,14 +51,15 @@ class StayingClient(Client):
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
         take = self._takers.get(self._subs.get(sid))
-        if take is None or headers or not data:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
         try:
-            take(data, reply.decode())
+            if take is None or headers or not data:
+                await super()._process_msg(sid, subject, reply, data, headers)
+            else:
+                take(data, reply.decode())
         except Exception:
-            # Who reads the connection must go on.
-            logger.exception("a message from NATS could not be taken")
+            # Whoever reads the connection must go on, whatever anybody sends.
+            level = self._broken.level()
+            logger.log(level, "a message from NATS could not be taken", exc_info=True)
 
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting

@@ -66,8 +66,8 @@ class Socket(Protocol):
 class LibrarySocket:
     """A connection of the `websockets` library.
 
-    What is sent in one turn of the event loop is written to the network at once. The library would write every message
-    for itself, and the system call is most of what a small message costs.
+    What is sent in one turn of the event loop is written in pieces of `_GATHERED` messages, and the rest at its end.
+    The library would write every message for itself, and the system call is most of what a small message costs.
 
     The library's keepalive waits for room before it pings, so it never misses a peer that stopped reading while much
     was on its way: that is watched here.
@@ -84,7 +84,7 @@ class LibrarySocket:
         self._reason = ""
 
     async def send(self, text: bytes) -> None:
-        """Send a text frame, together with all that is sent in this turn of the loop."""
+        """Send a text frame, together with others that are sent in this turn of the loop."""
         connection = self._connection
         if _CAN_GATHER:
             await self._room()

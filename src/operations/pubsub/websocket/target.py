@@ -16,6 +16,7 @@ from typing import Any
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
+from operations.pubsub.seldom import Seldom
 from operations.pubsub.websocket.sockets import Socket
 from operations.pubsub.websocket.topics import (
     CALLER_TOPICS,
@@ -59,6 +60,7 @@ class WebSocketTarget:
         self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
+        self._broken = Seldom()
 
     @property
     def is_connected(self) -> bool:
@@ -136,7 +138,7 @@ class WebSocketTarget:
             while True:
                 body = await socket.receive()
                 if self._attached.is_set():
-                    self._deliver(body)
+                    self._deliver_safely(body)
                 else:
                     await self._keep(body)
         except EOFError as error:
@@ -159,12 +161,20 @@ class WebSocketTarget:
         self._attached.set()
         early, self._early = self._early, []
         for body in early:
-            self._deliver(body)
+            self._deliver_safely(body)
 
     def restored(self) -> None:
         """The peer is back."""
         for receiver in (*self._listeners, *self._takers):
             receiver.restored()
+
+    def _deliver_safely(self, body: bytes) -> None:
+        try:
+            self._deliver(body)
+        except Exception:
+            # Whoever reads the connection must go on, whatever the peer sends.
+            self.malformed += 1
+            logger.log(self._broken.level(), "a message could not be taken", exc_info=True)
 
     def _deliver(self, body: bytes) -> None:
         if body.startswith(_REQUEST_START):
