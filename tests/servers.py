@@ -127,6 +127,7 @@ class Proxy:
     Attributes:
         delay: Seconds every chunk waits.
         rate: Bytes per second in each direction; None is as fast as it goes.
+        accepted: Connections that were made through it.
         heard: What was said through it, the last of it: it must not grow with a test that looks for what does.
     """
 
@@ -136,6 +137,7 @@ class Proxy:
         self.delay = 0.0
         self.rate: float | None = None
         self.heard = bytearray()
+        self.accepted = 0
         self._swallowing = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -151,6 +153,7 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        self.accepted += 1
         self._writers |= {writer, far_writer}
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(self._pump(source, sink))

@@ -217,8 +217,10 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
 ) -> None:
     _, world = mortal
     async with calling_through(world, registry) as (calls, through):
+        before = through.accepted
         through.cut()
-        await until(lambda: not calls.target.is_connected, seconds=1)
+        # It may be back before anybody has seen it away.
+        await until(lambda: through.accepted > before, seconds=1)
         with anyio.fail_after(2):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
 

@@ -75,15 +75,11 @@ class Incoming:
             self._take(body)
             return
         if type(body) is LocalItem:
-            self._apply(body.event, body.size)
+            self._respond(body.event, body.size)
             return
         event = read_event(body)
         if isinstance(event, CallResponded):
-            call = self._pending.get(event.payload.request_id)
-            if call is not None and call.expects is Expects.ONE:
-                self._resolve(call, event)
-            else:
-                self._apply(event, len(body))
+            self._respond(event, len(body))
         elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
             self._apply(event, 0)
         elif isinstance(event, CallAlive):
@@ -106,6 +102,13 @@ class Incoming:
             del self._pending[answer.request_id]
             if not call.future.done():
                 call.future.set_result(answer.envelope)
+
+    def _respond(self, event: CallResponded, size: int) -> None:
+        call = self._pending.get(event.payload.request_id)
+        if call is not None and call.expects is Expects.ONE:
+            self._resolve(call, event)
+        else:
+            self._apply(event, size)
 
     def _resolve(self, call: PendingCall, event: CallResponded) -> None:
         payload = event.payload
