@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,23 @@ async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert not caught.value.retryable, "it may have run"
     assert len(started(path)) == 1
+
+
+@pytest.mark.requirement("R36", "F1")
+async def test_f1_a_worker_that_hangs_before_it_was_ever_heard_and_then_dies_is_missed(
+    broker_world: World,
+) -> None:
+    async with worker_process(broker_world) as victim, AsyncExitStack() as stack:
+        victim.process.send_signal(signal.SIGSTOP)
+        calls = await stack.enter_async_context(caller(broker_world))
+        call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=30))
+        # Until it was looked for.
+        await asyncio.sleep(2.5)
+        victim.kill()
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await call
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
 @pytest.mark.requirement("R36", "F1")

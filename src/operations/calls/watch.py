@@ -7,6 +7,7 @@ and sends again what it has already answered. From that the caller knows
     the worker is gone, says the broker            -> lost, now
     the worker is connected but silent             -> it may be busy: lost only after `silence`
     every worker answered, and nobody has it       -> lost, after a second look
+    nobody ever answered, and nobody is there now  -> lost, after a second look
 
 Rule 1: a verdict needs the broker's word or a whole group's; a worker that is merely busy loses nothing.
 Rule 2: what is lost runs again if it is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
@@ -87,6 +88,7 @@ class Watch:
         self._silence = silence
         self._workers: dict[str, float] = {}
         self._answers = False
+        self._were_there = False
         self._replayable: dict[str, bool] = {}
         self._settled_at = 0.0
         self._hurry = asyncio.Event()
@@ -107,6 +109,10 @@ class Watch:
                 call.worker = alive.worker
                 call.seen_at = now
                 call.misses = 0
+
+    @property
+    def _workers_topic(self) -> str:
+        return self._calls.target.topic(f"{self._calls.group}.workers")
 
     @property
     def is_settling(self) -> bool:
@@ -152,7 +158,8 @@ class Watch:
         if not quiet or self.is_settling:
             return
         await asyncio.sleep(_ANSWER * self._heartbeat)
-        if not self._answers or self.is_settling:
+        is_known = self._answers or await self._are_there() is False
+        if not is_known or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._calls.target.is_connected:
@@ -161,11 +168,16 @@ class Watch:
             await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
         await self._tend_streams(quiet)
 
+    async def _are_there(self) -> bool | None:
+        """Whether workers are there that answer such questions; None where there never were any."""
+        there = await is_there(self._calls.target, self._workers_topic)
+        self._were_there = self._were_there or there
+        return there if self._were_there else None
+
     async def _probe(self, request_ids: Iterable[str]) -> None:
         calls = self._calls
         payload = ProbePayload(request_ids=list(request_ids), reply_to=calls.mailbox)
-        workers = calls.target.topic(f"{calls.group}.workers")
-        await calls.target.send(workers, encode_event(CallProbed(payload=payload)))
+        await calls.target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
 
     def _is_open(self, call: PendingCall) -> bool:
         return call.payload.request_id in self._calls.pending
