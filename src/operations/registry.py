@@ -339,9 +339,9 @@ class OperationRegistry:
                 return Plan(self._unregistered(operation_id, streaming=streaming), self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
                 verb = (
-                    "execute, for its one result"
+                    "call or execute it, for its one result"
                     if streaming
-                    else "subscribe, for its many results"
+                    else "subscribe to it, for its many results"
                 )
                 raise CallError(
                     ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {known.spec.type}: {verb}"

@@ -7,7 +7,10 @@ from openapi_spec_validator import validate
 from tests.server.asgi import Client
 
 from operations import Identity, OperationRegistry
+from operations.errors import TransportError
+from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, hash_key
+from operations.server.running import running
 
 ALICE = {"authorization": "Bearer k"}
 KEYS = APIKeys({hash_key("k"): Identity("alice", ["secret"])})
@@ -120,6 +123,21 @@ async def test_a_socket_knows_who_asks() -> None:
     assert await connect("/ws", authorization="Bearer wrong") == ["websocket.close"]
     assert await connect("/elsewhere") == ["websocket.close"]
     assert [who and who.id for who in seen] == ["alice", None]
+
+
+async def test_a_socket_elsewhere_is_refused_and_not_given_to_the_console() -> None:
+    asked: list[str] = []
+
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["type"])
+
+    async with running(create_app(OperationRegistry(), websocket=other, console=other)) as url:
+        for path in ("", "/", "/wss"):
+            with pytest.raises(TransportError, match="HTTP 403: look at the path"):
+                async with connect_websocket(url.replace("http", "ws") + path):
+                    pass
+
+    assert asked == []
 
 
 async def test_without_other_parts_their_paths_are_empty() -> None:

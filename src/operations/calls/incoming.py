@@ -114,9 +114,7 @@ class Incoming:
         payload = event.payload
         if payload.sequence is not None:
             # One of many answers, where one was expected.
-            reason = (
-                f"{call.payload.operation_id} is a subscription: subscribe, for its many results"
-            )
+            reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
             self._calls.stop(call)
             self._calls.end(payload.request_id, CallError(ErrorCode.VALIDATION_ERROR, reason))
             return

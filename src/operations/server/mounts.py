@@ -38,7 +38,7 @@ class HTTPMount(BaseRoute):
 
 
 class SocketMount(BaseRoute):
-    """An ASGI application for WebSockets at one path."""
+    """An ASGI application for WebSockets at one path; at any other there are none."""
 
     def __init__(self, path: str, app: ASGIApp, edge: Edge) -> None:
         self._path = path
@@ -46,17 +46,21 @@ class SocketMount(BaseRoute):
         self._edge = edge
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether a socket is for the application."""
-        is_ours = scope["type"] == "websocket" and route_path(scope) == self._path
-        return (Match.FULL if is_ours else Match.NONE), {}
+        """Every socket: nothing else here speaks to them."""
+        return (Match.FULL if scope["type"] == "websocket" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, then let the application talk."""
+        if route_path(scope) == self._path and await self._may_enter(scope):
+            await self._app(scope, receive, send)
+        else:
+            # Closing before accepting is how ASGI refuses a handshake (403).
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _may_enter(self, scope: Scope) -> bool:
         try:
             async with asyncio.timeout(self._edge.settings.timeout):
                 scope[IDENTITY] = await self._edge.identity_of(scope, dict(scope["headers"]))
         except (CallError, TimeoutError):
-            # Closing before accepting is how ASGI refuses a handshake (403).
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        await self._app(scope, receive, send)
+            return False
+        return True

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidURI, WebSocketException
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
 from operations._words import without_secrets
 from operations.access import Identity
@@ -18,6 +18,8 @@ from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySock
 from operations.pubsub.websocket.target import WebSocketTarget
 
 logger = logging.getLogger("operations")
+
+_REFUSALS = frozenset({401, 403, 404})
 
 _STABLE = 2.0
 """Seconds after which a connection stands. Whoever is let in and thrown out at once does not come back at once."""
@@ -62,7 +64,7 @@ async def connect_websocket(
             # What the library says of an address quotes all of it, and must not hang on to what we say.
             if not isinstance(error, InvalidURI):
                 shown = without_secrets(url)
-                raise TransportError(f"{shown} cannot be reached: {error}") from error
+                raise TransportError(f"{shown} cannot be reached: {error}{_hint(error)}") from error
         raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
     target = _DialedTarget(
@@ -73,6 +75,13 @@ async def connect_websocket(
         yield target
     finally:
         await target.aclose()
+
+
+def _hint(error: BaseException) -> str:
+    """What to look at when a server is there and does not let us in."""
+    if isinstance(error, InvalidStatus) and error.response.status_code in _REFUSALS:
+        return ": look at the path, which is /ws where `operations serve` listens, and at the login"
+    return ""
 
 
 class _DialedTarget(WebSocketTarget):
