@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ from tests.calls.worlds import World, calling, nats_world
 from tests.leftovers import resident_kilobytes
 from tests.servers import NatsServer, running
 
-from operations._pipeline import Call, NextStream
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event, read_event
-from operations.envelopes import ResponseEnvelope, TextContent, local_envelope, mcp_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -43,88 +40,6 @@ async def test_f8_a_slow_reader_slows_the_producer(
 
     produced = int(lines(path)[0].split()[-1])
     assert produced <= 50 + 25 + 5
-
-
-def flags() -> ResponseEnvelope[Any]:
-    """Written, it takes five times what it takes packed."""
-    return local_envelope([False] * 32_000, "flood.start")
-
-
-def content() -> ResponseEnvelope[Any]:
-    """What it holds is not its data."""
-    return mcp_envelope(None, is_error=False, content=[TextContent(text="x" * 200_000)])
-
-
-def tiny() -> ResponseEnvelope[Any]:
-    """What it takes is its frame."""
-    return local_envelope(1, "flood.start")
-
-
-def flooding(item: Callable[[], ResponseEnvelope[Any]], count: int) -> OperationRegistry:
-    registry = OperationRegistry()
-
-    @registry.operation("flood.start")
-    async def flood() -> Any:
-        for _ in range(count):
-            yield item()
-
-    return registry
-
-
-async def as_it_is(call: Call, following: NextStream) -> AsyncGenerator[ResponseEnvelope[Any]]:
-    async for envelope in following(call):
-        yield envelope
-
-
-@pytest.mark.requirement("R33", "F8")
-@pytest.mark.parametrize("way", ["written", "handed over", "through a middleware"])
-@pytest.mark.parametrize(
-    ("item", "count", "window"), [(flags, 60, 256), (content, 60, 256), (tiny, 60_000, 100_000)]
-)
-async def test_f8_a_reader_counts_as_its_worker_does(
-    item: Callable[[], ResponseEnvelope[Any]], count: int, window: int, way: str
-) -> None:
-    registry = flooding(item, count)
-    if way == "through a middleware":
-        registry.use(as_it_is)
-    target = MemoryTarget(as_text=way == "written")
-    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        # Whoever does not hear of the room there is would wait for ever.
-        stream = calls.subscribe("flood.start", window=window, idle_timeout=5)
-        assert len([None async for _ in stream]) == count
-
-
-@pytest.mark.requirement("F9")
-@pytest.mark.parametrize(("item", "count"), [(flags, 200), (content, 200), (tiny, 20_000)])
-async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
-    item: Callable[[], ResponseEnvelope[Any]], count: int
-) -> None:
-    # A worker that knows nothing of credit: it sends as fast as it can.
-    target = MemoryTarget(as_text=True)
-    async with (
-        serve_calls(flooding(item, count), target) as server,
-        PendingRequestMap(target) as calls,
-    ):
-        original = server.receive
-
-        def without_credit(body: Any, reply_to: str, age: float = 0.0) -> None:
-            original(body, reply_to)
-            for job in server.jobs.values():
-                job.pace = None
-
-        server.receive = without_credit  # type: ignore[method-assign]
-        await server.aclose()
-        await server.start()
-        stream = calls.subscribe("flood.start")
-        items = 0
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
-            async for _ in stream:
-                items += 1
-                await asyncio.sleep(0.001)
-        await until(lambda: server.active == 0)
-
-    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
-    assert 0 < items <= (1001 if item is tiny else 60)
 
 
 @pytest.mark.requirement("F9")
