@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
+import signal
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import caller, until
@@ -370,3 +373,27 @@ async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_doe
         worker.receive(encode_event(CallProbed(payload=probe)), "")
 
     assert [event.payload.leaving for event in heard] == [True, True]
+
+
+@pytest.mark.requirement("R38", "F25")
+async def test_f25_a_worker_for_one_peer_leaves_with_it_and_a_signal_reaches_them_all() -> None:
+    running: list[str] = []
+
+    async def attach(target: AcceptedTarget) -> None:
+        running.append("worker")
+        async with serve_calls(ticking(), target) as worker:
+            await worker.run()
+        running.pop()
+
+    with anyio.fail_after(10):
+        async with serve_websocket(attach) as server, AsyncExitStack() as stack:
+            url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for _ in range(2):
+                await stack.enter_async_context(connect_websocket(url))
+            async with connect_websocket(url):
+                await until(lambda: len(running) == 3)
+            await until(lambda: len(running) == 2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: not running)
+
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -10,7 +10,6 @@ Rule 4: nothing that arrives can stop the worker: what cannot be read is counted
 
 import asyncio
 import logging
-import signal
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import time
@@ -39,6 +38,7 @@ from operations.calls.last_words import LastWords, undisturbed
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
+from operations.calls.signals import heeded_signals
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out
 from operations.outsiders import shown_error
@@ -134,22 +134,22 @@ class CallServer:
             self._minding.append(self._spawn(mind_the_callers(self)))
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain. A second signal ends the process at once."""
-        stop = asyncio.Event()
+        """Serve until SIGTERM or SIGINT, or until the peer has gone that this worker is for; then drain.
 
-        def on_signal() -> None:
-            if stop.is_set():
-                raise SystemExit(1)
-            stop.set()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, on_signal)
-        try:
-            await stop.wait()
+        A second signal ends the process at once.
+        """
+        with heeded_signals() as told:
+            ends = [self._spawn(told.wait())]
+            # Only the serving end of a WebSocket has it: its connection does not come back.
+            wait_closed = getattr(self.target, "wait_closed", None)
+            if wait_closed is not None:
+                ends.append(self._spawn(wait_closed()))
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in ends:
+                    task.cancel()
             await self.aclose()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._loop.remove_signal_handler(number)
 
     async def aclose(self) -> None:
         """Take nothing new, give what runs `grace` seconds, end the rest with `UNAVAILABLE`.

@@ -81,7 +81,9 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
     """
     try:
         await connection.send_command(*command)
-        return await connection.read_response(timeout=timeout)
+        # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
+        async with asyncio.timeout(timeout):
+            return await connection.read_response()
     except NoPermissionError as error:
         raise TransportError(f"Redis refused {_shown(command)}: {NOT_PERMITTED}") from error
     except ResponseError:

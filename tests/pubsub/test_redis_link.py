@@ -1,0 +1,19 @@
+"""One connection to Redis, and its answers."""
+
+import pytest
+from tests.servers import Broker
+
+from operations.errors import TransportError
+from operations.pubsub.redis.link import ask, open_connection, open_pool
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_f6_silence_breaks_a_connection_and_is_no_answer(redis_server: Broker) -> None:
+    connection = await open_connection(open_pool(redis_server.url))
+    try:
+        # A late answer would be taken for that to the next command.
+        with pytest.raises(TransportError):
+            await ask(connection, "BLPOP", "nobody writes here", 1, timeout=0.1)
+        assert not connection.is_connected
+    finally:
+        await connection.disconnect()
