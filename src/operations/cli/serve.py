@@ -102,6 +102,6 @@ def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
         who = "anyone on this machine" if is_loopback(host) else "anyone"
         screen.note(
             f"{who} may call {counted(len(labels), 'imported operation')} "
-            f"({', '.join(dict.fromkeys(labels))}); set scopes there to ask for more",
+            f"({', '.join(dict.fromkeys(labels))}); give them scopes to ask for more",
             "yellow",
         )
