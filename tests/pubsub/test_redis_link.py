@@ -12,7 +12,7 @@ async def test_f6_silence_breaks_a_connection_and_is_no_answer(redis_server: Bro
     connection = await open_connection(open_pool(redis_server.url))
     try:
         # A late answer would be taken for that to the next command.
-        with pytest.raises(TransportError):
+        with pytest.raises(TransportError, match=r"no answer for 0\.1 seconds"):
             await ask(connection, "BLPOP", "nobody writes here", 1, timeout=0.1)
         assert not connection.is_connected
     finally:

@@ -89,7 +89,8 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
     except ResponseError:
         raise
     except (*CONNECTION_ERRORS, TimeoutError) as error:
-        raise TransportError(f"Redis: {error}") from error
+        reason = str(error) or f"no answer for {timeout:g} seconds"
+        raise TransportError(f"Redis: {reason}") from error
 
 
 def _shown(command: tuple[Any, ...]) -> str:
