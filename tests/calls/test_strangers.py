@@ -385,8 +385,10 @@ async def test_f25_a_worker_for_one_peer_leaves_with_it_and_a_signal_reaches_the
             await worker.run()
         running.pop()
 
+    before = signal.getsignal(signal.SIGINT)
     with anyio.fail_after(10):
         async with serve_websocket(attach) as server, AsyncExitStack() as stack:
+            stack.callback(signal.signal, signal.SIGINT, before)
             url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             for _ in range(2):
                 await stack.enter_async_context(connect_websocket(url))

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._signals import heeded_signals
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
@@ -38,7 +39,6 @@ from operations.calls.last_words import LastWords, undisturbed
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
-from operations.calls.signals import heeded_signals
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out
 from operations.outsiders import shown_error

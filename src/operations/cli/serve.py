@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
+from operations._signals import heeded_signals
 from operations._words import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.running import heed_signals
 from operations.cli.serving import build_app
 from operations.cli.session import open_session
 from operations.errors import OperationsError
@@ -53,11 +53,11 @@ async def serve(
         app = build_app(hub, doors=doors, host=address)
         try:
             async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
-                told_to_end = heed_signals()
-                announce(url, doors, hub, screen)
-                _point_out_open(address, hub, screen)
-                screen.note("Ctrl-C ends it")
-                await told_to_end.wait()
+                with heeded_signals() as told:
+                    announce(url, doors, hub, screen)
+                    _point_out_open(address, hub, screen)
+                    screen.note("Ctrl-C ends it")
+                    await told.wait()
                 screen.note("closing ...")
         except InsecureBindError:
             raise OperationsError(

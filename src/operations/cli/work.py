@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from operations._signals import heeded_signals
 from operations._words import counted, suggestion
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.running import heed_signals
 from operations.cli.session import open_file
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigFile
@@ -46,16 +46,16 @@ async def work(
             resolve=credential_resolver(file),
         ),
     ):
-        told_to_end = heed_signals()
-        if screen.json:
-            screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
-        else:
-            screen.write(
-                f"serving {counted(len(hub.registry), 'operation')} to group {entry.group} on {entry.url}"
-            )
-            screen.note("Ctrl-C ends it")
-            screen.out.file.flush()
-        await told_to_end.wait()
+        with heeded_signals() as told:
+            if screen.json:
+                screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
+            else:
+                screen.write(
+                    f"serving {counted(len(hub.registry), 'operation')} to group {entry.group} on {entry.url}"
+                )
+                screen.note("Ctrl-C ends it")
+                screen.out.file.flush()
+            await told.wait()
         screen.note("finishing what runs ...")
 
 

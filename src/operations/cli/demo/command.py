@@ -10,12 +10,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from operations._signals import heeded_signals
 from operations.access import Identity
 from operations.cli.demo.api import build_api
 from operations.cli.demo.tour import run_tour
 from operations.cli.hub import Hub, open_hub
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.running import heed_signals
 from operations.cli.serve import announce
 from operations.cli.serving import build_app
 from operations.config import ConfigFile, load_config
@@ -55,14 +55,15 @@ async def demo(
             if screen.json:
                 screen.value({"url": url, "operations": len(hub.registry), "tour": seen})
             elif stays:
-                told_to_end = heed_signals()
-                screen.note(
-                    f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it", "bold"
-                )
-                screen.note(
-                    f"the commands above work in another terminal: export {VARIABLE}={hub.file.path}"
-                )
-                await told_to_end.wait()
+                with heeded_signals() as told:
+                    screen.note(
+                        f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it",
+                        "bold",
+                    )
+                    screen.note(
+                        f"the commands above work in another terminal: export {VARIABLE}={hub.file.path}"
+                    )
+                    await told.wait()
             else:
                 screen.note(
                     "\nthat was the tour; at a terminal, without --once, it goes on serving"

@@ -1,4 +1,4 @@
-"""The signals that end workers, of which a process may have many."""
+"""The signals that end what serves, of which a process may have more than one."""
 
 import asyncio
 import signal
@@ -14,7 +14,8 @@ _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
 def heeded_signals() -> Generator[asyncio.Event]:
     """For the length of the block SIGTERM and SIGINT set this event, and those of all others who wait on this loop.
 
-    A second one ends the process at once.
+    A second one ends the process at once. Enter it before saying that one is ready: who reads that may end the process
+    in the same moment.
     """
     loop = asyncio.get_running_loop()
     events = _waiting.setdefault(loop, [])
@@ -38,3 +39,6 @@ def heeded_signals() -> Generator[asyncio.Event]:
             del _waiting[loop]
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+                if told.is_set():
+                    # What is left is tidying up, and whoever will not wait for that gets no traceback.
+                    signal.signal(number, signal.SIG_DFL)
