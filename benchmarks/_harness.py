@@ -8,6 +8,8 @@ import argparse
 import asyncio
 import gc
 import inspect
+import json
+import socket
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -65,6 +67,54 @@ def table(title: str, rates: dict[str, list[float]], base: str) -> None:
     for name, values in rates.items():
         ratio = statistics.median(b / v for b, v in zip(rates[base], values, strict=True))
         print(f"{name:{width}}  {1e6 / statistics.median(values):10.2f}  {ratio:8.2f}")
+
+
+def latency(
+    port: int, path: str, body: Any, headers: dict[str, str] | None = None, count: int = 300
+) -> float:
+    """Return the median time of a POST on one keep-alive connection, in milliseconds.
+
+    The requests are sent one after another: a rate over many connections hides a delay in each response.
+    """
+    content = json.dumps(body).encode()
+    fields = {
+        "Host": f"127.0.0.1:{port}",
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "Content-Length": str(len(content)),
+        **(headers or {}),
+    }
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    request = "\r\n".join([*lines, "", ""]).encode() + content
+    times: list[float] = []
+    with socket.create_connection(("127.0.0.1", port), 5) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client.makefile("rb") as responses:
+            for _ in range(count):
+                began = time.perf_counter()
+                client.sendall(request)
+                _read_response(responses)
+                times.append(time.perf_counter() - began)
+    return statistics.median(times[count // 10 :]) * 1000
+
+
+def _read_response(responses: Any) -> None:
+    status = responses.readline()
+    assert b" 200 " in status, status
+    length = 0
+    chunked = False
+    while line := responses.readline().strip().lower():
+        name, _, value = line.partition(b":")
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"transfer-encoding":
+            chunked = True
+    if not chunked:
+        responses.read(length)
+        return
+    while size := int(responses.readline(), 16):
+        responses.read(size + 2)
+    responses.readline()
 
 
 def main(benchmark: Callable[[], Awaitable[None]]) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _harness import arguments
+from _harness import arguments, latency
 
 MODERN = "2026-07-28"
 ERAS = ("2025-06-18", MODERN)
@@ -140,7 +140,8 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def script(era: str) -> str:
+def call(era: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the body and the headers of a call."""
     params: dict[str, Any] = dict(CALL)
     headers = {
         "content-type": "application/json",
@@ -154,7 +155,12 @@ def script(era: str) -> str:
             "io.modelcontextprotocol/clientCapabilities": {},
             "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
         }
-    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, headers
+
+
+def script(era: str) -> str:
+    content, headers = call(era)
+    body = json.dumps(content)
     lines = [
         f"wrk.headers[{json.dumps(name)}]={json.dumps(value)}" for name, value in headers.items()
     ]
@@ -191,6 +197,7 @@ def main() -> None:
     for era in ERAS:
         rates: dict[str, list[float]] = {title: [] for title in SERVERS}
         costs: dict[str, list[float]] = {title: [] for title in SERVERS}
+        delays: dict[str, list[float]] = {title: [] for title in SERVERS}
         with tempfile.TemporaryDirectory() as folder:
             lua = Path(folder, "call.lua")
             lua.write_text(script(era))
@@ -199,6 +206,7 @@ def main() -> None:
                     with served(name) as (port, process):
                         while wrk(port, str(lua), 1, 4) == 0:
                             continue
+                        delays[title].append(latency(port, "/mcp", *call(era)))
                         before = cpu_seconds(process)
                         rate = wrk(port, str(lua), options.seconds, options.connections)
                         rates[title].append(rate)
@@ -206,14 +214,16 @@ def main() -> None:
                         costs[title].append(rate * options.seconds / spent)
         print(f"\ntools/call over streamable HTTP, protocol {era}, stateless")
         width = max(map(len, SERVERS))
-        print(f"{'':{width}}  {'calls/s':>9}  {'x FastMCP':>9}  {'per CPU s':>9}  {'x FastMCP':>9}")
+        print(
+            f"{'':{width}}  {'calls/s':>9}  {'x FastMCP':>9}  {'per CPU s':>9}  {'x FastMCP':>9}  {'p50 ms':>7}"
+        )
         for title in SERVERS:
             line = f"{title:{width}}"
             for table in (rates, costs):
                 pairs = zip(table[title], table["FastMCP"], strict=True)
                 ratio = statistics.median(value / base for value, base in pairs)
                 line += f"  {statistics.median(table[title]):9,.0f}  {ratio:9.1f}"
-            print(line)
+            print(f"{line}  {statistics.median(delays[title]):7.2f}")
 
 
 if __name__ == "__main__":

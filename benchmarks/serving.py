@@ -26,6 +26,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import aiohttp
+from _harness import latency
 
 BODY = {"title": "Ship it", "priority": 3, "tags": ["a", "b"]}
 GOAL = 0.7
@@ -35,9 +36,11 @@ GOAL = 0.7
 
 
 def serve_ours(port: int) -> None:
+    import uvloop
+
     from operations import OperationRegistry
     from operations.server import create_app
-    from operations.server.running import build_server
+    from operations.server.running import running
 
     registry = OperationRegistry()
 
@@ -50,7 +53,12 @@ def serve_ours(port: int) -> None:
         yield {"id": 1}
         await asyncio.Event().wait()
 
-    build_server(create_app(registry), port=port).run()
+    async def serve() -> None:
+        async with running(create_app(registry), port=port):
+            await asyncio.Event().wait()
+
+    # The path of `operations serve`, on the event loop that the others get from uvicorn.
+    uvloop.run(serve())
 
 
 def serve_bare(port: int) -> None:
@@ -228,10 +236,12 @@ def main() -> None:
         return
     rates: dict[str, list[float]] = {name: [] for name in SERVERS}
     costs: dict[str, list[float]] = {name: [] for name in SERVERS}
+    delays: dict[str, list[float]] = {name: [] for name in SERVERS}
     for _ in range(options.repeats):
         for name in SERVERS:
             with started(name, options.port) as process:
                 rate(name, options.port, 1, options.connections)
+                delays[name].append(latency(options.port, *REQUESTS[name]))
                 before, began = cpu_seconds(process), time.monotonic()
                 rates[name].append(
                     rate(name, options.port, int(options.seconds), options.connections)
@@ -240,11 +250,14 @@ def main() -> None:
                 costs[name].append((cpu_seconds(process) - before) / done * 1e6)
     base = costs["bare Starlette"]
     share = statistics.median(b / a for a, b in zip(costs["operations"], base, strict=True))
-    print(f"\n{'POST, JSON, validated':24}{'requests/s':>12}{'CPU us each':>14}{'x bare':>10}")
+    print(
+        f"\n{'POST, JSON, validated':24}{'requests/s':>12}{'CPU us each':>14}{'x bare':>10}{'p50 ms':>10}"
+    )
     for name, values in rates.items():
         ratio = statistics.median(b / a for a, b in zip(costs[name], base, strict=True))
         print(
             f"{name:24}{statistics.median(values):12.0f}{statistics.median(costs[name]):14.0f}{ratio:10.2f}"
+            f"{statistics.median(delays[name]):10.2f}"
         )
     with started("operations", options.port) as process:
         used = asyncio.run(stream_memory(process, options.port, options.streams))

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import aiohttp
 import anyio
@@ -88,3 +91,28 @@ def test_a_door_that_is_no_application_is_refused_at_once() -> None:
     registry = OperationRegistry()
     with pytest.raises(TypeError, match="asgi_app"):
         create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]
+
+
+async def test_small_responses_are_sent_without_delay() -> None:
+    async with running(create_app(OperationRegistry())) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        try:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            with _peer_of(writer.get_extra_info("sockname")) as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        finally:
+            writer.close()
+
+
+def _peer_of(address: tuple[str, int]) -> socket.socket:
+    """Return a copy of the socket in this process that is connected to `address`."""
+    for entry in Path("/proc/self/fd").iterdir():
+        if not entry.is_socket():
+            continue
+        with ExitStack() as cleanup, suppress(OSError):
+            found = cleanup.enter_context(socket.socket(fileno=os.dup(int(entry.name))))
+            if found.family == socket.AF_INET and found.getpeername() == address:
+                cleanup.pop_all()
+                return found
+    raise AssertionError(f"no socket is connected to {address}")

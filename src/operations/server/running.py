@@ -92,7 +92,8 @@ async def running(
     """
     server = build_server(app, host=host, port=port, allow_anonymous=allow_anonymous)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
