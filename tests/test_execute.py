@@ -689,6 +689,68 @@ async def test_env_can_be_limited_to_namespaces() -> None:
             thing.__wrapped__  # noqa: B018
 
 
+async def test_env_and_its_paths_list_what_can_be_called() -> None:
+    async def handler(_input: Any, context: OperationContext) -> Any:
+        env = context.env
+        return [
+            list(env),
+            len(env),
+            ["inner" in env, "inner.who" in env, "inner.who.am-i" in env, "test" in env],
+            ["inn" in env, "inner.wh" in env, "nowhere" in env, 5 in env],
+            [list(env.inner), len(env.inner), list(env.inner.who), list(env.inner.who["am-i"])],
+            ["who" in env.inner, "who.am-i" in env.inner, "am-i" in env.inner, 5 in env.inner],
+            [bool(env), bool(env.inner.who["am-i"])],
+            ["inner" in dir(env), "call" in dir(env), "who" in dir(env.inner)],
+        ]
+
+    assert (
+        await nesting(handler).execute("test.run", None, OperationContext(trusted=True))
+    ).data == [
+        ["test", "inner"],
+        2,
+        [True, True, True, True],
+        [False, False, False, False],
+        [["who.am-i"], 1, ["am-i"], []],
+        [True, True, False, False],
+        [True, True],
+        [True, True, True],
+    ]
+
+
+def test_env_lists_only_the_allowed_namespaces() -> None:
+    env = build_env(nesting(echo), OperationContext(), ["inner"])
+
+    assert list(env) == ["inner"]
+    assert "test" not in env
+    assert "run" not in env.test
+    assert list(env.test) == []
+
+
+class UntrustingContext(OperationContext, frozen=True, kw_only=True, eq=False):
+    """A call whose nested calls have only its caller's access."""
+
+    def child(self) -> OperationContext:
+        return OperationContext(identity=self.identity)
+
+
+def test_env_lists_only_what_the_nested_call_has_access_to() -> None:
+    registry = nesting(echo)
+
+    nobody, outer, both = (
+        build_env(registry, UntrustingContext(identity=Identity("alice", scopes)))
+        for scopes in ([], ["outer"], ["outer", "inner"])
+    )
+
+    assert [list(nobody), list(outer), list(both)] == [[], ["test"], ["test", "inner"]]
+    assert [len(nobody), "inner" in outer, "inner" in both] == [0, False, True]
+
+
+def test_an_env_without_a_registry_is_empty() -> None:
+    env = OperationContext().env
+
+    assert [list(env), len(env), "a" in env] == [[], 0, False]
+
+
 async def test_an_env_without_a_registry_finds_nothing() -> None:
     with pytest.raises(CallError) as caught:
         await OperationContext().env.a.b()

@@ -7,7 +7,15 @@ Rule 2: what costs something (the request id, `env`) is made when it is read.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from os import urandom
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
@@ -15,7 +23,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from operations.access import Identity
+from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
@@ -23,6 +31,20 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations")
 
 T = TypeVar("T")
+
+
+class Listed(Protocol):
+    """The parts of a spec that decide whether an operation may be called."""
+
+    @property
+    def id(self) -> str:
+        """The operation's id."""
+        ...
+
+    @property
+    def access_control(self) -> AccessControl:
+        """The access that a call requires."""
+        ...
 
 
 class Caller(Protocol):
@@ -38,6 +60,10 @@ class Caller(Protocol):
         self, operation_id: str, input: Any = None, context: "OperationContext | None" = None
     ) -> "Stream":
         """Open a subscription."""
+        ...
+
+    def specs(self) -> Iterable[Listed]:
+        """Return the specs of all operations."""
         ...
 
 
@@ -261,6 +287,9 @@ class OperationEnv:
 
     `env.namespace.name(input)`, or `env["namespace"]["name"](input)` where a name is no identifier, or
     `env.call("namespace.name", input)`. Each gives the envelope, or raises `CallError`.
+
+    Iteration, `len()`, `in` and `dir()` cover the namespaces that contain an operation which may be called here.
+    `key in env` is True if `env[key]` is such an operation or leads to one.
     """
 
     __slots__ = ("_allowed", "_context", "_registry")
@@ -283,6 +312,31 @@ class OperationEnv:
     def __getitem__(self, namespace: str) -> "OperationPath":
         return OperationPath(self, namespace)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(_heads(self.operation_ids()))
+
+    def __len__(self) -> int:
+        return len(_heads(self.operation_ids()))
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and any(
+            known == key or known.startswith(key + ".") for known in self.operation_ids()
+        )
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *self]
+
+    def operation_ids(self) -> Iterator[str]:
+        """Yield the ids of the operations that may be called here."""
+        if self._registry is None:
+            return
+        child = self._context.child()
+        for spec in self._registry.specs():
+            if self._allows(spec.id) and (
+                child.trusted or check_access(spec.access_control, child.identity)
+            ):
+                yield spec.id
+
     async def call(self, operation_id: str, input: Any = None) -> ResponseEnvelope[Any]:
         """Run an operation as part of this call."""
         registry = self._admit(operation_id)
@@ -297,18 +351,22 @@ class OperationEnv:
         return items
 
     def _admit(self, operation_id: str) -> Caller:
-        allowed = self._allowed
-        if self._registry is None or (
-            allowed is not None and operation_id.split(".", 1)[0] not in allowed
-        ):
+        if self._registry is None or not self._allows(operation_id):
             raise CallError(
                 ErrorCode.OPERATION_NOT_FOUND, f"No operation {operation_id!r} can be called here"
             )
         return self._registry
 
+    def _allows(self, operation_id: str) -> bool:
+        return self._allowed is None or operation_id.split(".", 1)[0] in self._allowed
+
 
 class OperationPath:
-    """A namespace, or an operation in it; calling it runs the operation."""
+    """A namespace, or an operation in it; calling it runs the operation.
+
+    Iteration and `len()` cover the names of the operations below this path that may be called here; `key in path`
+    is True if `path[key]` is such an operation or leads to one.
+    """
 
     __slots__ = ("_env", "_id")
 
@@ -324,6 +382,27 @@ class OperationPath:
     def __getitem__(self, name: str) -> "OperationPath":
         return OperationPath(self._env, f"{self._id}.{name}")
 
+    def __iter__(self) -> Iterator[str]:
+        prefix = self._id + "."
+        return (
+            known.removeprefix(prefix)
+            for known in self._env.operation_ids()
+            if known.startswith(prefix)
+        )
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        # An operation has nothing below it, but is not empty.
+        return True
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and f"{self._id}.{key}" in self._env
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *_heads(self)]
+
     def __call__(self, input: Any = None) -> Awaitable[ResponseEnvelope[Any]]:
         """Run the operation as part of the call this belongs to."""
         return self._env.call(self._id, input)
@@ -332,13 +411,19 @@ class OperationPath:
         return f"<operation {self._id}>"
 
 
+def _heads(names: Iterable[str]) -> list[str]:
+    """Return the first part of each name, without repetition."""
+    return list(dict.fromkeys(name.split(".", 1)[0] for name in names))
+
+
 def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep: bool) -> None:
     """Let `field` keep its place in the struct, but fill it only when it is read and still empty."""
     slot: Any = OperationContext.__dict__[field]
 
     def read(context: OperationContext) -> Any:
         value = slot.__get__(context)
-        if not value:
+        # Not by truth: an env without operations is empty.
+        if value is None or value == "":
             value = make(context)
             if keep:
                 slot.__set__(context, value)
