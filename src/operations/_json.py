@@ -1,4 +1,4 @@
-"""What counts as JSON here, and how Python values become it.
+"""What counts as JSON here, how Python values become it, and how to read JSON of unknown shape.
 
 Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `None`, exactly.
 Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, wherever they are.
@@ -14,10 +14,12 @@ from enum import Enum
 from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 from uuid import UUID
 
 import msgspec
+
+from operations.types import JSONObject
 
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
@@ -42,6 +44,47 @@ class JSONValueError(ValueError):
         super().__init__(f"{path or 'the value'}: {reason}")
         self.path = path
         self.reason = reason
+
+
+def is_object(value: Any) -> TypeGuard[JSONObject]:
+    """Return whether `value` is a dict."""
+    return isinstance(value, dict)
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """Return whether `value` is a list."""
+    return isinstance(value, list)
+
+
+def object_of(value: Any) -> JSONObject:
+    """Return `value` if it is an object, else an empty one."""
+    return value if is_object(value) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return `value` if it is a list, else an empty one."""
+    return value if is_list(value) else []
+
+
+def text_of(value: Any) -> str:
+    """Return `value` if it is text, else an empty string."""
+    return value if isinstance(value, str) else ""
+
+
+def kind_of(value: object) -> str:
+    """Return the JSON Schema type of a JSON value; every float is a number, also 1.0."""
+    return _KINDS.get(type(value), "object")
+
+
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 
 def pointer(token: str | int) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from operations._json import is_object
 from operations.errors import CallError, ErrorCode
 from operations.schema import Schema
-from operations.schema.kinds import is_object
 from operations.schema.scopes import Placed, References, Scopes
 from operations.specs import OperationSpec
 from operations.types import JSONObject, JSONSchema

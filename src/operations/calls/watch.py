@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+from operations._json import is_object
 from operations.calls.entries import PendingCall
 from operations.calls.events import (
     AlivePayload,
@@ -33,7 +34,6 @@ from operations.calls.presence import SETTLING, is_there
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
-from operations.schema.kinds import is_object
 
 logger = logging.getLogger("operations")
 

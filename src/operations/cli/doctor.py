@@ -12,13 +12,13 @@ import anyio
 from rich.text import Text
 
 from operations import __version__
+from operations._json import object_of
 from operations._words import counted
 from operations.calls import PendingRequestMap
 from operations.cli.exits import ExitCode
 from operations.cli.hub import open_hub
 from operations.cli.journal import journal_path
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.reading import object_of
 from operations.cli.render import Screen, plain
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigError, ConfigFile, Secret

@@ -13,11 +13,11 @@ import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
+from operations._json import object_of
 from operations._words import counted
 from operations.cli.exits import ExitCode
 from operations.cli.hub import Source, open_hub
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.reading import object_of
 from operations.cli.render import STYLES, Screen, first_line, plain
 from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry

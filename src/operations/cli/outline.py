@@ -6,10 +6,8 @@ Rule 1: this never decides what is valid. It helps to ask for values, to convert
 from collections.abc import Iterator
 from typing import Any, cast
 
-from operations._json import unescape
-from operations.cli.reading import list_of, object_of
+from operations._json import kind_of, list_of, object_of, unescape
 from operations.schema import Schema
-from operations.schema.kinds import kind_of
 from operations.types import JSONObject, JSONSchema
 
 _MAX_STEPS = 32

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, cast
 
+from operations._json import list_of
 from operations.cli.inputs import read_input
 from operations.cli.outline import Outline
-from operations.cli.reading import list_of
 from operations.cli.render import encoded
 from operations.errors import CallError, SchemaError
 from operations.schema import Schema

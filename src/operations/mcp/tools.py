@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from msgspec.structs import replace
 
+from operations._json import object_of
 from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -59,7 +60,7 @@ def build_spec(
         ValueError: If its name cannot be one of ours.
     """
     name = cast("str", tool["name"])
-    annotations: JSONObject = _object(tool.get("annotations"))
+    annotations: JSONObject = object_of(tool.get("annotations"))
     trusted = config.trust_annotations
     reads = matches(name, config.queries) or (trusted and annotations.get("readOnlyHint") is True)
     meta: JSONObject = {"source": "mcp", "server": server, "tool": name}
@@ -87,10 +88,6 @@ def _output_schema(document: Any) -> Schema:
     if not isinstance(document, (dict, bool)):
         return Schema({})
     return from_schema(cast("JSONObject | bool", document), lenient=True)
-
-
-def _object(value: Any) -> JSONObject:
-    return cast("JSONObject", value) if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str | None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urljoin
 
-from operations._json import unescape
-from operations.openapi.nodes import list_of, object_of, text_of
+from operations._json import list_of, object_of, text_of, unescape
 from operations.types import JSONObject
 
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")

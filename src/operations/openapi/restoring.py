@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from operations._json import is_object, list_of, object_of, text_of
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -15,7 +16,6 @@ from operations.errors import CallError
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.exchange.client import Draft
 from operations.openapi.exporting.extension import Exported, item_schema, restore_schema
-from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.reading.document import Entry
 from operations.openapi.reading.model import EVENT_STREAM
 from operations.openapi.requests.plan import BODY

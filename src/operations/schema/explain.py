@@ -7,9 +7,8 @@ number of failures and a bounded number of steps, however alternatives multiply.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from operations._json import escape
+from operations._json import escape, is_list, is_object
 from operations.schema.evaluated import evaluated_names, evaluated_places
-from operations.schema.kinds import is_array, is_object
 from operations.schema.planning.assertions import flat_failures, listed, type_of
 from operations.schema.planning.members import nearest
 from operations.schema.planning.plans import Planner
@@ -76,7 +75,7 @@ class _Walk:
         yield from self._in_place(site, schema, value, path)
         if is_object(value):
             yield from self._object(site, schema, value, path)
-        elif is_array(value):
+        elif is_list(value):
             yield from self._array(site, schema, value, path)
 
     def _matches(self, site: Site, value: Any) -> bool:
@@ -178,7 +177,7 @@ class _Walk:
             for name, wanted in dependents.items():
                 if name not in value:
                     continue
-                if not is_array(wanted):
+                if not is_list(wanted):
                     yield from self.faults(self._document.at(site, keyword, name), value, path)
                     continue
                 for other in wanted:

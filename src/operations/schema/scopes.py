@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from operations._json import canonical, unescape
-from operations.schema.kinds import is_array, is_object
+from operations._json import canonical, is_list, is_object, unescape
 from operations.types import JSONObject, JSONSchema
 
 _DEFINITION = "#/$defs/"
@@ -153,6 +152,6 @@ def _names_in(schema: Any) -> set[str]:
                 token = reference[len(_DEFINITION) :].partition("/")[0]
                 names.add(unescape(token))
             waiting += value.values()
-        elif is_array(value):
+        elif is_list(value):
             waiting += value
     return names

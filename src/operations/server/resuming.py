@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from operations._json import is_object
 from operations.openapi.exporting.query_arguments import QueryArguments
-from operations.schema.kinds import is_object
 from operations.server.faults import malformed
 from operations.specs import OperationSpec
 from operations.types import JSONObject

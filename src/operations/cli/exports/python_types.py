@@ -4,8 +4,8 @@ import keyword
 import re
 from typing import Any, NamedTuple
 
+from operations._json import object_of
 from operations.cli.outline import Outline
-from operations.cli.reading import object_of
 from operations.cli.render import first_line
 from operations.schema import Schema
 from operations.schema.scopes import Scopes

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from operations._json import object_of
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.security import redacted
-from operations.openapi.nodes import object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.texts import MARKS
 from operations.types import JSONObject

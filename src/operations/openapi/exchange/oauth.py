@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urljoin
 
 import msgspec
 
+from operations._json import object_of, text_of
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
     ClientCredentials,
@@ -22,7 +23,6 @@ from operations.openapi.config import (
     PasswordCredentials,
     RefreshToken,
 )
-from operations.openapi.nodes import object_of, text_of
 from operations.types import JSONObject
 
 RENEW_BEFORE = 30.0

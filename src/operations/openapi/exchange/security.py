@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from operations._json import list_of, object_of, text_of
 from operations._words import names_a_secret
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
@@ -25,7 +26,6 @@ from operations.openapi.config import (
 )
 from operations.openapi.exchange.oauth import TokenSource, TokenSources
 from operations.openapi.headers import enforce_header
-from operations.openapi.nodes import list_of, object_of, text_of
 from operations.types import JSONObject
 
 

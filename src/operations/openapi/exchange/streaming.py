@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
 from operations.errors import CallError, ErrorCode, timed_out
@@ -22,7 +23,6 @@ from operations.openapi.exchange.client import Client, Draft
 from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.sse import EventStreamDecoder, ServerSentEvent
-from operations.openapi.nodes import object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.model import EVENT_STREAM
 

@@ -14,8 +14,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, cast
 
-from operations._json import canonical, unescape
-from operations.schema.kinds import is_array, is_object
+from operations._json import canonical, is_list, is_object, unescape
 from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
 
@@ -264,7 +263,7 @@ def _is_plain(schema: JSONObject, references: int) -> bool:
 def _count_references(value: Any) -> int:
     if is_object(value):
         return ("$ref" in value) + sum(map(_count_references, value.values()))
-    return sum(map(_count_references, value)) if is_array(value) else 0
+    return sum(map(_count_references, value)) if is_list(value) else 0
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
@@ -288,7 +287,7 @@ def _target(reference: str, root: JSONObject) -> Any:
         name = unescape(token)
         if is_object(held) and name in held:
             held = held[name]
-        elif is_array(held) and name.isdecimal() and int(name) < len(held):
+        elif is_list(held) and name.isdecimal() and int(name) < len(held):
             held = held[int(name)]
         else:
             return None

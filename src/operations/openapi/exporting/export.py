@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from operations._json import is_list
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.openapi.exporting.components import Components, has_definitions
 from operations.openapi.exporting.extension import KEY, PLACED, Exported, event_schema
@@ -20,7 +21,6 @@ from operations.openapi.exporting.query_arguments import (
     may_be_empty,
 )
 from operations.schema import Schema
-from operations.schema.kinds import is_array
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -327,11 +327,11 @@ def _without_null(schema: JSONObject) -> JSONObject:
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
     kind: Any = schema.get("type")
-    if is_array(kind):
+    if is_list(kind):
         return {**schema, "type": [each for each in kind if each != "null"]}
     for keyword in ("anyOf", "oneOf"):
         members: Any = schema.get(keyword)
-        if is_array(members):
+        if is_list(members):
             kept = [member for member in members if member != {"type": "null"}]
             if len(kept) == 1 and isinstance(kept[0], dict):
                 rest = {key: value for key, value in schema.items() if key != keyword}

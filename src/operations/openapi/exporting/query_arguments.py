@@ -17,10 +17,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations._json import pointer, unescape
+from operations._json import kind_of, pointer, unescape
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
-from operations.schema.kinds import kind_of
 from operations.types import JSONObject, JSONSchema
 
 WHOLE = "input"

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
-from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.reading import media, openapi3, swagger2
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.model import EVENT_STREAM

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from operations._json import is_list, is_object, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header
-from operations.openapi.nodes import is_list, is_object, object_of, text_of
 from operations.openapi.reading import openapi3, swagger2
 from operations.openapi.reading.model import METHODS, Model
 from operations.openapi.reading.references import References

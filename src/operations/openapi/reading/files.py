@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._json import escape
+from operations._json import escape, list_of, object_of
 from operations._words import without_secrets
 from operations.errors import DocumentError
-from operations.openapi.nodes import list_of, object_of
 from operations.openapi.reading.texts import decode_document
 from operations.types import JSONObject
 

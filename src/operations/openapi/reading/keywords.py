@@ -6,8 +6,7 @@ Rule: what says nothing usable comes back as None, and its keyword is left out.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from operations._json import MAX_DEPTH, JSONValueError, to_json
-from operations.openapi.nodes import is_list, is_object
+from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, to_json
 from operations.types import JSONObject, JSONSchema
 
 FILE_SCHEMA: JSONObject = {

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header_value
-from operations.openapi.nodes import is_object, list_of, object_of, text_of
 from operations.openapi.reading.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.reading.references import References
 from operations.types import JSONObject

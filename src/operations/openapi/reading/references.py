@@ -6,9 +6,8 @@
 from typing import Any
 from urllib.parse import unquote
 
-from operations._json import escape, unescape
+from operations._json import escape, is_list, is_object, list_of, object_of, unescape
 from operations.errors import DocumentError
-from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.types import JSONObject
 
 MAX_HOPS = 32

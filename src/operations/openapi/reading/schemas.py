@@ -14,8 +14,8 @@ import re
 from enum import StrEnum
 from typing import Any
 
+from operations._json import is_list, is_object, list_of, object_of
 from operations.errors import DocumentError
-from operations.openapi.nodes import is_list, is_object, list_of, object_of
 from operations.openapi.reading.keywords import (
     FILE_SCHEMA,
     apply_exclusive,

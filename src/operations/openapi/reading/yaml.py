@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from operations._json import is_list, is_object
 from operations.errors import DocumentError, MissingExtraError
-from operations.openapi.nodes import is_list, is_object
 
 try:
     import yaml

@@ -8,9 +8,9 @@ from urllib.parse import quote_plus
 
 import msgspec
 
+from operations._json import is_list, object_of
 from operations.errors import CallError, ErrorCode
 from operations.openapi.headers import enforce_header
-from operations.openapi.nodes import is_list, object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.model import Media
 from operations.openapi.reading.schemas import SchemaConverter

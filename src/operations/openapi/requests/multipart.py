@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from operations._json import pointer
+from operations._json import is_list, is_object, list_of, object_of, pointer, text_of
 from operations.errors import CallError, ErrorCode
 from operations.openapi.headers import enforce_header
-from operations.openapi.nodes import is_list, is_object, list_of, object_of, text_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import is_file
 from operations.openapi.reading.model import Media, Parameter

@@ -7,8 +7,8 @@ import re
 from typing import Any
 from urllib.parse import quote, unquote
 
+from operations._json import list_of, object_of
 from operations.errors import CallError, ErrorCode
-from operations.openapi.nodes import list_of, object_of
 
 MAX_ENCODINGS = 8
 """How many layers of percent-encoding are looked through; what has more is refused."""

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from operations._json import pointer
+from operations._json import object_of, pointer
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.client import Draft
 from operations.openapi.headers import enforce_header, is_owned
-from operations.openapi.nodes import object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import is_sequence, whole_schema
 from operations.openapi.reading.keywords import FILE_SCHEMA, as_object, is_file

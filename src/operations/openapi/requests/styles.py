@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from operations.openapi.nodes import is_list, is_object
+from operations._json import is_list, is_object
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
 

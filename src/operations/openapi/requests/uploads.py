@@ -4,8 +4,8 @@ import base64
 import binascii
 from typing import Any, NamedTuple
 
+from operations._json import object_of, text_of
 from operations.errors import CallError, ErrorCode
-from operations.openapi.nodes import object_of, text_of
 
 OCTETS = "application/octet-stream"
 

@@ -7,10 +7,18 @@ Rule 2: a cast never makes a valid value invalid. Where stripping would, the val
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, canonical, pointer, to_json, unescape
+from operations._json import (
+    MAX_DEPTH,
+    JSONValueError,
+    canonical,
+    is_list,
+    is_object,
+    pointer,
+    to_json,
+    unescape,
+)
 from operations.schema.casting.repairing import Repairer
 from operations.schema.casting.stripping import GaveUpError, Stripper, exact_strip
-from operations.schema.kinds import is_array, is_object
 from operations.schema.planning.assertions import same, shown, type_of
 from operations.schema.planning.leaves import scalar_types
 from operations.schema.planning.plans import Planner
@@ -153,7 +161,7 @@ def _has_place(value: Any, path: str) -> bool:
         name = unescape(token)
         if is_object(value) and name in value:
             value = value[name]
-        elif is_array(value) and int(name) < len(value):
+        elif is_list(value) and int(name) < len(value):
             value = value[int(name)]
         else:
             return False
@@ -167,7 +175,7 @@ def _unsaid(value: Any, result: Any, said: set[str], path: str = "") -> list[Rep
     both: list[tuple[str | int, Any, Any]]
     if is_object(value) and is_object(result):
         both = [(name, value[name], result[name]) for name in value if name in result]
-    elif is_array(value) and is_array(result) and len(value) == len(result):
+    elif is_list(value) and is_list(result) and len(value) == len(result):
         both = [(index, *pair) for index, pair in enumerate(zip(value, result, strict=True))]
     elif type(value) not in _JSON or same(value, result):
         return []

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sized
 from fractions import Fraction
 from typing import Any
 
-from operations._json import canonical
-from operations.schema.kinds import is_array, is_object
+from operations._json import canonical, is_list, is_object
 from operations.schema.reading.patterns import matcher
 from operations.types import JSONObject
 
@@ -56,7 +55,7 @@ def same(first: Any, second: Any) -> bool:
         return first is second
     if is_object(first) and is_object(second):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if is_array(first) and is_array(second):
+    if is_list(first) and is_list(second):
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)
 
@@ -83,7 +82,7 @@ def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
-    names = expected if is_array(expected) else [expected]
+    names = expected if is_list(expected) else [expected]
     if any(has_type(value, name) for name in names):
         return None
     wanted = " or ".join(_ARTICLES[name] for name in names)
@@ -157,7 +156,7 @@ def _pattern(pattern: str, value: Any, _schema: JSONObject) -> str | None:
 
 
 def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
-    if wanted is not True or not is_array(value) or len(distinct(value)) == len(value):
+    if wanted is not True or not is_list(value) or len(distinct(value)) == len(value):
         return None
     return "must not hold the same item twice"
 
@@ -174,7 +173,7 @@ def identity(value: Any) -> Any:
     """Something hashable that is equal for values that are the same JSON, and for no others."""
     if is_object(value):
         return frozenset((name, identity(item)) for name, item in value.items())
-    if is_array(value):
+    if is_list(value):
         return tuple(map(identity, value))
     return type(value) is bool, value
 

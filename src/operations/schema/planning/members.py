@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from operations.schema.kinds import is_object
+from operations._json import is_object
 from operations.schema.planning.assertions import same, type_of
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.plans import Plan, Planner

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from operations.schema.kinds import is_array
+from operations._json import is_list
 from operations.schema.planning.assertions import identity, type_of
 from operations.schema.reading.references import Site
 from operations.types import JSONObject
@@ -27,7 +27,7 @@ def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
     allowed: list[Any] | None = None
     for _, keywords in facets:
         for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
-            if is_array(listed):
+            if is_list(listed):
                 before = None if allowed is None else set(map(identity, allowed))
                 allowed = [
                     member for member in listed if before is None or identity(member) in before
@@ -41,7 +41,7 @@ def types_of(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[st
     for _, keywords in facets:
         named = keywords.get("type")
         if named is not None:
-            names = named if is_array(named) else [named]
+            names = named if is_list(named) else [named]
             allowed = tuple(names) if allowed is None else _both(allowed, names)
     if constants is None:
         return allowed

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import jsonschema_rs
 
-from operations.schema.kinds import is_array, is_object
+from operations._json import is_list, is_object
 from operations.types import JSONObject, JSONSchema
 
 IN_PLACE = ("not", "if", "then", "else")
@@ -135,7 +135,7 @@ def subschemas(schema: JSONObject) -> Iterator[tuple[str, str | int | None, JSON
         shapes = _HOLDERS.get(keyword)
         if shapes is None:
             continue
-        if is_array(held):
+        if is_list(held):
             if "list" in shapes:
                 for index, member in enumerate(held):
                     if _is_schema(member):

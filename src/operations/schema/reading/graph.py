@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from operations._json import MAX_DEPTH
+from operations._json import MAX_DEPTH, is_list
 from operations.errors import SchemaError
-from operations.schema.kinds import is_array
 from operations.schema.reading.dialects import (
     DEFINITIONS,
     IN_PLACE,
@@ -219,11 +218,11 @@ def _seen_depth(
 
 def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) -> int | None:
     named = [schema["const"]] if "const" in schema else schema.get("enum")
-    if is_array(named):
+    if is_list(named):
         # What is accepted equals one of these.
         return None if any(isinstance(member, (dict, list)) for member in named) else 0
     types = schema.get("type")
-    names: set[Any] = set(types if is_array(types) else [types])
+    names: set[Any] = set(types if is_list(types) else [types])
     if not names or not names <= _TYPES:
         return None
     parts: list[str] = []

@@ -8,9 +8,8 @@ comes back to an equal site.
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from operations._json import escape, pointer, unescape
+from operations._json import escape, is_list, is_object, pointer, unescape
 from operations.errors import SchemaError
-from operations.schema.kinds import is_array, is_object
 from operations.schema.reading.dialects import (
     DRAFT_2019_09,
     DRAFT_2020_12,
@@ -168,7 +167,7 @@ class Document:
             if is_object(held) and name in held:
                 held = held[name]
                 place += "/" + escape(name)
-            elif is_array(held) and name.isdecimal() and int(name) < len(held):
+            elif is_list(held) and name.isdecimal() and int(name) < len(held):
                 held = held[int(name)]
                 place += f"/{int(name)}"
             else:
@@ -257,4 +256,4 @@ def _join(base: str, reference: str) -> str:
 
 def _is_old_tuple(site: Site) -> bool:
     schema = site.schema
-    return is_object(schema) and is_array(schema.get("items")) and "prefixItems" not in schema
+    return is_object(schema) and is_list(schema.get("items")) and "prefixItems" not in schema

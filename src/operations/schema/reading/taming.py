@@ -7,8 +7,8 @@ A validator that is only told `type: string` does not look into the text, and le
 pattern that every text matches makes it look, for a fifth of what a look of our own would take.
 """
 
+from operations._json import is_list, is_object
 from operations.errors import SchemaError
-from operations.schema.kinds import is_array, is_object
 from operations.schema.reading.patterns import ANY_TEXT, MAX_WEIGHT, is_linear, longest_text, weight
 from operations.schema.reading.references import Document
 from operations.types import JSONObject
@@ -53,7 +53,7 @@ class Tamer:
             self._tame_names(schema, named, place + "/patternProperties")
         types = schema.get("type")
         if "pattern" not in schema and (
-            types == "string" or (is_array(types) and "string" in types)
+            types == "string" or (is_list(types) and "string" in types)
         ):
             schema["pattern"] = ANY_TEXT
 
