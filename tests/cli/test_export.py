@@ -1,15 +1,19 @@
 """`operations export`: documents, tools, a typed client, and an honest account of what was lost."""
 
+import ast
 import asyncio
+import builtins
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.cli.conftest import Ran
 from tests.conftest import PROJECT
 
@@ -21,7 +25,7 @@ from operations import (
     OperationType,
 )
 from operations.cli.exports.names import tool_names
-from operations.cli.exports.python_client import python_client
+from operations.cli.exports.python_client import client_runtime, python_client
 from operations.cli.exports.tools import provider_tools
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.server import APIKeys, create_app, hash_key
@@ -261,6 +265,144 @@ async def test_the_python_client_of_a_large_api_is_no_larger_than_its_document(
 
     assert len(source) < document.stat().st_size
     assert loaded(tmp_path / "client.py", source).Client
+
+
+ATTACK = 'x" + str(__import__("os").system("touch owned")) + "'
+_TEXT = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        [ATTACK, "'\"", '"""', "\\", "\n", "\r\x00", "\ud800", "\u2028", "ﬁ", "__x", "__debug__"]
+    ),
+    st.sampled_from(
+        ["None", "class", "given", "cast", "UNSET", "self", "Any", "Client", "TypedDict", "keys"]
+    ),
+)
+_CLASSES = st.sampled_from(
+    ["none", "Any", "Client", "TypedDict", "Connection", "TimeoutError", "N0Namespace", "Pet"]
+)
+_VALUES = st.one_of(_TEXT, st.none(), st.booleans(), st.integers(), st.just(10**4000))
+_SCHEMAS = st.recursive(
+    st.one_of(
+        st.builds(lambda values: {"enum": values}, st.lists(_VALUES, min_size=1, max_size=3)),
+        st.builds(lambda value: {"const": value}, _VALUES),
+        st.sampled_from([{"type": "string"}, {"type": ["integer", "null"]}, {}, {"type": "array"}]),
+    ),
+    lambda inner: st.one_of(
+        st.builds(lambda schema: {"type": "array", "items": schema}, inner),
+        st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(
+            lambda named, required, text: {
+                "type": "object",
+                "properties": named,
+                "required": sorted(set(named))[: int(required)],
+                "description": text,
+            },
+            st.dictionaries(_TEXT, inner, max_size=3),
+            st.booleans(),
+            _TEXT,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.requirement("R59")
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_CLASSES, _TEXT, _TEXT, _SCHEMAS, _SCHEMAS), min_size=1, max_size=3))
+def test_third_party_text_in_a_python_client_is_never_code(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, str, str, Any, Any]]
+) -> None:
+    specs = [
+        OperationSpec(
+            namespace=f"n{number}",
+            name=f"op.{number}",
+            title=title,
+            description=text,
+            type=OperationType.SUBSCRIPTION if number else OperationType.QUERY,
+            input_schema=cast(
+                "Any", {"$defs": {definition: taken}, "$ref": f"#/$defs/{definition}"}
+            ),
+            output_schema=result,
+        )
+        for number, (definition, title, text, taken, result) in enumerate(parts)
+    ]
+    source = python_client(specs)
+    tree = ast.parse(source.encode("utf-8"))
+
+    written = tree.body[1 + len(ast.parse(client_runtime()).body) :]
+    defined = {node.name for node in written if isinstance(node, ast.ClassDef)}
+    defined |= {node.targets[0].id for node in written if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+    assert not defined & set(dir(builtins))
+    for top in written:
+        for node in ast.walk(top):
+            for quoted in annotations_of(node):
+                enforce_only_types(quoted, defined)
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) in CALLED | defined
+    module = loaded(tmp_path_factory.mktemp("client") / "client.py", source)
+    for name in defined:
+        get_type_hints(getattr(module, name))
+
+
+CALLED = {
+    "TypedDict", "given", "cast", "super", "super().__init__", "self._connection.call", "self._connection.subscribe",
+}  # fmt: skip
+
+
+ALLOWED = {
+    "Expression",
+    "Name",
+    "Subscript",
+    "Tuple",
+    "BinOp",
+    "BitOr",
+    "Load",
+    "Constant",
+    "UnaryOp",
+    "USub",
+}
+
+
+def annotations_of(node: ast.AST) -> Iterator[str]:
+    """Yield the text of each quoted annotation at a node."""
+    quoted: list[ast.expr | None] = []
+    if isinstance(node, (ast.AnnAssign, ast.arg)):
+        quoted = [node.annotation]
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        quoted = [node.returns]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "cast":
+        quoted = [node.args[0]]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == "TypedDict":
+        assert isinstance(node.args[1], ast.Dict)
+        quoted = list(node.args[1].values)
+    yield from (each.value for each in quoted if isinstance(each, ast.Constant) and each.value)  # type: ignore[misc]
+
+
+def enforce_only_types(text: str, defined: set[str]) -> None:
+    """Fail unless an annotation consists of names of types, brackets, unions and literals."""
+    known = defined | {"str", "int", "float", "bool", "list", "dict"}
+    known |= {"Any", "Literal", "NotRequired", "Unset", "AsyncIterator"}
+    for node in ast.walk(ast.parse(text, mode="eval")):
+        assert type(node).__name__ in ALLOWED, text
+        if isinstance(node, ast.Name):
+            assert node.id in known, text
+
+
+@pytest.mark.requirement("R59")
+def test_an_attack_in_an_enum_does_not_run_on_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": [ATTACK]}, "a-b": {"const": ATTACK}},
+    }
+    attacked = spec("x", schema, output_schema=schema, description=ATTACK + '\\"""')
+
+    module = loaded(tmp_path / "client.py", python_client([attacked]))
+
+    assert get_type_hints(module.AXOutput)["kind"].__args__ == (ATTACK,)
+    assert not (tmp_path / "owned").exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A typed client of operations behind an HTTP door. It needs aiohttp, and nothing else."""
+"""A typed client of operations served over HTTP. It requires only aiohttp."""
 
 import base64
 import json
@@ -11,11 +11,11 @@ import aiohttp
 
 
 class OperationError(Exception):
-    """An operation failed.
+    """Raised when an operation fails.
 
     Attributes:
-        code: What went wrong, for programs: `VALIDATION_ERROR`, or a code the operation declares.
-        details: What the operation told about it.
+        code: A code such as `VALIDATION_ERROR`, or one that the operation declares.
+        details: JSON details of the error.
     """
 
     def __init__(self, code: str, message: str, details: Any = None) -> None:
@@ -32,15 +32,15 @@ class Unset(Enum):
 
 
 UNSET = Unset.UNSET
-"""Stands for an argument that was not given."""
+"""The default of an optional argument."""
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that were given."""
+    """Return the arguments without those that are `UNSET`."""
     return {name: value for name, value in arguments.items() if value is not UNSET}
 
 
-class Door:
+class Connection:
     """The connection that every namespace of a client shares."""
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
@@ -50,10 +50,10 @@ class Door:
         self._session = aiohttp.ClientSession(headers=headers)
 
     async def call(self, operation: str, input: Any) -> Any:
-        """The data of one call.
+        """Return the data of one call.
 
         Raises:
-            OperationError: As the operation failed.
+            OperationError: If the operation fails.
         """
         body = {"operation": operation, "input": input}
         with _failures(self._url):
@@ -69,10 +69,10 @@ class Door:
         return base64.b64decode(data) if answer.get("encoding") == "base64" else data
 
     async def subscribe(self, operation: str, input: Any) -> AsyncIterator[Any]:
-        """The items of a subscription, as they come.
+        """Yield the items of a subscription.
 
         Raises:
-            OperationError: As the operation failed.
+            OperationError: If the operation fails.
         """
         body = {"operation": operation, "input": input}
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.total)
@@ -88,7 +88,7 @@ class Door:
                     if event == "complete":
                         return
                     yield data
-        raise OperationError("UNAVAILABLE", "the stream ended without its end")
+        raise OperationError("UNAVAILABLE", "the stream was cut off")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -96,7 +96,7 @@ class Door:
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Any]]:
-    """Server-sent events: the name of each, and its data."""
+    """Yield the name and the data of each server-sent event."""
     rest = b""
     async for chunk in stream.iter_any():
         *blocks, rest = (rest + chunk).split(b"\n\n")
@@ -109,15 +109,17 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Any]
 
 @contextmanager
 def _failures(url: str) -> Generator[None]:
-    """What happens on the way, as the errors that callers know."""
+    """Turn connection errors into `OperationError`s."""
     try:
         yield
     except TimeoutError:
-        raise OperationError("TIMEOUT", f"{url} did not answer in time") from None
+        raise OperationError("TIMEOUT", f"{url} did not respond in time") from None
     except (aiohttp.ClientError, OSError) as error:
         raise OperationError("UNAVAILABLE", f"{url} cannot be reached: {error}") from error
     except json.JSONDecodeError:
-        raise OperationError("UNKNOWN_ERROR", f"{url} gave what is not JSON") from None
+        raise OperationError(
+            "UNKNOWN_ERROR", f"{url} returned a response that is not JSON"
+        ) from None
 
 
 def _error(wire: Any) -> OperationError:
@@ -130,19 +132,19 @@ def _error(wire: Any) -> OperationError:
 
 
 class BaseClient:
-    """Opens a door for the length of an `async with` block.
+    """Opens a connection for the duration of an `async with` block.
 
     Args:
         url: Where `operations serve` listens.
-        key: An access key, where the operations need one.
+        key: An access key, if the operations require one.
         timeout: Seconds for one call.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 30) -> None:
-        self.door = Door(url, key, timeout)
+        self.connection = Connection(url, key, timeout)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self.door.close()
+        await self.connection.close()
