@@ -9,8 +9,8 @@ import pytest
 
 from operations.calls.admission import Admission, Limits
 from operations.calls.deadlines import NEVER, Deadlines
-from operations.calls.handler import MAX_UNREAD_BYTES, Pace
 from operations.calls.ids import new_request_id
+from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
 from operations.calls.recent import WEIGHT, Recent
 
 

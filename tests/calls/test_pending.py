@@ -12,9 +12,8 @@ from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
 
 from operations._pipeline import Call, Next, NextStream
-from operations.access import Identity
-from operations.calls import PendingRequestMap, build_call_handler, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, read_event, read_output
+from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.events import CallRequested, RequestPayload, read_event
 from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -43,57 +42,6 @@ class Mailbox:
     def undelivered(self, key: str) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
-
-
-def requested(operation_id: str, input: Any = None, **fields: Any) -> CallRequested:
-    return CallRequested(
-        payload=RequestPayload(
-            request_id="r1", operation_id=operation_id, input=input, reply_to="box.me", **fields
-        )
-    )
-
-
-async def handled(registry: OperationRegistry, event: CallRequested, **options: Any) -> list[Any]:
-    """What `build_call_handler` publishes for one event."""
-    target = MemoryTarget()
-    mailbox = Mailbox()
-    await target.listen(("box.me",), mailbox)
-    async with PendingRequestMap(target) as calls:
-        await build_call_handler(registry, calls, **options)(event)
-    return mailbox.events
-
-
-async def test_a_handler_publishes_the_envelope(registry: OperationRegistry) -> None:
-    (answer,) = await handled(registry, requested("math.add", {"a": 1, "b": 2}))
-
-    assert answer.payload.request_id == "r1"
-    assert read_output(answer.payload.output).data == 3
-
-
-async def test_a_handler_publishes_errors(registry: OperationRegistry) -> None:
-    (answer,) = await handled(registry, requested("fail.domain", {}))
-
-    assert answer.payload.code == "NO_FUNDS"
-    assert answer.payload.details == {"missing": 3}
-
-
-async def test_a_handler_publishes_every_item_and_the_end(registry: OperationRegistry) -> None:
-    *items, end = await handled(registry, requested("count.up", {"n": 3}))
-
-    assert [item.payload.sequence for item in items] == [0, 1, 2]
-    assert end.payload.sequence == 3
-
-
-async def test_a_handler_believes_identities_only_where_it_is_told_to(
-    registry: OperationRegistry,
-) -> None:
-    event = requested("secret.read", {}, identity=Identity("a", ["secret:read"]))
-
-    (refused,) = await handled(registry, event)
-    (answered,) = await handled(registry, event, trusted=True)
-
-    assert refused.payload.code == ErrorCode.ACCESS_DENIED
-    assert read_output(answered.payload.output).data == "42"
 
 
 async def test_only_envelopes_can_be_answers() -> None:

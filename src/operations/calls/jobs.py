@@ -1,7 +1,15 @@
-"""One request on its way through a worker."""
+"""One request on its way through a worker: from `call.requested` to the event that ends it.
+
+Rule 1: handlers return values; only the code here and in `server` publishes.
+Rule 2: whatever happens, a request is answered exactly once, unless its caller aborted it.
+"""
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Awaitable
+from contextlib import suppress
+from time import time
 from typing import Any, Protocol
 
 import msgspec
@@ -9,6 +17,7 @@ import msgspec
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
+    PROTOCOL_VERSION,
     CallCompleted,
     CompletePayload,
     LocalAnswer,
@@ -19,13 +28,99 @@ from operations.calls.events import (
     encode_response,
     local_item,
 )
-from operations.calls.handler import Pace, is_stream, remaining_seconds
 from operations.calls.identity import claimed_identity
 from operations.calls.snapshots import size_of
+from operations.context import CLOSED, NOTHING, Door, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget, Local
 from operations.registry import OperationRegistry
+from operations.specs import OperationType
+
+logger = logging.getLogger("operations")
+
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+"""What may be under way to the reader of one subscription."""
+
+
+class Pace:
+    """How far a subscription may run ahead of its reader: so many items, and so many bytes."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window or 0
+        self._credit = window
+        self._sent = 0
+        self._unread: deque[int] = deque()
+        self._unread_bytes = 0
+        self._more: asyncio.Event = asyncio.Event()
+
+    def grant(self, credit: int) -> None:
+        """The reader says how many items may have been sent in all, and so which it has read."""
+        if self._credit is None or credit <= self._credit:
+            return
+        self._credit = credit
+        read = credit - self._window
+        while self._unread and self._sent - len(self._unread) < read:
+            self._unread_bytes -= self._unread.popleft()
+        self._more.set()
+
+    def sent(self, size: int) -> None:
+        """An item went out."""
+        self._sent += 1
+        if self._credit is not None:
+            self._unread.append(size)
+            self._unread_bytes += size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader has to read before one more item may go out."""
+        return self._credit is not None and (
+            self._sent >= self._credit
+            or (self._unread_bytes >= MAX_UNREAD_BYTES and bool(self._unread))
+        )
+
+    async def room(self) -> None:
+        """Wait until one more item may go out."""
+        while self.is_full:
+            self._more.clear()
+            await self._more.wait()
+
+
+def context_for(
+    request: RequestPayload,
+    identity: Identity | None,
+    deadline: float | None,
+    registry: OperationRegistry,
+    door: Door = CLOSED,
+) -> OperationContext:
+    """The context in which a request runs; `deadline` is in milliseconds since the epoch, by our own clock."""
+    return OperationContext(
+        request_id=request.request_id,
+        parent_request_id=request.parent_request_id,
+        identity=identity,
+        metadata=request.metadata or NOTHING,
+        deadline=deadline,
+        door=door,
+        registry=registry,
+    )
+
+
+def remaining_seconds(request: RequestPayload) -> float | None:
+    """How long the call may take from its arrival; None if it does not say."""
+    if request.timeout_ms is not None:
+        return request.timeout_ms / 1000
+    if request.deadline is not None:
+        return request.deadline / 1000 - time()
+    return None
+
+
+def is_stream(registry: OperationRegistry, request: RequestPayload) -> bool:
+    """Whether a request has many answers: its caller says so, or the operation does."""
+    if request.credit is not None:
+        return True
+    spec = registry.get_spec(request.operation_id)
+    return spec is not None and spec.type is OperationType.SUBSCRIPTION
+
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds for a request that does not say how long it may take; of a subscription, for each item."""
@@ -89,6 +184,9 @@ class Job(msgspec.Struct, eq=False):
 
     answered: bool = False
     """Whether the call has had its end. What the handler still does is nobody's business."""
+
+    replied: asyncio.Event | None = None
+    """Set when its last reply was sent, for requests that the program itself received."""
 
     absent: int = 0
     """How often in a row the caller was not there when looked for."""
@@ -238,3 +336,40 @@ def too_large(size: int, limit: int) -> CallError:
     return CallError(
         ErrorCode.RESOURCE_EXHAUSTED, f"the result is {size} bytes, more than the {limit} allowed"
     )
+
+
+async def answer(
+    registry: OperationRegistry,
+    request: RequestPayload,
+    context: OperationContext,
+    replies: "Job",
+) -> None:
+    """Run one request and publish what comes of it."""
+    sequence: int | None = None
+    try:
+        if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
+            )
+        if not is_stream(registry, request):
+            envelope = await registry.execute(request.operation_id, request.input, context)
+            sending = replies.respond(envelope)
+            if sending is not None:
+                await sending
+            return
+        sequence = 0
+        stream = registry.subscribe(request.operation_id, request.input, context)
+        try:
+            async for envelope in stream:
+                await replies.item(envelope, sequence)
+                sequence += 1
+        finally:
+            await stream.aclose()
+        await replies.complete(sequence)
+    except CallError as error:
+        with suppress(TransportError):
+            await replies.error(error, sequence)
+    except TransportError as error:
+        # The caller will ask.
+        logger.debug("%s: the answer could not be sent: %s", request.request_id, error)

@@ -60,20 +60,19 @@ class LastWords:
         self._recent.finish(request_id, body, reply_to)
         return self._target.send(reply_to, body)
 
-    def repeat(self, request_id: str, reply_to: str) -> None:
-        """Say the last word on a call again, if there is one, to the one who made it."""
+    def repeat(self, request_id: str, reply_to: str) -> "asyncio.Task[Any] | None":
+        """Send the last reply of a call again to its caller, in the background; None if there is no reply."""
         word = self._recent.last_word(request_id, reply_to)
-        if word is not None:
-            self._spawn(self._send(reply_to, word))
+        return None if word is None else self._spawn(self._send(reply_to, word))
 
-    def refuse(self, request_id: str, reply_to: str, error: CallError) -> None:
-        """Answer a request that does not run. It may come again: nothing of it is remembered."""
+    def refuse(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
+        """Reply in the background to a request that does not run. It may come again: forget its id."""
         self._recent.forget(request_id)
-        self.object_to(request_id, reply_to, error)
+        return self.object_to(request_id, reply_to, error)
 
-    def object_to(self, request_id: str, reply_to: str, error: CallError) -> None:
-        """Answer what is no request, whatever its id stands for otherwise."""
-        self._spawn(self._send(reply_to, encode_error(request_id, error)))
+    def object_to(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
+        """Reply in the background to a malformed request, whatever its id stands for otherwise."""
+        return self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
     def account(self, probe: ProbePayload) -> None:
         """Say which calls are here, and repeat the last word on those that have ended."""

@@ -6,7 +6,7 @@ Rule 3: whoever stops waiting says so: the worker is told to stop.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from math import isnan
 from time import time
@@ -15,13 +15,13 @@ from typing import Any, Self
 import msgspec
 
 from operations.access import Identity
-from operations.calls.answers import Answers
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.entries import PendingCall
 from operations.calls.events import RequestPayload
 from operations.calls.ids import new_request_id
 from operations.calls.incoming import Incoming
 from operations.calls.outgoing import Outgoing
+from operations.calls.responder import Responder
 from operations.calls.states import Expects
 from operations.calls.streams import CallStream, StreamEntry
 from operations.calls.watch import Watch
@@ -84,7 +84,12 @@ class PendingRequestMap:
         self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
         self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
         self._incoming = Incoming(self, self._watch, self._outgoing)
-        self._answers = Answers(self.target, self.mailbox, self.pending, self._incoming.receive)
+        self._responder = Responder(
+            self.target, group, self.mailbox, self.pending, self._incoming.receive
+        )
+        self.address_of = self._responder.address_of
+        """Return the address for replies to a request; raise `ValueError` if a reply needs one and none is known."""
+        self._closers: list[Callable[[], Awaitable[None]]] = []
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +141,8 @@ class PendingRequestMap:
         for request_id, call in tuple(self.pending.items()):
             self.stop(call)
             self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
+        closers, self._closers = self._closers, []
+        await asyncio.gather(*(close() for close in closers))
         if self._watching is not None:
             self._watching.cancel()
         # What was to be said is said, but nobody waits for it for ever.
@@ -301,27 +308,57 @@ class PendingRequestMap:
 
     # ---------------------------------------------------------------------------------------- answering
 
+    async def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await `close` when this map is closed.
+
+        Raises:
+            CallError: `ABORTED` if it is closed already; `close` was awaited then.
+        """
+        if self._closed:
+            await close()
+            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
+        self._closers.append(close)
+
     def serve(self, request: RequestPayload, reply_to: str) -> None:
-        """Remember where the answers to a request go. `build_call_handler` does this."""
-        self._answers.serve(request, reply_to)
+        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
+        self._responder.serve(request, reply_to)
 
     async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
-        """Answer a request with an envelope; with a `sequence`, as one item of several.
+        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
 
         Raises:
             TypeError: If it is anything but an envelope.
+            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
+            TransportError: If it cannot be sent.
         """
-        await self._answers.respond(request_id, envelope, sequence)
+        await self._responder.respond(request_id, envelope, sequence)
 
     async def emit_error(
-        self, request_id: str, code: str, message: str, details: Any = None
+        self,
+        request_id: str,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        retryable: bool | None = None,
     ) -> None:
-        """Answer a request with an error."""
-        await self._answers.fail(request_id, CallError(code, message, details))
+        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        error = CallError(code, message, details, retryable=retryable)
+        await self._responder.fail(request_id, error)
 
     async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
-        """End a subscription that was asked for."""
-        await self._answers.complete(request_id, sequence)
+        """Publish the end of a subscription.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        await self._responder.complete(request_id, sequence)
 
     # ---------------------------------------------------------------------------------------- sending
 

@@ -32,9 +32,16 @@ from operations.calls.events import (
     encode_error,
     read_event,
 )
-from operations.calls.handler import answer, context_for, is_stream
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
-from operations.calls.jobs import Job, job_for, principal_of, too_large
+from operations.calls.jobs import (
+    Job,
+    answer,
+    context_for,
+    is_stream,
+    job_for,
+    principal_of,
+    too_large,
+)
 from operations.calls.last_words import LastWords, undisturbed
 from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.running import Runners
@@ -101,6 +108,7 @@ class CallServer:
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
         self._listening: Subscription | None = None
+        self._is_serving = False
         self._is_leaving = False
         self._idle = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -118,7 +126,16 @@ class CallServer:
         return self._admission.waiting
 
     async def start(self) -> None:
-        """Listen, take requests, and tell the callers.
+        """Listen, and take requests from the target.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        await self.listen()
+        self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
+
+    async def listen(self) -> None:
+        """Listen for aborts, credit and probes, and announce this worker to the callers.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -127,8 +144,8 @@ class CallServer:
         self._listening = await self.target.listen((self.mailbox, workers), self)
         # Callers must know a worker before it can have their calls: what is not known is not missed.
         await self._last_words.announce(leaving=False)
+        self._is_serving = True
         self._is_leaving = False
-        self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
         self._minding = [self._spawn(mind_the_loop(self))]
         if not self.target.direct:
             self._minding.append(self._spawn(mind_the_callers(self)))
@@ -156,10 +173,12 @@ class CallServer:
 
         It is retryable but for mutations that have begun.
         """
+        was_serving, self._is_serving = self._is_serving, False
         taking, self._taking = self._taking, None
         if taking is not None:
             with suppress(TransportError):
                 await taking.aclose()
+        if was_serving:
             self._is_leaving = True
             await self._last_words.announce(leaving=True)
         if self.jobs:
@@ -203,7 +222,7 @@ class CallServer:
             self.group,
             self.mailbox,
             self.jobs,
-            lambda: self._taking is None,
+            lambda: not self._is_serving,
             self._spawn,
         )
 
@@ -238,23 +257,48 @@ class CallServer:
         elif type(event) is UnknownEvent:
             self.ignored += 1
 
-    def _admit(self, request: RequestPayload, reply_to: str, size: int) -> None:
+    async def serve(self, request: RequestPayload, reply_to: str) -> None:
+        """Run a request that did not arrive through the target; return when its last reply was sent.
+
+        Cancelling this aborts the request.
+        """
+        replied = asyncio.Event()
+        self._admit(request, reply_to, 0, replied)
+        try:
+            await replied.wait()
+        except asyncio.CancelledError:
+            self._abort(request.request_id)
+            raise
+
+    def _admit(
+        self,
+        request: RequestPayload,
+        reply_to: str,
+        size: int,
+        replied: asyncio.Event | None = None,
+    ) -> None:
         request_id = request.request_id
         if not self._last_words.is_new(request_id):
             self.duplicates += 1
-            self._last_words.repeat(request_id, reply_to)
+            _set_after(self._last_words.repeat(request_id, reply_to), replied)
         elif self._is_leaving:
             # What was taken is finished; this came by another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            self._last_words.refuse(request_id, reply_to, error)
+            _set_after(self._last_words.refuse(request_id, reply_to, error), replied)
         else:
-            self._enter(request, reply_to, size, None)
+            self._enter(request, reply_to, size, None, replied)
 
     def _enter(
-        self, request: RequestPayload, reply_to: str, size: int, local: Local | None
+        self,
+        request: RequestPayload,
+        reply_to: str,
+        size: int,
+        local: Local | None,
+        replied: asyncio.Event | None = None,
     ) -> None:
         request_id = request.request_id
         job = job_for(self, request, reply_to, size, self._loop.time(), local)
+        job.replied = replied
         self.jobs[request_id] = job
         if job.expires_at < self._deadlines.next:
             self._deadlines.schedule(job.expires_at)
@@ -267,7 +311,8 @@ class CallServer:
         self.refused += 1
         if not job.answered:
             self.settle(job)
-            self._last_words.refuse(job.request.request_id, job.reply_to, error)
+            refusal = self._last_words.refuse(job.request.request_id, job.reply_to, error)
+            _set_after(refusal, job.replied)
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -394,7 +439,7 @@ class CallServer:
         """The call has had its end."""
         job.answered = True
         self.jobs.pop(job.request.request_id, None)
-        if not self.jobs and self._taking is None:
+        if not self.jobs and not self._is_serving:
             self._idle.set()
 
     # ---------------------------------------------------------------------------------------- answering
@@ -410,7 +455,8 @@ class CallServer:
         if job.local is not None:
             # Within one process nothing is lost, and nobody will ask.
             return self.target.send(job.reply_to, body)
-        return self._last_words.conclude(job.request.request_id, job.reply_to, body)
+        sending = self._last_words.conclude(job.request.request_id, job.reply_to, body)
+        return sending if job.replied is None else _sent(sending, job.replied)
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
@@ -436,6 +482,23 @@ def _late(job: Job) -> CallError:
 
 def _exhausted(reason: str) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+
+async def _sent(sending: Awaitable[None], replied: asyncio.Event) -> None:
+    try:
+        await sending
+    finally:
+        replied.set()
+
+
+def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
+    """Set `replied` when `sending` has ended; at once if there is nothing to send."""
+    if replied is None:
+        return
+    if sending is None:
+        replied.set()
+    else:
+        sending.add_done_callback(lambda _: replied.set())
 
 
 async def _nothing() -> None:

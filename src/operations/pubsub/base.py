@@ -95,12 +95,15 @@ class EventTarget(Protocol):
         identity: Who is at the other end, where a connection has exactly one peer that signed in.
         max_bytes: The largest message that can be carried.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
+        broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
+            process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
         local: The short way, where everyone is in this process; None where messages have to be written.
         is_connected: Whether the other end can be reached now.
     """
 
     trusted: bool
     direct: bool
+    broadcasts_replies: bool
 
     @property
     def max_bytes(self) -> int:

@@ -38,6 +38,7 @@ class MemoryTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.broadcasts_replies = True
         self.local: Local | None = None if as_text else self
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}

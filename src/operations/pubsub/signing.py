@@ -82,6 +82,7 @@ class SignedTarget:
         self._refusals = Seldom()
         self.local = None
         self.direct = target.direct
+        self.broadcasts_replies = target.broadcasts_replies
         self.trusted = target.trusted
         self.seal = Seal(secret)
         self._target = target

@@ -65,6 +65,7 @@ class NatsTarget:
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
         self.direct = False
+        self.broadcasts_replies = False
         self.local = None
         self._prefix = prefix
         self._box_space = f"{prefix}.box."

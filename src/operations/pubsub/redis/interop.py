@@ -36,6 +36,7 @@ class RedisInteropTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.broadcasts_replies = True
         self.local = None
         self._prefix = prefix
         self._pool = open_pool(url)

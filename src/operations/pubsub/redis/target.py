@@ -68,6 +68,7 @@ class RedisTarget:
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.direct = False
+        self.broadcasts_replies = False
         self.local = None
         self._prefix = prefix
         self._client = client

@@ -51,6 +51,7 @@ class WebSocketTarget:
         self.identity = identity
         self.max_bytes = max_bytes
         self.direct = True
+        self.broadcasts_replies = True
         self.local = None
         self.malformed = 0
         self._topics = Topics() if interop else None
