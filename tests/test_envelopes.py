@@ -9,6 +9,7 @@ from operations import (
     RESPONSE_SOURCES,
     AudioContent,
     CallError,
+    Change,
     ErrorCode,
     ImageContent,
     MCPAnnotations,
@@ -25,7 +26,7 @@ from operations import (
     mcp_envelope,
     unwrap,
 )
-from operations.envelopes import content_block
+from operations.envelopes import MAX_CHANGES, add_changes, content_block
 
 BLOCKS: list[MCPContentBlock] = [
     TextContent(text="hi", annotations=MCPAnnotations(audience=["user"], priority=0.5)),
@@ -207,3 +208,49 @@ def test_an_error_without_words_still_says_something() -> None:
 def test_an_envelope_cannot_be_altered() -> None:
     with pytest.raises(AttributeError):
         ENVELOPES["local"].data = None  # type: ignore[misc]
+
+
+MISFIT = Change("/status", "mismatch", 1, "must be one of active, closed")
+STRIPPED = Change("/items/0/x", "stripped", 20, "is not declared")
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES.keys())
+def test_changes_travel_with_the_envelope_and_are_absent_without_changes(
+    envelope: ResponseEnvelope[Any],
+) -> None:
+    changed = ResponseEnvelope(envelope.data, add_changes(envelope.meta, [STRIPPED, MISFIT]))
+    wire = changed.to_wire()
+
+    assert not {"changes", "changesCount"} & set(envelope.to_wire()["meta"])
+    assert wire["meta"]["changesCount"] == 21
+    assert [entry["kind"] for entry in wire["meta"]["changes"]] == ["mismatch", "stripped"]
+    assert RESPONSE_ENVELOPE_SCHEMA.errors(wire) == []
+    assert ResponseEnvelope.decode(changed.encode()) == changed
+    assert ResponseEnvelope.from_wire(wire) == changed
+
+
+def test_a_later_hop_appends_its_changes_within_the_limit() -> None:
+    first = add_changes(ENVELOPES["local"].meta, [Change(f"/{n}", "filled") for n in range(15)])
+    second = add_changes(first, [Change(f"/{n}", "stripped", 2) for n in range(9)] + [MISFIT])
+
+    assert first.changes_count == 15
+    assert len(second.changes) == MAX_CHANGES
+    assert second.changes[0] == MISFIT
+    assert second.changes[1:16] == first.changes
+    assert second.changes_count == 15 + 18 + 1
+
+
+def test_a_mismatch_that_an_earlier_hop_reported_is_not_counted_again() -> None:
+    once = add_changes(ENVELOPES["http"].meta, [MISFIT])
+
+    assert add_changes(once, [MISFIT]) is once
+    assert add_changes(once, []) is once
+
+
+def test_changes_that_this_version_cannot_read_do_not_spoil_the_envelope() -> None:
+    known = {"path": "/a", "kind": "filled", "count": 2, "message": "m"}
+    wire = {"data": 1, "meta": {**LOCAL, "changes": [known, {"kind": "folded"}, 7]}}
+
+    assert ResponseEnvelope.from_wire(wire).meta.changes == (Change("/a", "filled", 2, "m"),)
+    assert is_response_envelope({"data": 1, "meta": {**LOCAL, "changes": "many"}})

@@ -43,6 +43,7 @@ from operations.registry import OperationRegistry, Remote, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
     CastResult,
+    Change,
     Repair,
     Schema,
     ValueFault,
@@ -60,6 +61,7 @@ from operations.specs import (
     OperationHandler,
     OperationSpec,
     OperationType,
+    OutputPolicy,
     SubscriptionHandler,
     operation,
 )
@@ -78,6 +80,7 @@ __all__ = [
     "CallError",
     "CallEvent",
     "CastResult",
+    "Change",
     "Door",
     "ErrorCode",
     "ErrorDefinition",
@@ -100,6 +103,7 @@ __all__ = [
     "OperationSpec",
     "OperationType",
     "OperationsError",
+    "OutputPolicy",
     "RegistrationError",
     "Remote",
     "Repair",

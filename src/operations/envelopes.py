@@ -6,14 +6,15 @@ Rule 3: an envelope is never altered. Whoever needs another one makes another on
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import time_ns
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from operations._json import list_of, to_json
 from operations.errors import CallError, ErrorCode
-from operations.schema import Schema
+from operations.schema import Change, Schema
 from operations.types import JSONObject, JSONSchema
 
 _encode = msgspec.json.Encoder().encode
@@ -23,6 +24,9 @@ DataT_co = TypeVar("DataT_co", covariant=True)
 
 RESPONSE_SOURCES = ("local", "http", "mcp")
 """Every value `meta.source` can have."""
+
+MAX_CHANGES = 20
+"""Entries in `meta.changes`."""
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -122,6 +126,12 @@ class LocalResponseMeta(
     timestamp: int
     """Milliseconds since the epoch, when the result was wrapped."""
 
+    changes: tuple[Change, ...] = ()
+    """What normalisation changed: at most `MAX_CHANGES` entries, mismatches first."""
+
+    changes_count: int = 0
+    """The number of changed values, including those that `changes` does not list."""
+
 
 class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="http"):
     """The result is an HTTP response."""
@@ -134,6 +144,8 @@ class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag
     """Lower-case names; several values of one name joined by a comma and a space."""
 
     content_type: str
+    changes: tuple[Change, ...] = ()
+    changes_count: int = 0
 
 
 class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
@@ -145,10 +157,14 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
     content: list[MCPContentBlock]
     structured_content: Any = None
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
+    changes: tuple[Change, ...] = ()
+    changes_count: int = 0
 
 
 ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
 """Where a result came from, told apart by `source`."""
+
+MetaT = TypeVar("MetaT", bound=ResponseMeta)
 
 
 class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
@@ -171,6 +187,8 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
     def to_wire(self) -> JSONObject:
         """JSON builtins in the wire's names; `bytes` become base64, marked by `encoding`."""
         wire: JSONObject = {"data": self.data, "meta": msgspec.to_builtins(self.meta)}
+        if self.meta.changes:
+            wire["meta"]["changes"] = list(wire["meta"]["changes"])
         if isinstance(self.data, bytes):
             wire["data"] = b64encode(self.data).decode("ascii")
             wire["encoding"] = "base64"
@@ -259,6 +277,23 @@ def mcp_envelope(
     )
 
 
+def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
+    """Return `meta` with `changes` appended to those of earlier hops.
+
+    A mismatch that an earlier hop reported in the same words is not repeated: the value stayed as it was.
+    """
+    known = {change for change in meta.changes if change.kind == "mismatch"}
+    later = [change for change in changes if change not in known]
+    if not later:
+        return meta
+    listed = sorted((*meta.changes, *later), key=lambda change: change.kind != "mismatch")
+    return msgspec.structs.replace(
+        meta,
+        changes=tuple(listed[:MAX_CHANGES]),
+        changes_count=meta.changes_count + sum(change.count for change in later),
+    )
+
+
 def unwrap(envelope: ResponseEnvelope[T]) -> T:
     """The data alone, for callers that do not care where it came from."""
     return envelope.data
@@ -289,6 +324,8 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
             return None
         if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
             fields["content"] = [content_block(block) for block in fields["content"]]
+        if "changes" in fields:
+            fields["changes"] = _changes_of(fields["changes"])
         lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
         return ResponseEnvelope(_data_of(wire), lifted)
     except (ValueError, TypeError, RecursionError):
@@ -301,6 +338,17 @@ def _data_of(wire: Mapping[str, Any]) -> Any:
     if wire.get("encoding") == "base64" and isinstance(data, str):
         return b64decode(data, validate=True)
     return data
+
+
+def _changes_of(listed: Any) -> list[Change]:
+    """Return the changes that can be read: a kind that this version does not know is no reason to fail."""
+    changes: list[Change] = []
+    for entry in list_of(listed)[:MAX_CHANGES]:
+        try:
+            changes.append(msgspec.convert(entry, Change))
+        except msgspec.ValidationError:
+            continue
+    return changes
 
 
 def content_block(block: Any) -> MCPContentBlock:
@@ -324,7 +372,8 @@ class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):
 def _schema_of(kind: Any) -> Schema:
     def build() -> JSONSchema:
         (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-        return {**root, "$defs": definitions}
+        # msgspec gives the default of a tuple as a tuple.
+        return cast("JSONObject", to_json({**root, "$defs": definitions}))
 
     return Schema(build)
 

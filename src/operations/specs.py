@@ -29,8 +29,16 @@ OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[
 SubscriptionHandler: TypeAlias = Callable[[Any, OperationContext], AsyncIterator[Any]]
 """Runs a subscription: an async iterator of values."""
 
-OutputPolicy: TypeAlias = Literal["cast", "warn", "strict", "off"]
-"""What happens to a result that does not fit its schema: repaired, reported, refused, or nothing."""
+OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "off"]
+"""How results are normalised:
+
+- `cast` (the default): strip undeclared properties, fill declared defaults, convert without loss; never invent
+- `keep`: as `cast`, without stripping
+- `create`: as `cast`, then force the result to fit by creating and replacing values
+- `warn`: change nothing and report mismatches
+- `strict`: change nothing and raise `EXECUTION_ERROR` on a mismatch
+- `off`: change and check nothing
+"""
 
 UNKNOWN = Schema({})
 """Says nothing about a value."""

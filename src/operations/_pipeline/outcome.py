@@ -127,7 +127,7 @@ def _treatment(
                 {"errors": msgspec.to_builtins(errors(data))},
             )
 
-    if policy == "cast":
+    if policy in {"cast", "keep", "create"}:
         return compiled.normalise, report
     return look, refuse if policy == "strict" else report
 

@@ -347,7 +347,7 @@ class Config:
 
     modules: Names = ()
     mcp_json: Names = ()
-    output: Literal["cast", "warn", "strict", "off"] = "cast"
+    output: Literal["cast", "keep", "create", "warn", "strict", "off"] = "cast"
     openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])
     mcp: dict[str, MCPEntry] = field(default_factory=dict[str, MCPEntry])
     brokers: dict[str, BrokerEntry] = field(default_factory=dict[str, BrokerEntry])

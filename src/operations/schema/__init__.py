@@ -5,7 +5,7 @@ from operations.schema.guard import guard
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
-from operations.schema.results import CastResult, Repair, ValueFault
+from operations.schema.results import CastResult, Change, ChangeKind, Repair, ValueFault
 from operations.schema.validation import (
     assert_is_schema,
     collect_errors,
@@ -15,6 +15,8 @@ from operations.schema.validation import (
 
 __all__ = [
     "CastResult",
+    "Change",
+    "ChangeKind",
     "CompiledSchema",
     "ConversionError",
     "Repair",

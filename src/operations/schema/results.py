@@ -34,6 +34,39 @@ class Repair(msgspec.Struct, frozen=True):
     """What was done, worded to follow the path: `is now 42, converted from a string`."""
 
 
+ChangeKind: TypeAlias = Literal[
+    "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"
+]
+"""What normalisation did:
+
+- `stripped`: removed properties that the schema does not declare
+- `filled`: added declared defaults
+- `converted`: wrote values as another type without loss
+- `created`: added values that the schema requires and does not declare a default for (policy `create`)
+- `replaced`: put another value in the place of one that does not fit (policy `create`)
+- `mismatch`: left a value unchanged that does not fit the schema
+- `input`: changed the input of the call
+"""
+
+MAX_MESSAGE = 200
+"""Characters of a change's message."""
+
+
+class Change(msgspec.Struct, frozen=True, rename="camel"):
+    """One kind of change at one location of the schema, however many values it affected."""
+
+    path: str
+    """JSON pointer to the first affected value; empty for the whole value."""
+
+    kind: ChangeKind
+
+    count: int = 1
+    """Number of affected values."""
+
+    message: str = ""
+    """Describes the first of them, worded to follow the path; at most `MAX_MESSAGE` characters."""
+
+
 class CastResult(NamedTuple):
     """A value made to fit its schema, and what that took."""
 
