@@ -56,6 +56,21 @@ REF = {"$ref": "#/components/schemas/A"}
         ({"dependencies": {"a": ["b"], "c": {"type": "object"}}},
          {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": {"type": "object"}}}),
         ({"multipleOf": 0}, {}),
+        ({"type": "string", "enum": [1, 2]},
+         {"type": ["string", "integer"], "enum": [1, 2, "1", "2"]}),
+        ({"type": "integer", "enum": ["6", "12"]},
+         {"type": ["integer", "string"], "enum": ["6", "12", 6, 12]}),
+        ({"type": "boolean", "enum": ["0", "1", True]},
+         {"type": ["boolean", "string"], "enum": ["0", "1", True]}),
+        ({"type": "string", "enum": [True]},
+         {"type": ["string", "boolean"], "enum": [True, "true"]}),
+        ({"type": "string", "enum": ["a", None]}, {"type": "string", "enum": ["a", None]}),
+        ({"type": "number", "enum": [1, 2.5]}, {"type": "number", "enum": [1, 2.5]}),
+        ({"type": "integer", "enum": ["Basic", "Full"]},
+         {"type": ["integer", "string"], "examples": ["Basic", "Full"]}),
+        ({"type": "array", "items": {"type": "string"}, "enum": ["a", "b"]},
+         {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}),
+        ({"type": "array", "enum": [["a"], ["b"]]}, {"type": "array", "enum": [["a"], ["b"]]}),
         (None, True),
         ([], True),
         (False, False),
@@ -63,6 +78,36 @@ REF = {"$ref": "#/components/schemas/A"}
 )  # fmt: skip
 def test_a_schema_is_translated(before: Any, after: Any) -> None:
     assert build(before) == after
+
+
+CLOSED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [REF, {"properties": {"b": {"type": "integer"}}}]},
+        {"allOf": [REF], "properties": {"b": {"type": "integer"}}},
+        {"allOf": [{"allOf": [REF]}, {**CLOSED, "properties": {"b": {"type": "integer"}}}]},
+        {"allOf": [{"$ref": "#/components/schemas/B"}, REF]},
+    ],
+)
+def test_closed_parts_allow_the_properties_of_one_another(schema: Any) -> None:
+    other = {"allOf": [REF], "properties": {"b": {"type": "integer"}}}
+    built = Schema(build(schema, A=CLOSED, B=other))
+    assert built.check({"a": "x", "b": 1})
+    assert not built.check({"a": "x", "b": "x"})
+    assert not built.check({"a": "x", "c": 1})
+
+
+def test_a_closed_schema_stays_closed_where_its_parts_agree() -> None:
+    built = build({"allOf": [REF, {"required": ["a"]}]}, A=CLOSED)
+    assert built["allOf"][0] == {"$ref": "#/$defs/A"}
+    assert not Schema(built).check({"a": "x", "b": 1})
 
 
 def test_only_what_is_reached_is_carried() -> None:

@@ -6,7 +6,9 @@ Rule: what says nothing usable comes back as None, and its keyword is left out.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, to_json
+import msgspec
+
+from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, kind_of, to_json
 from operations.types import JSONObject, JSONSchema
 
 FILE_SCHEMA: JSONObject = {
@@ -167,3 +169,56 @@ def apply_exclusive(schema: JSONObject, out: JSONObject) -> None:
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if schema.get(exclusive) is True and bound in out:
             out[exclusive] = out.pop(bound)
+
+
+def repair_enum(out: JSONObject) -> None:
+    """Make an `enum` and the `type` beside it agree if no value fits both.
+
+    An `enum` beside an array is one of its items. Values of another type are allowed as written and in the
+    declared type; values that have no equivalent in it are only examples.
+    """
+    kind, values = out.get("type"), out["enum"]
+    if kind is None:
+        return
+    kinds = kind if is_list(kind) else [kind]
+    others = [value for value in values if value is not None and not _is_of(value, kinds)]
+    if not others:
+        return
+    if kinds == ["array"] and len(others) == len(values):
+        del out["enum"]
+        items = as_object(out.get("items", True))
+        if "enum" not in items:
+            out["items"] = items = {**items, "enum": values}
+            repair_enum(items)
+        return
+    converted = [_in_type(value, kinds) for value in others]
+    if len(others) == len(values) and None in converted:
+        del out["enum"]
+        out["examples"] = values
+    else:
+        out["enum"] = [*values, *(value for value in converted if value is not None)]
+    out["type"] = list(dict.fromkeys([*kinds, *(kind_of(value) for value in others)]))
+
+
+def _is_of(value: Any, kinds: list[str]) -> bool:
+    """Return whether `value` is of one of the JSON types `kinds`."""
+    name = kind_of(value)
+    if name in kinds:
+        return True
+    if name == "number":
+        return "integer" in kinds and value == int(value)
+    return name == "integer" and "number" in kinds
+
+
+def _in_type(value: Any, kinds: list[str]) -> Any:
+    """Return the value of one of the types `kinds` that is written like `value`; None if there is none."""
+    written = value if type(value) is str else msgspec.json.encode(value).decode()
+    for kind in kinds:
+        if kind == "string" and not isinstance(value, (dict, list)):
+            return written
+        if kind == "boolean" and written in {"true", "false"}:
+            return written == "true"
+        number = number_of(written) if kind in {"integer", "number"} else None
+        if number is not None and (kind == "number" or number == int(number)):
+            return number
+    return None

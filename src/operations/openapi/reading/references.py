@@ -24,6 +24,11 @@ class References:
         self._targets: dict[str, tuple[str, Any]] = {}
         self._named: dict[str, str] | None = None
 
+    @property
+    def document(self) -> JSONObject:
+        """The document that references are resolved in."""
+        return self._document
+
     def follow(self, node: Any) -> JSONObject:
         """The object that `node` is or refers to.
 
@@ -53,6 +58,20 @@ class References:
         if known[1] is _MISSING:
             raise DocumentError(f"{ref!r} leads nowhere in this document")
         return known
+
+    def locate_final(self, ref: str) -> tuple[str, Any]:
+        """Return what `locate` does for the last of the references that follow one another from `ref`.
+
+        Raises:
+            DocumentError: If one leads nowhere, or they lead back to the first.
+        """
+        for _ in range(MAX_HOPS):
+            pointer, target = self.locate(ref)
+            node = object_of(target)
+            if type(node.get("$ref")) is not str or len(node) > 1:
+                return pointer, target
+            ref = node["$ref"]
+        raise DocumentError(f"references go round in circles: {ref}")
 
     def _locate(self, ref: str) -> tuple[str, Any]:
         own = self._document.get("$self")

@@ -1,0 +1,277 @@
+"""The schemas of one document as it has them: what references lead to, properties, inheritance, names."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from operations._json import is_list, is_object, list_of, object_of
+from operations.errors import DocumentError
+from operations.openapi.reading.keywords import is_file
+from operations.openapi.reading.references import References
+from operations.openapi.reading.subtypes import UNIONS, Subtypes
+from operations.types import JSONObject, JSONSchema
+
+MAX_PARTS = 200
+"""How many `allOf` parts of one schema, nested ones included, are searched for properties."""
+
+_LOGGER = logging.getLogger("operations")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Direction(StrEnum):
+    """Which way the data goes: it decides what `readOnly`, `writeOnly` and binary strings mean."""
+
+    REQUEST = "request"
+    UPLOAD = "upload"
+    """A request that is not JSON: binary strings are files."""
+    RESPONSE = "response"
+
+
+class Definition:
+    """One definition: its position in the document and, once used, its conversion and what that refers to.
+
+    Attributes:
+        name: Its name among the `$defs`.
+        pointer: Its position.
+        target: The schema there, not converted.
+        direction: Which way its data goes.
+        is_own_part: Whether this is a base without its subtypes, which is what they refer to.
+        schema: The conversion; None until it is needed.
+        refs: The definitions that the conversion refers to.
+    """
+
+    __slots__ = ("direction", "is_own_part", "name", "pointer", "refs", "schema", "target")
+
+    def __init__(
+        self, name: str, pointer: str, target: Any, direction: Direction, *, is_own_part: bool
+    ) -> None:
+        self.name = name
+        self.pointer = pointer
+        self.target = target
+        self.direction = direction
+        self.is_own_part = is_own_part
+        self.schema: JSONSchema | None = None
+        self.refs: set[Definition] = set()
+
+    @property
+    def ref(self) -> JSONObject:
+        """A reference to this definition."""
+        return {"$ref": f"#/$defs/{self.name}"}
+
+
+class Definitions:
+    """The schemas of one document, not converted.
+
+    Args:
+        references: The document's references.
+        ref_siblings: Whether keywords beside a `$ref` count (from 3.1 on), or are ignored as in 3.0 and 2.0.
+    """
+
+    def __init__(self, references: References, *, ref_siblings: bool) -> None:
+        self._references = references
+        self.ref_siblings = ref_siblings
+        self._definitions: dict[tuple[Direction, str, bool], Definition] = {}
+        self._broken: set[str] = set()
+        self._without_files: set[str] = set()
+
+    @cached_property
+    def subtypes(self) -> Subtypes:
+        """The inheritance between the document's schemas."""
+        return Subtypes(self._references)
+
+    def resolve(self, schema: Any) -> JSONObject:
+        """Return the object schema behind any `$ref`s of `schema`; empty if there is none."""
+        try:
+            return self._references.follow(schema)
+        except DocumentError:
+            return {}
+
+    def properties(self, schema: Any) -> JSONObject:
+        """Return the properties of an object schema, including those of its `allOf` parts."""
+        result: JSONObject = {}
+        for part in reversed(self.parts(self.resolve(schema))):
+            result.update(object_of(part.get("properties")))
+        return result
+
+    def flattened(self, schema: Any) -> JSONObject:
+        """Return an object schema with the properties and requirements of its `allOf` parts as its own."""
+        parts = self.parts(self.resolve(schema))
+        return {
+            "type": "object",
+            "properties": self.properties(schema),
+            "required": [name for part in parts for name in list_of(part.get("required"))],
+        }
+
+    def has_subtypes(self, schema: Any) -> bool:
+        """Return whether `schema` is a reference to a base with subtypes."""
+        ref = object_of(schema).get("$ref")
+        try:
+            return type(ref) is str and bool(self.subtypes.of(self._references.locate(ref)[0]))
+        except DocumentError:
+            return False
+
+    def parts(self, schema: JSONObject) -> list[JSONObject]:
+        """Return `schema` and its `allOf` parts at any depth, each once."""
+        parts = [schema]
+        seen = {id(schema)}
+        for part in parts:
+            for inner in list_of(part.get("allOf")):
+                found = self.resolve(inner)
+                if id(found) not in seen and len(parts) < MAX_PARTS:
+                    seen.add(id(found))
+                    parts.append(found)
+        return parts
+
+    def has_closed_parts(self, schema: JSONObject) -> bool:
+        """Return whether an `allOf` part of `schema` forbids the properties of another, so that nothing fits."""
+        parts = self.parts(schema)
+        closed = [part for part in parts if is_closed(part)]
+        if not closed or len(parts) == 1:
+            return False
+        names = {name for part in parts for name in object_of(part.get("properties"))}
+        return any(
+            not part.get("patternProperties") and names - object_of(part.get("properties")).keys()
+            for part in closed
+        )
+
+    def hidden(self, schema: JSONObject, mark: str) -> frozenset[str]:
+        """Return the properties of `schema` and its `allOf` parts that do not travel in this direction."""
+        return frozenset(
+            name
+            for part in self.parts(schema)
+            for name, item in object_of(part.get("properties")).items()
+            if self._is_marked(item, mark)
+        )
+
+    def _is_marked(self, item: Any, mark: str) -> bool:
+        if not is_object(item):
+            return False
+        return item.get(mark) is True or ("$ref" in item and self.resolve(item).get(mark) is True)
+
+    def allows_null(self, schema: Any, depth: int = 10) -> bool:
+        """Return whether null is a value of `schema`."""
+        node = self.resolve(schema)
+        if node.get("nullable") is True or object_of(schema).get("nullable") is True or depth == 0:
+            return True
+        kind = node.get("type")
+        if kind is not None and kind != "null" and "null" not in list_of(kind):
+            return False
+        if "const" in node and node["const"] is not None:
+            return False
+        if is_list(node.get("enum")) and None not in node["enum"]:
+            return False
+        if not all(self.allows_null(part, depth - 1) for part in list_of(node.get("allOf"))):
+            return False
+        return all(
+            any(self.allows_null(member, depth - 1) for member in list_of(node[union]))
+            for union in ("anyOf", "oneOf")
+            if list_of(node.get(union))
+        )
+
+    def definition(
+        self, ref: str, direction: Direction, bases: Iterable[str] = ()
+    ) -> Definition | None:
+        """Return the definition that `ref` leads to; None if it leads nowhere.
+
+        Args:
+            ref: The reference.
+            direction: Which way the data goes.
+            bases: Pointers of the bases of which only the own part is wanted.
+        """
+        try:
+            pointer, target = self._references.locate(ref)
+            if bases:
+                pointer, target = self._references.locate_final(ref)
+        except DocumentError as error:
+            if ref not in self._broken:
+                self._broken.add(ref)
+                _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
+            return None
+        return self.definition_at(pointer, target, direction, is_own_part=pointer in bases)
+
+    def definition_at(
+        self, pointer: str, target: Any, direction: Direction, *, is_own_part: bool
+    ) -> Definition:
+        """Return the definition of the schema `target`, which is at `pointer`."""
+        if direction is Direction.UPLOAD and not self._has_files(pointer, target):
+            direction = Direction.REQUEST
+        known = self._definitions.get((direction, pointer, is_own_part))
+        if known is None:
+            name = _definition_name(pointer)
+            if is_own_part:
+                name = self._unused(f"{name}.base", pointer)
+                # A base that lists its subtypes itself: they refer to everything else in it.
+                target = {key: item for key, item in target.items() if key not in UNIONS}
+            if direction is Direction.UPLOAD:
+                name = self._unused(f"{name}.upload", pointer)
+            known = Definition(name, pointer, target, direction, is_own_part=is_own_part)
+            self._definitions[direction, pointer, is_own_part] = known
+        return known
+
+    def _unused(self, name: str, pointer: str) -> str:
+        """Return `name`, with a digest if the document has another schema of this name."""
+        try:
+            self._references.locate(f"#{pointer.rpartition('/')[0]}/{name}")
+        except DocumentError:
+            return name
+        return f"{name}_{_digest(pointer)}"
+
+    def _has_files(self, pointer: str, target: Any) -> bool:
+        """Return whether a schema, or one that it refers to, describes a file."""
+        if pointer in self._without_files:
+            return False
+        seen = {pointer}
+        waiting: list[Any] = [target, *self._subtype_refs(pointer)]
+        while waiting:
+            node = waiting.pop()
+            if is_object(node):
+                if is_file(node):
+                    return True
+                ref = node.get("$ref")
+                if type(ref) is str:
+                    try:
+                        place, found = self._references.locate(ref)
+                    except DocumentError:
+                        continue
+                    if place not in seen and place not in self._without_files:
+                        seen.add(place)
+                        waiting += (found, *self._subtype_refs(place))
+                waiting.extend(node.values())
+            elif is_list(node):
+                waiting.extend(node)
+        self._without_files |= seen
+        return False
+
+    def _subtype_refs(self, pointer: str) -> list[JSONObject]:
+        return [{"$ref": f"#{subtype}"} for subtype in self.subtypes.of(pointer)]
+
+    def is_circle(self, target: Any) -> bool:
+        """Return whether `target` is a reference that leads back to itself."""
+        try:
+            self._references.follow(target)
+        except DocumentError:
+            return isinstance(target, dict)
+        return False
+
+
+def is_closed(schema: JSONObject) -> bool:
+    """Return whether `schema` forbids properties that it does not declare."""
+    closing = ("additionalProperties", "unevaluatedProperties")
+    return any(schema.get(key) is False for key in closing)
+
+
+def _definition_name(pointer: str) -> str:
+    """Return a name for the definition at `pointer`: its own if that is safe, and the same in every run."""
+    *_, parent, name = ("", *pointer.split("/"))
+    safe = _UNSAFE.sub("_", name).strip("_") or "schema"
+    if safe == name and parent in {"schemas", "definitions", "$defs"} and pointer.count("/") <= 3:
+        return safe
+    return f"{safe[:60]}_{_digest(pointer)}"
+
+
+def _digest(pointer: str) -> str:
+    return hashlib.sha256(pointer.encode()).hexdigest()[:8]

@@ -1,0 +1,173 @@
+"""Schemas that extend a base with a discriminator: callers see them, and their data arrives whole."""
+
+from typing import Any
+
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+from tests.openapi.test_corpus import SHARED, needs_documents
+
+from operations import OperationRegistry, Schema
+from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import Direction, SchemaConverter
+
+PET = {"$ref": "#/components/schemas/Pet"}
+BASE: dict[str, Any] = {
+    "type": "object",
+    "required": ["petType"],
+    "properties": {"petType": {"type": "string"}},
+    "discriminator": {"propertyName": "petType", "mapping": {"dog": "Dog"}},
+}
+DOG: dict[str, Any] = {
+    "allOf": [PET, {"type": "object", "properties": {"bark": {"type": "string"}}}]
+}
+CAT: dict[str, Any] = {
+    "allOf": [PET, {"type": "object", "properties": {"lives": {"type": "integer"}}}]
+}
+
+
+def build(schema: Any, **schemas: Any) -> Any:
+    references = References({"components": {"schemas": schemas}})
+    built = SchemaConverter(references, ref_siblings=True).build(schema, Direction.RESPONSE)
+    Schema(built).compile()
+    return built
+
+
+def responding(data: Any) -> Any:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(data)
+
+    return respond
+
+
+def pets(**schemas: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "array", "items": PET}}}
+    responses = {"200": {"description": "ok", "content": content}}
+    return document(responses=responses, components={"schemas": schemas})
+
+
+async def test_the_properties_of_a_subtype_arrive() -> None:
+    sent = [{"petType": "dog", "bark": "loud"}, {"petType": "cat", "lives": 9}, {"petType": "fish"}]
+    async with (
+        serving(responding(sent)) as url,
+        imported(pets(Pet=BASE, Dog=DOG, Cat=CAT), base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == sent
+
+
+def test_a_base_is_a_union_of_its_subtypes_and_its_own_part() -> None:
+    built = build({"type": "array", "items": PET}, Pet=BASE, Dog=DOG, Cat=CAT)
+
+    members = [{"$ref": f"#/$defs/{name}"} for name in ("Dog", "Cat", "Pet.base")]
+    assert built["$defs"]["Pet"]["anyOf"] == members
+    assert built["$defs"]["Dog"]["allOf"][0] == {"$ref": "#/$defs/Pet.base"}
+    assert built["$defs"]["Pet.base"]["required"] == ["petType"]
+    assert Schema(built).check([{"petType": "lizard"}])
+    assert not Schema(built).check([{"bark": "loud"}])
+
+
+def test_swagger_discriminators_have_subtypes_too() -> None:
+    ref = {"$ref": "#/definitions/Pet"}
+    definitions = {
+        "Pet": {**BASE, "discriminator": "petType"},
+        "Dog": {"allOf": [ref, {"properties": {"bark": {"type": "string"}}}]},
+    }
+    converter = SchemaConverter(References({"definitions": definitions}), ref_siblings=False)
+    built: Any = converter.build(ref, Direction.RESPONSE)
+    assert built["$defs"].keys() == {"Pet", "Pet.base", "Dog"}
+
+
+def test_subtypes_of_subtypes_belong_to_the_union_of_each_base() -> None:
+    puppy = {"allOf": [{"$ref": "#/components/schemas/Dog"}, {"properties": {"weeks": {}}}]}
+    plain = build(PET, Pet=BASE, Dog=DOG, Puppy=puppy)["$defs"]
+    assert plain["Pet"]["anyOf"][1] == {"$ref": "#/$defs/Puppy"}
+    assert plain["Puppy"]["allOf"][0] == {"$ref": "#/$defs/Dog"}
+
+    dog = {"allOf": [PET, {"properties": {"bark": {}}, "discriminator": {"propertyName": "age"}}]}
+    nested = build(PET, Pet=BASE, Dog=dog, Puppy=puppy)["$defs"]
+    assert nested["Pet"]["anyOf"] == [{"$ref": "#/$defs/Dog"}, {"$ref": "#/$defs/Pet.base"}]
+    assert nested["Dog"]["anyOf"] == [{"$ref": "#/$defs/Puppy"}, {"$ref": "#/$defs/Dog.base"}]
+    assert nested["Dog.base"]["allOf"][0] == {"$ref": "#/$defs/Pet.base"}
+    assert nested["Puppy"]["allOf"][0] == {"$ref": "#/$defs/Dog.base"}
+
+
+def test_a_use_of_a_base_inside_a_subtype_is_the_union() -> None:
+    friend = {"allOf": [PET], "description": "Any pet."}
+    dog = {"allOf": [PET, {"properties": {"friend": friend, "owner": PET}}]}
+    built = build(PET, Pet=BASE, Dog=dog)["$defs"]["Dog"]["allOf"][1]["properties"]
+    assert built["friend"]["allOf"] == [{"$ref": "#/$defs/Pet"}]
+    assert built["owner"] == {"$ref": "#/$defs/Pet"}
+
+
+def test_a_second_name_for_a_base_is_the_union() -> None:
+    built = build(
+        {"$ref": "#/components/schemas/Animal"},
+        Pet=BASE,
+        Dog=DOG,
+        Animal={"allOf": [PET], "description": "A pet."},
+    )
+    assert built["$defs"]["Animal"]["allOf"] == [{"$ref": "#/$defs/Pet"}]
+
+
+def test_mapped_schemas_that_do_not_extend_the_base_are_subtypes() -> None:
+    dog = {"type": "object", "properties": {"bark": {"type": "string"}}}
+    built = build(PET, Pet=BASE, Dog=dog)
+    assert built["$defs"]["Pet"]["anyOf"][0] == {"$ref": "#/$defs/Dog"}
+
+
+def test_a_union_whose_members_extend_it_is_no_circle() -> None:
+    listed = [{"$ref": "#/components/schemas/Dog"}, {"$ref": "#/components/schemas/Cat"}]
+    built = build(PET, Pet={**BASE, "oneOf": listed}, Dog=DOG, Cat=CAT)
+    assert built["$defs"]["Dog"]["allOf"][0] == {"$ref": "#/$defs/Pet.base"}
+    assert "anyOf" not in built["$defs"]["Pet.base"]
+    assert Schema(built).check({"petType": "dog", "bark": "loud"})
+    assert not Schema(built).check({"bark": "loud"})
+
+
+def test_names_that_the_document_uses_itself_stay_its_own() -> None:
+    schemas = {"Pet": BASE, "Dog": DOG, "Pet.base": {"type": "integer"}}
+    refs = [PET, {"$ref": "#/components/schemas/Pet.base"}]
+    built = build({"type": "array", "prefixItems": refs}, **schemas)
+    assert built["$defs"]["Pet.base"] == {"type": "integer"}
+    assert Schema(built).check([{"petType": "dog"}, 1])
+
+
+def test_a_base_with_very_many_subtypes_allows_any_property() -> None:
+    many = {f"Dog{number}": DOG for number in range(100)}
+    built = build(PET, Pet={**BASE, "discriminator": {"propertyName": "petType"}}, **many)
+    assert built["$defs"].keys() == {"Pet", "Pet.base"}
+    sent = {"petType": "dog", "bark": "loud"}
+    assert Schema(built).cast(sent).value == sent
+
+
+@needs_documents
+async def test_the_subtypes_of_a_real_document_arrive_whole() -> None:
+    name = "adyen__CapitalService-v1.yaml"
+    amount = {"currency": "EUR", "value": 1}
+    disbursement: dict[str, Any] = {
+        "accountHolderId": "AH1",
+        "amount": amount,
+        "balanceAccountId": "BA1",
+        "balances": {"currency": "EUR", "fee": 1, "principal": 1, "total": 2},
+        "fee": {"amount": amount},
+        "grantId": "GR1",
+        "id": "DI1",
+        "repayment": {"basisPoints": 1, "updateDescription": "new"},
+    }
+    accounts = [
+        {"type": "ukLocal", "accountNumber": "12345678", "sortCode": "123456"},
+        {"type": "iban", "iban": "NL13TEST0123456789"},
+    ]
+    disbursement["fundsCollections"] = [{"accountIdentification": account} for account in accounts]
+    sent = {"disbursements": [disbursement]}
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(sent)
+
+    async with serving(respond) as url, OperationRegistry() as registry:
+        config = HTTPServiceConfig(namespace="api", base_url=url)
+        registry.register_all(await from_openapi_file(SHARED / "openapi" / name, config))
+        envelope = await registry.execute(
+            "api.get-grants-grantId-disbursements", {"grantId": "GR1"}
+        )
+    assert envelope.data == sent
