@@ -8,8 +8,7 @@ import argparse
 import asyncio
 import gc
 import inspect
-import json
-import socket
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -29,10 +28,17 @@ def arguments(**defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def rate(contender: Contender, budget: float) -> float:
-    """Calls per second; the clock is read once per batch."""
+class Rate(float):
+    """Calls per second of wall time."""
+
+    cpu = math.nan
+    """Processor time of this process per call, in microseconds."""
+
+
+async def rate(contender: Contender, budget: float) -> Rate:
+    """Call over and over for `budget` seconds; the clock is read once per batch."""
     awaited = inspect.iscoroutinefunction(contender)
-    done, batch, began = 0, 1, time.perf_counter()
+    done, batch, began, spent = 0, 1, time.perf_counter(), time.process_time()
     while True:
         if awaited:
             for _ in range(batch):
@@ -43,13 +49,16 @@ async def rate(contender: Contender, budget: float) -> float:
         done += batch
         elapsed = time.perf_counter() - began
         if elapsed >= budget:
-            return done / elapsed
+            result = Rate(done / elapsed)
+            result.cpu = (time.process_time() - spent) / done * 1e6
+            return result
         batch = max(1, min(5000, int(done / elapsed * budget / 10)))
 
 
 async def interleave(
     contenders: dict[str, Contender], repeats: int, budget: float
 ) -> dict[str, list[float]]:
+    """Run every contender once per repeat, in turn."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
         await rate(contender, budget / 10)
@@ -61,60 +70,16 @@ async def interleave(
 
 
 def table(title: str, rates: dict[str, list[float]], base: str) -> None:
-    """Median time of each, and how many times the base's it is."""
+    """Print the median wall time and CPU time of each, and the wall time as a multiple of the base's."""
     width = max(len(name) for name in rates)
-    print(f"\n{title}\n{'':{width}}  {'us/call':>10}  {'x base':>8}")
+    print(f"\n{title}\n{'':{width}}  {'us/call':>10}  {'x base':>8}  {'CPU us':>10}")
     for name, values in rates.items():
         ratio = statistics.median(b / v for b, v in zip(rates[base], values, strict=True))
-        print(f"{name:{width}}  {1e6 / statistics.median(values):10.2f}  {ratio:8.2f}")
-
-
-def latency(
-    port: int, path: str, body: Any, headers: dict[str, str] | None = None, count: int = 300
-) -> float:
-    """Return the median time of a POST on one keep-alive connection, in milliseconds.
-
-    The requests are sent one after another: a rate over many connections hides a delay in each response.
-    """
-    content = json.dumps(body).encode()
-    fields = {
-        "Host": f"127.0.0.1:{port}",
-        "Content-Type": "application/json",
-        "Accept": "application/json, text/event-stream",
-        "Content-Length": str(len(content)),
-        **(headers or {}),
-    }
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-    request = "\r\n".join([*lines, "", ""]).encode() + content
-    times: list[float] = []
-    with socket.create_connection(("127.0.0.1", port), 5) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with client.makefile("rb") as responses:
-            for _ in range(count):
-                began = time.perf_counter()
-                client.sendall(request)
-                _read_response(responses)
-                times.append(time.perf_counter() - began)
-    return statistics.median(times[count // 10 :]) * 1000
-
-
-def _read_response(responses: Any) -> None:
-    status = responses.readline()
-    assert b" 200 " in status, status
-    length = 0
-    chunked = False
-    while line := responses.readline().strip().lower():
-        name, _, value = line.partition(b":")
-        if name == b"content-length":
-            length = int(value)
-        elif name == b"transfer-encoding":
-            chunked = True
-    if not chunked:
-        responses.read(length)
-        return
-    while size := int(responses.readline(), 16):
-        responses.read(size + 2)
-    responses.readline()
+        cpu = statistics.median(
+            value.cpu if isinstance(value, Rate) else math.nan for value in values
+        )
+        shown = "" if math.isnan(cpu) else f"{cpu:10.2f}"
+        print(f"{name:{width}}  {1e6 / statistics.median(values):10.2f}  {ratio:8.2f}  {shown:>10}")
 
 
 def main(benchmark: Callable[[], Awaitable[None]]) -> None:

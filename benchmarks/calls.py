@@ -23,6 +23,7 @@ import nats
 import redis.asyncio as aioredis
 import uvloop
 import websockets
+from _load import Load, cpu_seconds, ratio
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -242,18 +243,25 @@ async def bare_websocket(stack: AsyncExitStack, port: int) -> Contender:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-async def rate(call: Callable[[], Awaitable[Any]], total: int) -> float:
+async def load(call: Callable[[], Awaitable[Any]], total: int, worker: int) -> Load:
+    """Measure `total` calls; CPU is that of this process and of the worker, without the broker."""
     left = total
+    latencies: list[float] = []
 
     async def caller() -> None:
         nonlocal left
         while left > 0:
             left -= 1
+            began = time.perf_counter()
             await call()
+            latencies.append(time.perf_counter() - began)
 
+    spent = time.process_time() + cpu_seconds(worker)
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
-    return total / (time.perf_counter() - started)
+    elapsed = time.perf_counter() - started
+    spent = time.process_time() + cpu_seconds(worker) - spent
+    return Load.of(latencies, elapsed, spent)
 
 
 async def stream_rate(stream: Callable[[], Awaitable[int]]) -> float:
@@ -268,7 +276,7 @@ def resident_megabytes() -> float:
     return 0
 
 
-async def measure(ports: dict[str, int], calls: int, repeats: int) -> None:
+async def measure(ports: dict[str, int], worker: int, calls: int, repeats: int) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         nats_url, redis_url = (
@@ -288,26 +296,30 @@ async def measure(ports: dict[str, int], calls: int, repeats: int) -> None:
             ),
             "memory": await ours(stack, memory),
         }
-        rates: dict[str, list[float]] = {name: [] for name in contenders}
+        runs: dict[str, list[Load]] = {name: [] for name in contenders}
         streams: dict[str, list[float]] = {name: [] for name in contenders}
         for call, _ in contenders.values():
-            await rate(call, 200)
+            await load(call, 200, worker)
         for _ in range(repeats):
             for name, (call, stream) in contenders.items():
-                rates[name].append(await rate(call, calls))
+                runs[name].append(await load(call, calls, worker))
                 streams[name].append(await stream_rate(stream))
         print(
-            f"{'':16}{'calls/s':>10}{'of bare':>10}{'promised':>10}{'items/s':>12}{'of bare':>10}"
+            f"{'':16}{'calls/s':>10}{'of bare':>10}{'promised':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU us each':>13}"
+            f"{'items/s':>12}{'of bare':>10}"
         )
         for name in contenders:
             base = f"{name} bare"
             share = items = ""
-            if base in rates:
-                share = f"{statistics.median(a / b for a, b in zip(rates[name], rates[base], strict=True)):.0%}"
+            if base in runs:
+                share = f"{ratio(runs[name], runs[base], 'rate'):.0%}"
                 items = f"{statistics.median(a / b for a, b in zip(streams[name], streams[base], strict=True)):.0%}"
             promise = f"{PROMISED[name]:.0%}" if name in PROMISED else ""
+            rate, p50, p99, cpu, _ = (
+                statistics.median(column) for column in zip(*runs[name], strict=True)
+            )
             print(
-                f"{name:16}{statistics.median(rates[name]):10,.0f}{share:>10}{promise:>10}"
+                f"{name:16}{rate:10,.0f}{share:>10}{promise:>10}{p50:9.2f}{p99:9.2f}{cpu:13.0f}"
                 f"{statistics.median(streams[name]):12,.0f}{items:>10}"
             )
         for name in ("nats", "redis", "websocket", "memory"):
@@ -341,7 +353,7 @@ def main() -> None:
         try:
             wait_for_port(ports["websocket"], 20)
             time.sleep(0.3)
-            uvloop.run(measure(ports, arguments.calls, arguments.repeats))
+            uvloop.run(measure(ports, other.pid, arguments.calls, arguments.repeats))
         finally:
             other.kill()
             other.wait()

@@ -172,8 +172,7 @@ async def beside_typebox(options: Any) -> None:
     """The normalising alone, in alternating rounds: TypeBox in Node, ours here."""
     node = shutil.which("node")
     if node is None or not (HERE / "node_modules").exists():
-        print("\nTypeBox: skipped, Node or its package is not installed")
-        return
+        sys.exit("cannot measure TypeBox: Node or its package is missing; run scripts/bench core")
     compiled = from_schema(v.SEARCH_OUTPUT).compile()
     fixture = msgspec.json.encode({"dirty": v.DIRTY})
 

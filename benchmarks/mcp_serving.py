@@ -1,26 +1,17 @@
-"""Tool calls per second over MCP's streamable HTTP: ours beside FastMCP and the SDK's low-level server, by `wrk`.
+"""Tool calls over MCP's streamable HTTP: ours beside FastMCP and the SDK's low-level server.
 
-Each server is a process with one uvicorn worker (uvloop, httptools); `wrk` shares the machine with it. Every repeat
-runs every server once, so that a noisy machine disturbs all alike; a ratio is taken within a repeat. Where other work
-disturbs too much, calls per second of the server's own processor time say more than calls per second.
+Each server is a process with one uvicorn worker (uvloop, httptools); the load generator shares the machine with it.
+Every repeat runs every server once and ratios are taken within a repeat, so that other work disturbs all alike. CPU
+is the server's own processor time per call; `x base` above 1 is better than FastMCP in both columns.
 """
 
-import json
 import os
-import re
-import shutil
-import socket
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from _harness import arguments, latency
+from _harness import arguments
+from _load import Load, load, report, served
 
 MODERN = "2026-07-28"
 ERAS = ("2025-06-18", MODERN)
@@ -109,45 +100,17 @@ def app() -> Any:
 # ---------------------------------------------------------------- measuring
 
 
-@contextmanager
-def served(name: str) -> Iterator[tuple[int, int]]:
-    """Serve; the port, and the process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "uvicorn", "--factory", "mcp_serving:app", "--host", "127.0.0.1", "--port", str(port),
-            "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "error",
-        ],
-        env={**os.environ, "BENCH_SERVER": name, "PYTHONPATH": str(Path(__file__).parent)},
-    )  # fmt: skip
-    try:
-        for _ in range(300):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+def command(port: int) -> list[str]:
+    return [
+        sys.executable, "-m", "uvicorn", "--factory", "mcp_serving:app", "--host", "127.0.0.1", "--port", str(port),
+        "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "error",
+    ]  # fmt: skip
 
 
-def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def call(era: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the body and the headers of a call."""
+def request(era: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the body and headers of one `tools/call`."""
     params: dict[str, Any] = dict(CALL)
-    headers = {
-        "content-type": "application/json",
-        "accept": "application/json, text/event-stream",
-        "mcp-protocol-version": era,
-    }
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": era}
     if era == MODERN:
         headers |= {"mcp-method": "tools/call", "mcp-name": str(CALL["name"])}
         params["_meta"] = {
@@ -158,72 +121,21 @@ def call(era: str) -> tuple[dict[str, Any], dict[str, str]]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, headers
 
 
-def script(era: str) -> str:
-    content, headers = call(era)
-    body = json.dumps(content)
-    lines = [
-        f"wrk.headers[{json.dumps(name)}]={json.dumps(value)}" for name, value in headers.items()
-    ]
-    return "\n".join(['wrk.method="POST"', f"wrk.body={json.dumps(body)}", *lines])
-
-
-def wrk(port: int, lua: str, seconds: int, connections: int) -> float:
-    out = subprocess.run(
-        [
-            "wrk",
-            "-t1",
-            f"-c{connections}",
-            f"-d{seconds}s",
-            "-s",
-            lua,
-            f"http://127.0.0.1:{port}/mcp",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=seconds + 20,
-    ).stdout
-    assert "Non-2xx" not in out, out
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", out)
-    assert rate is not None, out
-    return float(rate[1])
-
-
 def main() -> None:
-    options = arguments(seconds=2, connections=32)
-    if shutil.which("wrk") is None:
-        print("wrk is not installed; nothing measured")
-        return
+    options = arguments(seconds=2.0, connections=32)
     for era in ERAS:
-        rates: dict[str, list[float]] = {title: [] for title in SERVERS}
-        costs: dict[str, list[float]] = {title: [] for title in SERVERS}
-        delays: dict[str, list[float]] = {title: [] for title in SERVERS}
-        with tempfile.TemporaryDirectory() as folder:
-            lua = Path(folder, "call.lua")
-            lua.write_text(script(era))
-            for _ in range(min(options.repeats, 3)):
-                for title, name in SERVERS.items():
-                    with served(name) as (port, process):
-                        while wrk(port, str(lua), 1, 4) == 0:
-                            continue
-                        delays[title].append(latency(port, "/mcp", *call(era)))
-                        before = cpu_seconds(process)
-                        rate = wrk(port, str(lua), options.seconds, options.connections)
-                        rates[title].append(rate)
-                        spent = cpu_seconds(process) - before
-                        costs[title].append(rate * options.seconds / spent)
-        print(f"\ntools/call over streamable HTTP, protocol {era}, stateless")
-        width = max(map(len, SERVERS))
-        print(
-            f"{'':{width}}  {'calls/s':>9}  {'x FastMCP':>9}  {'per CPU s':>9}  {'x FastMCP':>9}  {'p50 ms':>7}"
-        )
-        for title in SERVERS:
-            line = f"{title:{width}}"
-            for table in (rates, costs):
-                pairs = zip(table[title], table["FastMCP"], strict=True)
-                ratio = statistics.median(value / base for value, base in pairs)
-                line += f"  {statistics.median(table[title]):9,.0f}  {ratio:9.1f}"
-            print(f"{line}  {statistics.median(delays[title]):7.2f}")
+        body, headers = request(era)
+        runs: dict[str, list[Load]] = {title: [] for title in SERVERS}
+        for _ in range(min(options.repeats, 3)):
+            for title, name in SERVERS.items():
+                environment = {"BENCH_SERVER": name, "PYTHONPATH": str(Path(__file__).parent)}
+                with served(command, environment) as (process, port):
+                    run = load(
+                        process, port, "/mcp", body,
+                        headers=headers, seconds=options.seconds, connections=options.connections,
+                    )  # fmt: skip
+                    runs[title].append(run)
+        report(f"tools/call over streamable HTTP, {era}", runs, "FastMCP")
 
 
 if __name__ == "__main__":

