@@ -301,6 +301,7 @@ async def test_a_watch_takes_back_its_own_cancellation_alone() -> None:
     task.cancel()
     assert watch.stop()
     assert task.cancelling() == 1
-    task.uncancel()
+    # Since Python 3.13, uncancelling to zero also drops a cancellation that was not delivered yet.
     with pytest.raises(asyncio.CancelledError):
         await asyncio.sleep(0)
+    assert task.uncancel() == 0

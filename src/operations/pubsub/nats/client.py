@@ -61,6 +61,13 @@ class StayingClient(Client):
             level = self._broken.level()
             logger.log(level, "a message from NATS could not be taken", exc_info=True)
 
+    async def close(self) -> None:
+        """Disconnect. Data that is pending while the connection is lost is dropped."""
+        if not self.is_connected:
+            # The library would write it to the closed socket, which raises on Python 3.13.
+            self._hang_up()
+        await super().close()
+
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting
         try:
