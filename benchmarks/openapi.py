@@ -123,6 +123,8 @@ def importing(folder: Path, repeats: int) -> None:
                     note = (error.stderr.strip().splitlines() or ["failed"])[-1][:60]
                     break
                 rows.append(json.loads(done.stdout.splitlines()[-1]))
+            if note and tool == "operations":
+                sys.exit(f"cannot measure: the import of {title} failed: {note}")
             if note:
                 print(f"  {title:16} {tool:10} {note}")
                 continue
