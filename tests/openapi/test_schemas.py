@@ -128,7 +128,7 @@ def test_circles_and_dead_ends_allow_anything(caplog: pytest.LogCaptureFixture) 
     assert Schema(build(REF, **schemas)).check("anything")
     assert build({"$ref": "#/components/schemas/None"}) == {}
     assert build({"$ref": "https://elsewhere.example/schema.json"}) == {}
-    assert "leads nowhere" in caplog.text
+    assert "is not in this document" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -299,9 +299,10 @@ def test_an_invalid_part_costs_its_operation_and_is_reported() -> None:
     assert [operation.spec.name for operation in service] == ["get_good", "post_parameter"]
     assert [problem.where for problem in service.problems] == [
         "GET /list", "GET /text", "GET /parameter", "GET /nameless", "GET /nowhere", "GET /dangling", "GET /shared",
-        "PUT /shared", "/path", "/gone",
+        "PUT /shared", "/path", "/gone", "#/paths/~1dangling/get/parameters/0", "#/paths/~1gone",
     ]  # fmt: skip
-    assert all(problem.reason and problem.is_skipped for problem in service.problems)
+    assert all(problem.reason for problem in service.problems)
+    assert all(problem.is_skipped for problem in service.problems[:-2])
 
 
 def test_a_path_item_can_be_a_reference() -> None:
@@ -660,7 +661,13 @@ def test_a_body_that_cannot_be_found_costs_its_operation() -> None:
     doc["components"] = {"requestBodies": {"A": loop}}
     service = from_openapi(doc, CONFIG)
     assert [operation.spec.meta["path"] for operation in service] == ["/d", "/e"]
-    assert [problem.where for problem in service.problems] == ["POST /a", "POST /b", "POST /c"]
+    assert [problem.where for problem in service.problems] == [
+        "POST /a",
+        "POST /b",
+        "POST /c",
+        "#/paths/~1b/post/requestBody",
+    ]
+    assert "(and 1 more)" in service.problems[-1].reason
     for operation in service:
         operation.spec.input_schema.compile()
 

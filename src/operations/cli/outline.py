@@ -6,12 +6,10 @@ Rule 1: this never decides what is valid. It helps to ask for values, to convert
 from collections.abc import Iterator
 from typing import Any, cast
 
-from operations._json import kind_of, list_of, object_of, unescape
+from operations._json import kind_of, object_of
+from operations._references import followed
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
-
-_MAX_STEPS = 32
-"""How many references lead from one place to another before it is called a loop."""
 
 
 class Outline:
@@ -24,35 +22,16 @@ class Outline:
     ) -> None:
         here: JSONObject = {} if isinstance(schema, bool) else schema
         self._root = here if root is None else root
-        followed: list[str] = []
-        for _ in range(_MAX_STEPS):
-            reference: Any = here.get("$ref")
-            if not isinstance(reference, str):
-                break
-            target = self._resolve(reference)
-            followed.append(reference)
-            here = target | {key: value for key, value in here.items() if key != "$ref"}
-        self.schema = here
-        self.reference = followed[-1] if followed else None
+        self.schema, passed = followed(here, self._root)
+        self.reference = passed[-1] if passed else None
         """The definition that stands here by its name."""
-        self.names = (*names, *followed)
+        self.names = (*names, *passed)
         """The references that led here, for telling recursion."""
 
     @classmethod
     def of(cls, schema: Schema) -> "Outline":
         """The outline of a whole schema."""
         return cls(schema.document)
-
-    def _resolve(self, reference: str) -> JSONObject:
-        if not reference.startswith("#"):
-            return {}
-        place: Any = self._root
-        for token in reference[1:].split("/")[1:]:
-            key = unescape(token)
-            items = list_of(place)
-            in_list = key.isdecimal() and int(key) < len(items)
-            place = items[int(key)] if in_list else object_of(place).get(key)
-        return object_of(place)
 
     def inner(self, schema: Any) -> "Outline":
         """A schema that stands inside this one."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from operations._references import followed
 from operations._words import suggestion
 from operations.config.places import Path
 from operations.errors import OperationsError
@@ -98,12 +99,14 @@ class Wording:
     def _homes(self, key: str) -> Iterator[str]:
         """Where a key of this name would be at home, one table down."""
         for name, schema in self._schema["properties"].items():
-            if key in self._followed(schema).get("properties", ()):
+            if key in followed(schema, self._schema)[0].get("properties", ()):
                 yield f"{name}.{key}"
 
     def _wrong_type(self, path: Path, fault: ValueFault) -> str:
         expected = self._at(path)
-        titles = {self._followed(option).get("title") for option in expected.get("anyOf", ())}
+        titles = {
+            followed(option, self._schema)[0].get("title") for option in expected.get("anyOf", ())
+        }
         if expected.get("title") in _SECRETS and isinstance(self._given(path), str):
             return f"must be {_BY_NAME}: secrets do not stand in this file."
         if titles & _SECRETS:
@@ -133,15 +136,8 @@ class Wording:
             else:
                 rest: JSONObject | bool = schema.get("additionalProperties", False)
                 schema = schema.get("properties", {}).get(part, rest or {})
-            schema = self._followed(schema)
+            schema = followed(schema, self._schema)[0]
         return schema
-
-    def _followed(self, schema: JSONObject) -> JSONObject:
-        reference: str | None = schema.get("$ref")
-        if reference is None:
-            return schema
-        found: JSONObject = self._schema["$defs"][reference.rpartition("/")[2]]
-        return found | {key: value for key, value in schema.items() if key != "$ref"}
 
 
 def _kind(value: Any) -> str:

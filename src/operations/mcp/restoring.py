@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
+from operations._json import object_of
 from operations.envelopes import (
     AudioContent,
     ImageContent,
@@ -68,12 +69,12 @@ def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnve
     result = envelope.meta
     if not isinstance(result, MCPResponseMeta) or result.is_error:
         return envelope
-    note = _of(result.meta).get(DATA_KEY)
+    note = object_of(result.meta).get(DATA_KEY)
     if note == "null":
         return replace(envelope, data=None)
     if note == "bytes" and result.content:
         return replace(envelope, data=_bytes_of(result.content[0]))
-    boxed = _of(result.structured_content)
+    boxed = object_of(result.structured_content)
     if _said(meta).get("output") == "boxed" and RESULT in boxed:
         return replace(envelope, data=boxed[RESULT])
     return envelope
@@ -116,17 +117,15 @@ def _restored(document: JSONSchema, how: Any, key: str) -> JSONSchema:
         return document
     if how == "object":
         return {name: value for name, value in document.items() if name != "type"}
-    properties = _of(document.get("properties"))
+    properties = object_of(document.get("properties"))
     if how == "boxed" and key in properties:
         return moved(properties[key], "#", f"#/properties/{key}")
     if how == "items" and "items" in properties:
-        return moved(_of(properties["items"]).get("items", {}), "#", "#/properties/items/items")
+        return moved(
+            object_of(properties["items"]).get("items", {}), "#", "#/properties/items/items"
+        )
     return document
 
 
 def _said(meta: Any) -> JSONObject:
-    return _of(_of(meta).get(META_KEY))
-
-
-def _of(value: Any) -> JSONObject:
-    return cast("JSONObject", value) if isinstance(value, dict) else {}
+    return object_of(object_of(meta).get(META_KEY))

@@ -231,6 +231,9 @@ class HTTPServiceConfig:
     max_document_bytes: int = 64 << 20
     """For reading documents, all files together."""
 
+    max_document_files: int = 5_000
+    """How many files one document may span."""
+
     document_root: str | None = None
     """The folder that references of a document in several files may reach; its own folder by default."""
 

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
-from operations._json import list_of, object_of, text_of
+from operations._json import is_object, list_of, object_of, text_of
 from operations._words import counted, without_secrets
 from operations.access import OPEN, AccessControl
 from operations.errors import DocumentError
@@ -29,7 +29,7 @@ from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
 from operations.openapi.reading.document import Description, Entry, Problem
-from operations.openapi.reading.files import bundle_files, bundle_urls, shown
+from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
 from operations.openapi.reading.names import operation_names, safe_name
 from operations.openapi.restoring import restored
 from operations.schema import Schema
@@ -54,7 +54,6 @@ class OpenAPIService:
 
     Attributes:
         operations: Everything imported.
-        problems: What the document says that could not be used, operation by operation.
         unaddressed: The ids of operations that need `base_url`: the document names no server for them.
         title: What the document calls itself.
         version: The API's version, as the document tells it.
@@ -63,17 +62,24 @@ class OpenAPIService:
     def __init__(
         self,
         operations: list[Operation],
-        problems: list[Problem],
+        description: Description,
         unaddressed: list[str],
-        info: JSONObject,
         client: Client,
     ) -> None:
         self.operations = operations
-        self.problems = problems
         self.unaddressed = unaddressed
-        self.title = text_of(info.get("title"))
-        self.version = text_of(info.get("version"))
+        self.title = description.title
+        self.version = text_of(description.info.get("version"))
+        self._description = description
         self._client = client
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Every part of the document that could not be used, unresolved references included, with the reason.
+
+        The first access searches the whole document for those.
+        """
+        return self._description.all_problems()
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
@@ -112,7 +118,7 @@ def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
         raise DocumentError(
             "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
         )
-    return _import(document, config, None, None)
+    return _import(Bundle(document), config, None, None)
 
 
 async def from_openapi_file(
@@ -130,7 +136,7 @@ async def from_openapi_file(
         ValueError: If the configuration cannot be right.
     """
     document = await bundle_files(
-        Path(path), read, root=config.document_root, max_bytes=config.max_document_bytes
+        Path(path), read, root=config.document_root, limits=_limits(config)
     )
     return await asyncio.to_thread(_import, document, config, None, str(path))
 
@@ -151,18 +157,22 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
             f"{without_secrets(url)!r} is {error}: from_openapi_file reads files"
         ) from None
     try:
-        document = await bundle_urls(url, client.download, max_bytes=config.max_document_bytes)
+        document = await bundle_urls(url, client.download, limits=_limits(config))
     finally:
         await client.aclose()
     return await asyncio.to_thread(_import, document, config, url, url)
 
 
+def _limits(config: HTTPServiceConfig) -> Limits:
+    return Limits(config.max_document_bytes, config.max_document_files)
+
+
 def _import(
-    document: Any, config: HTTPServiceConfig, address: str | None, source: str | None
+    bundle: Bundle, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
     with collector_at_rest():
         try:
-            return _Importer(document, config, address=address, source=source).service()
+            return _Importer(bundle, config, address=address, source=source).service()
         except DocumentError as error:
             if source is None:
                 raise
@@ -185,10 +195,10 @@ class _Importer:
     """Makes one service."""
 
     def __init__(
-        self, document: Any, config: HTTPServiceConfig, *, address: str | None, source: str | None
+        self, bundle: Bundle, config: HTTPServiceConfig, *, address: str | None, source: str | None
     ) -> None:
         self._config = config
-        self._description = description = Description(document)
+        self._description = description = Description(bundle.document, bundle.missing)
         enforce_config(config)
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
@@ -237,9 +247,7 @@ class _Importer:
         problems = description.problems
         for problem in problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
-        return OpenAPIService(
-            operations, problems, self._unaddressed, description.info, self._client
-        )
+        return OpenAPIService(operations, description, self._unaddressed, self._client)
 
     def _exported(self) -> Iterator[Entry]:
         """The entries that no extension restores; those it does become operations on the way."""
@@ -295,6 +303,8 @@ class _Importer:
     def _draft(self, entry: Entry) -> _Draft:
         operation = entry.operation
         summary, description = operation.get("summary"), operation.get("description")
+        if is_object(description):
+            description = self._description.references.text_at(description)
         wanted, tags = operation.get("operationId"), operation.get("tags")
         declared = self._answers.read(entry)
         meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
@@ -307,7 +317,9 @@ class _Importer:
             entry,
             wanted if type(wanted) is str else "",
             title,
-            description if type(description) is str else title or "",
+            (description if type(description) is str else "")
+            or title
+            or f"{entry.method} {entry.path}",
             tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
             declared,
             meta,

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from operations._json import canonical, is_list, is_object, unescape
+from operations._json import canonical, is_object, unescape
+from operations._references import objects_in, reference_of
 from operations.types import JSONObject, JSONSchema
 
 _DEFINITION = "#/$defs/"
@@ -142,16 +143,9 @@ class References:
 
 
 def _names_in(schema: Any) -> set[str]:
-    names: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        value = waiting.pop()
-        if is_object(value):
-            reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith(_DEFINITION):
-                token = reference[len(_DEFINITION) :].partition("/")[0]
-                names.add(unescape(token))
-            waiting += value.values()
-        elif is_list(value):
-            waiting += value
-    return names
+    references = filter(None, map(reference_of, objects_in(schema)))
+    return {
+        unescape(reference[len(_DEFINITION) :].partition("/")[0])
+        for reference in references
+        if reference.startswith(_DEFINITION)
+    }

@@ -10,7 +10,8 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from operations._json import unescape
+from operations._json import object_of, unescape
+from operations._references import objects_in
 from operations.mcp.restoring import moved
 from operations.types import JSONObject, JSONSchema
 
@@ -111,17 +112,10 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
 
 def _references(node: Any) -> Iterator[_Place]:
     """The definitions a schema refers to, in the order of their mention."""
-    stack: list[Any] = [node]
-    while stack:
-        current = stack.pop()
-        if isinstance(current, dict):
-            mapping = cast("JSONObject", current)
-            place = _place(mapping.get("$ref"))
-            if place is not None:
-                yield place
-            stack.extend(reversed(mapping.values()))
-        elif isinstance(current, list):
-            stack.extend(reversed(cast("Sequence[Any]", current)))
+    for current in objects_in(node):
+        place = _place(current.get("$ref"))
+        if place is not None:
+            yield place
 
 
 def _place(reference: Any) -> _Place | None:
@@ -136,5 +130,4 @@ def _place(reference: Any) -> _Place | None:
 
 def _definition(root: Any, place: _Place) -> Any:
     keyword, name = place
-    definitions = cast("JSONObject", root).get(keyword)
-    return cast("JSONObject", definitions).get(name) if isinstance(definitions, dict) else None
+    return object_of(object_of(root).get(keyword)).get(name)

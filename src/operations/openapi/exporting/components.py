@@ -14,7 +14,8 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, cast
 
-from operations._json import canonical, is_list, is_object, unescape
+from operations._json import canonical, is_object, unescape
+from operations._references import objects_in, target_of
 from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
 
@@ -257,13 +258,7 @@ def _is_plain(schema: JSONObject, references: int) -> bool:
         if "$ref" in part and not isinstance(part["$ref"], str):
             return False
     # Where a `$ref` is data (in a default, as a property's name), many tools would follow it all the same.
-    return references == _count_references(schema)
-
-
-def _count_references(value: Any) -> int:
-    if is_object(value):
-        return ("$ref" in value) + sum(map(_count_references, value.values()))
-    return sum(map(_count_references, value)) if is_list(value) else 0
+    return references == sum("$ref" in value for value in objects_in(schema))
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
@@ -271,7 +266,7 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
     for _ in range(_HOPS):
         if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
             return False
-        held: Any = _target(reference, root)
+        held: Any = target_of(reference, root)
         # A path to the holder of definitions is no schema's.
         if reference in {"#/$defs", "#/definitions"}:
             return False
@@ -279,19 +274,6 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
             return isinstance(held, (dict, bool))
         reference = held["$ref"]
     return False
-
-
-def _target(reference: str, root: JSONObject) -> Any:
-    held: Any = root
-    for token in reference.split("/")[1:]:
-        name = unescape(token)
-        if is_object(held) and name in held:
-            held = held[name]
-        elif is_list(held) and name.isdecimal() and int(name) < len(held):
-            held = held[int(name)]
-        else:
-            return None
-    return held
 
 
 def _references(schema: JSONObject) -> Iterable[str]:

@@ -17,7 +17,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations._json import kind_of, pointer, unescape
+from operations._json import kind_of, pointer
+from operations._references import followed
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
@@ -204,22 +205,8 @@ def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
 
 def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
     """The schema that a chain of references ends at; empty where it leads nowhere."""
-    for _ in range(_HOPS):
-        if isinstance(schema, bool):
-            return {}
-        reference = schema.get("$ref")
-        if not isinstance(reference, str):
-            return schema
-        held: Any = root
-        if not reference.startswith("#"):
-            return {}
-        for token in reference[1:].split("/")[1:]:
-            name = unescape(token)
-            held = cast("JSONObject", held).get(name) if isinstance(held, dict) else None
-        if not isinstance(held, (dict, bool)):
-            return {}
-        schema = cast("JSONSchema", held)
-    return {}
+    found, _ = followed(schema, root)
+    return {} if "$ref" in found else found
 
 
 def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset[str]:

@@ -53,6 +53,9 @@ _SCHEMA = frozenset(
         "unevaluatedItems", "unevaluatedProperties", "contentSchema",
     }
 )  # fmt: skip
+_VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
+"""Keywords that hold a schema, or data: no `$ref` stands for their whole value."""
+
 _CLOSING = frozenset({"additionalProperties", "unevaluatedProperties"})
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
@@ -173,6 +176,8 @@ class Conversion:
         below = depth + 1
         out: JSONObject = {}
         for key, value in schema.items():
+            if is_object(value) and "$ref" in value and key not in _VALUES:
+                value = self._definitions.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _TEXT:
                 if type(value) is str:
                     out[key] = value

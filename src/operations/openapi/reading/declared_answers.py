@@ -65,6 +65,8 @@ class DeclaredAnswers:
                 links = {**(links or {}), **object_of(node["links"])}
             content = node.get("content")
             if content:
+                if "$ref" in content:
+                    content = self._description.references.object_at(content)
                 for kind in content:
                     if kind[:17] == EVENT_STREAM:
                         is_stream = True

@@ -8,10 +8,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from operations._json import is_list, is_object, list_of, object_of
+from operations._json import is_list, is_object, list_of, object_of, unescape
 from operations.errors import DocumentError
 from operations.openapi.reading.keywords import is_file
-from operations.openapi.reading.references import References
+from operations.openapi.reading.references import BUNDLED, References
 from operations.openapi.reading.subtypes import UNIONS, Subtypes
 from operations.types import JSONObject, JSONSchema
 
@@ -90,11 +90,18 @@ class Definitions:
         except DocumentError:
             return {}
 
+    def value(self, node: JSONObject) -> Any:
+        """Return what `node` is or refers to; None if it refers to nothing."""
+        try:
+            return self._references.value(node)
+        except DocumentError:
+            return None
+
     def properties(self, schema: Any) -> JSONObject:
         """Return the properties of an object schema, including those of its `allOf` parts."""
         result: JSONObject = {}
         for part in reversed(self.parts(self.resolve(schema))):
-            result.update(object_of(part.get("properties")))
+            result.update(self._references.object_at(part.get("properties")))
         return result
 
     def flattened(self, schema: Any) -> JSONObject:
@@ -119,7 +126,7 @@ class Definitions:
         parts = [schema]
         seen = {id(schema)}
         for part in parts:
-            for inner in list_of(part.get("allOf")):
+            for inner in self._references.list_at(part.get("allOf")):
                 found = self.resolve(inner)
                 if id(found) not in seen and len(parts) < MAX_PARTS:
                     seen.add(id(found))
@@ -143,7 +150,7 @@ class Definitions:
         return frozenset(
             name
             for part in self.parts(schema)
-            for name, item in object_of(part.get("properties")).items()
+            for name, item in self._references.object_at(part.get("properties")).items()
             if self._is_marked(item, mark)
         )
 
@@ -267,6 +274,9 @@ def is_closed(schema: JSONObject) -> bool:
 def _definition_name(pointer: str) -> str:
     """Return a name for the definition at `pointer`: its own if that is safe, and the same in every run."""
     *_, parent, name = ("", *pointer.split("/"))
+    if parent == BUNDLED:
+        # A whole file: its name without folders and extension.
+        name = unescape(name).rpartition("/")[2].partition(".")[0]
     safe = _UNSAFE.sub("_", name).strip("_") or "schema"
     if safe == name and parent in {"schemas", "definitions", "$defs"} and pointer.count("/") <= 3:
         return safe

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_list, is_object, object_of, text_of
+from operations._json import is_list, is_object, object_of
+from operations._words import counted
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header
 from operations.openapi.reading import openapi3, swagger2
@@ -48,22 +49,27 @@ class Entry(msgspec.Struct, gc=False):
 class Description:
     """A decoded OpenAPI or Swagger document.
 
+    Args:
+        document: The document, decoded.
+        missing: Why files it refers to could not be read, by their paths relative to it.
+
     Raises:
         DocumentError: If it is no object at all.
     """
 
-    def __init__(self, document: Any) -> None:
-        if type(document) is not dict:
+    def __init__(self, document: Any, missing: Mapping[str, str] | None = None) -> None:
+        if not is_object(document):
             raise DocumentError("an API description is an object")
-        self.document: JSONObject = object_of(document)
+        self.document: JSONObject = document
         self.problems: list[Problem] = []
+        self._is_searched = False
         self.version = self._version()
         self.is_swagger = self.version.startswith("2")
-        self.references = References(self.document)
+        self.references = References(self.document, missing)
         self.schemas = SchemaConverter(
             self.references, ref_siblings=not self.version.startswith(("2", "3.0"))
         )
-        self.info = object_of(self.document.get("info"))
+        self.info = self.references.object_at(self.document.get("info"))
         self._check: Callable[[JSONObject], str | None] = (
             swagger2.check_parameter if self.is_swagger else openapi3.check_parameter
         )
@@ -85,21 +91,34 @@ class Description:
         self.problems.append(Problem("document", said, is_skipped=False))
         return version
 
+    def all_problems(self) -> list[Problem]:
+        """Return everything in the document that could not be used, unresolved references included.
+
+        Importing does not search for those: most documents have none, and the search takes longer than the rest.
+        """
+        if not self._is_searched:
+            self._is_searched = True
+            self.problems.extend(
+                Problem(place, f"its $ref cannot be resolved: {reason}", is_skipped=False)
+                for place, reason in self.references.unresolved()
+            )
+        return self.problems
+
     def entries(self) -> Iterator[Entry]:
         """Every operation that can be used; the others are in `problems`."""
-        paths = self.document.get("paths", {})
-        if type(paths) is not dict:
-            self.problems.append(Problem("paths", "it is not an object", is_skipped=False))
-        for key, node in object_of(paths).items():
+        paths = self._paths()
+        if not paths:
+            self._note_webhooks()
+        for key, node in paths.items():
             path = str(key)
             if path.startswith("x-"):
                 continue
             try:
-                item = self._item(node)
+                item = self._plain(self.references.merged(node))
             except DocumentError as error:
                 self.problems.append(Problem(path, f"the path cannot be read: {error}"))
                 continue
-            shared = self._parameters_problem(item)
+            item, shared = self._with_parameters(item)
             for method, operation in item.items():
                 # Some documents write GET for get.
                 if method in _METHODS or (method in _CAPITALS and method.lower() not in item):
@@ -115,15 +134,42 @@ class Description:
                 if entry is not None:
                     yield entry
 
+    def _paths(self) -> JSONObject:
+        node = self.document.get("paths", {})
+        try:
+            return self.references.merged(node)
+        except DocumentError as error:
+            self.problems.append(
+                Problem("paths", f"they cannot be read: {error}", is_skipped=False)
+            )
+            return {}
+
+    def _note_webhooks(self) -> None:
+        """Report a document that describes only requests which the API sends."""
+        webhooks = self.references.object_at(
+            self.document.get("webhooks", self.document.get("x-webhooks"))
+        )
+        if webhooks:
+            reason = (
+                f"the document has {counted(len(webhooks), 'webhook')} and no paths:"
+                " it describes requests that the API sends, and none that can be called"
+            )
+            self.problems.append(Problem("webhooks", reason, is_skipped=False))
+
     def _entry(
         self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
     ) -> Entry | None:
         if not is_object(operation):
             problem = "the operation is not an object"
         elif problem is None:
-            problem = self._parameters_problem(operation)
-            if problem is None and "requestBody" in operation:
-                problem = self._body_problem(operation["requestBody"])
+            try:
+                operation = self._plain(operation)
+            except DocumentError as error:
+                problem = f"it cannot be read: {error}"
+            else:
+                operation, problem = self._with_parameters(operation)
+                if problem is None and "requestBody" in operation:
+                    problem = self._body_problem(operation["requestBody"])
         if problem is None:
             return Entry(path, method, item, operation)
         self.problems.append(Problem(f"{method} {path}", problem))
@@ -138,12 +184,32 @@ class Description:
             return f"its body cannot be read: {error}"
         return None
 
-    def _item(self, node: Any) -> JSONObject:
-        if type(node) is dict and "$ref" not in node:
-            return object_of(node)
-        item = self.references.follow(node)
-        # What stands beside a path's reference wins over what it refers to.
-        return {**item, **{key: part for key, part in object_of(node).items() if key != "$ref"}}
+    def _plain(self, holder: JSONObject) -> JSONObject:
+        """Return a path item or an operation without references in place of itself, its parameters or its responses.
+
+        Raises:
+            DocumentError: If one of these cannot be resolved.
+        """
+        if "$ref" in holder:
+            holder = self.references.merged(holder)
+        parameters, responses = holder.get("parameters"), holder.get("responses")
+        if is_object(parameters):
+            holder = {**holder, "parameters": self.references.value(parameters)}
+        if is_object(responses) and "$ref" in responses:
+            holder = {**holder, "responses": self.references.merged(responses)}
+        return holder
+
+    def _with_parameters(self, holder: JSONObject) -> tuple[JSONObject, str | None]:
+        """Return `holder` with all its parameters in one list, and what is wrong with them."""
+        problem = self._parameters_problem(holder)
+        parameters = holder.get("parameters")
+        if problem is not None and is_list(parameters):
+            spread = self.references.list_at(parameters)
+            if spread is not parameters:
+                # An item of the list referred to a list.
+                holder = {**holder, "parameters": spread}
+                problem = self._parameters_problem(holder)
+        return holder, problem
 
     def _parameters_problem(self, holder: JSONObject) -> str | None:
         parameters = holder.get("parameters")
@@ -188,7 +254,8 @@ class Description:
         """The security schemes by name, as 3.x spells them."""
         if self.is_swagger:
             return swagger2.security_schemes(self.document)
-        schemes = object_of(object_of(self.document.get("components")).get("securitySchemes"))
+        components = self.references.object_at(self.document.get("components"))
+        schemes = self.references.object_at(components.get("securitySchemes"))
         found: JSONObject = {}
         for name, node in schemes.items():
             try:
@@ -202,7 +269,7 @@ class Description:
         if self.is_swagger:
             return swagger2.server_urls(self.document, entry.operation)
         for holder in (entry.operation, entry.item, self.document):
-            urls = openapi3.server_urls(holder.get("servers"), variables)
+            urls = openapi3.server_urls(self.references, holder.get("servers"), variables)
             if urls:
                 return urls
         return ["/"]
@@ -210,4 +277,4 @@ class Description:
     @property
     def title(self) -> str:
         """What the document calls itself."""
-        return text_of(self.info.get("title"))
+        return self.references.text_at(self.info.get("title"))

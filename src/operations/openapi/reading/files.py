@@ -1,28 +1,30 @@
-"""Makes one document of several: the files, or addresses, that a document refers to.
+"""Make one document of several: the files, or addresses, that a document refers to.
 
-Rule: references resolve inside the document's own folder, or its own origin and folder, and never outside. What
-lies outside is not read; what refers to it leads nowhere.
+Rule 1: references resolve inside the document's own folder, or its own origin and folder, and never outside.
+Rule 2: files are named by their paths relative to the document, so that results are the same on every machine.
+Rule 3: a file that cannot be read costs only what refers to it; the reason is kept.
 """
 
 import asyncio
 import inspect
 import posixpath
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._json import escape, list_of, object_of
+from operations._json import escape, is_list, is_object, object_of
+from operations._references import objects_in, reference_of
 from operations._words import without_secrets
 from operations.errors import DocumentError
+from operations.openapi.reading.references import BUNDLED
 from operations.openapi.reading.texts import decode_document
 from operations.types import JSONObject
 
-MAX_FILES = 500
-
-BUNDLED = "x-bundled-files"
-"""Where other files stand in the one document."""
+PARALLEL = 16
+"""How many files are read, or fetched, at the same time."""
 
 _REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*["']?[^"'#{\[\s]""")
 """A reference that does not begin with `#`, in JSON or YAML."""
@@ -31,13 +33,31 @@ Fetch = Callable[[str], Awaitable[bytes | str]]
 Locate = Callable[[str, str], str | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one document may be, all files together."""
+
+    max_bytes: int
+    max_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One document made of several."""
+
+    document: Any
+
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+    """Why files could not be read, by their paths relative to the document."""
+
+
 async def bundle_files(
-    path: Path, read: Callable[[str], Any] | None, *, root: str | None, max_bytes: int
-) -> Any:
-    """The document at `path` with the files it refers to.
+    path: Path, read: Callable[[str], Any] | None, *, root: str | None, limits: Limits
+) -> Bundle:
+    """Return the document at `path` with the files it refers to.
 
     Raises:
-        DocumentError: If one cannot be read, or they are too many or too large.
+        DocumentError: If it cannot be read, or its files are too many or too large.
     """
     folder = Path(root) if root is not None else path.parent
 
@@ -46,9 +66,14 @@ async def bundle_files(
             if read is not None:
                 content: Any = read(name)
                 return await content if inspect.isawaitable(content) else content  # type: ignore[no-any-return]
-            return await asyncio.to_thread(_read_inside, Path(name), folder, path, max_bytes)
+            return await asyncio.to_thread(_read_inside, Path(name), folder, path, limits.max_bytes)
         except OSError as error:
-            raise DocumentError(f"{name} cannot be read: {error.strerror or error}") from error
+            reason = f"cannot be read: {error.strerror or error}"
+        except _OutsideError as error:
+            reason = str(error)
+        # Only the document itself is named by a path of this machine.
+        is_root = name == path.as_posix()
+        raise DocumentError(f"{name if is_root else _relative(name, path.as_posix())} {reason}")
 
     def locate(base: str, ref: str) -> str | None:
         if urlsplit(ref).scheme or ref.startswith(("/", "\\")):
@@ -57,16 +82,20 @@ async def bundle_files(
         inside = posixpath.normpath(folder.as_posix())
         return target if _is_inside(target, inside) else None
 
-    return await _bundle(path.as_posix(), fetch, locate, max_bytes)
+    return await _Bundler(path.as_posix(), fetch, locate, limits).bundle()
 
 
 def _read_inside(path: Path, folder: Path, document: Path, max_bytes: int) -> bytes:
-    """A file's content, unless a symbolic link leads out of `folder`."""
+    """Return a file's content, unless a symbolic link leads out of `folder`."""
     if path != document and not path.resolve().is_relative_to(folder.resolve()):
-        raise DocumentError(f"{path} is outside of the document's folder")
+        raise _OutsideError("is outside of the document's folder")
     if path.stat().st_size > max_bytes:
-        raise DocumentError(f"{path} is larger than {max_bytes} bytes")
+        raise _OutsideError(f"is larger than {max_bytes} bytes")
     return path.read_bytes()
+
+
+class _OutsideError(Exception):
+    """Raised when a file may not be read; the message lacks its name."""
 
 
 def _is_inside(target: str, folder: str) -> bool:
@@ -75,11 +104,11 @@ def _is_inside(target: str, folder: str) -> bool:
     return target.startswith(folder.rstrip("/") + "/")
 
 
-async def bundle_urls(url: str, fetch: Fetch, *, max_bytes: int) -> Any:
-    """The document at `url` with those it refers to, of the same origin and folder.
+async def bundle_urls(url: str, fetch: Fetch, *, limits: Limits) -> Bundle:
+    """Return the document at `url` with those it refers to, of the same origin and folder.
 
     Raises:
-        DocumentError: If one cannot be fetched, or they are too many or too large.
+        DocumentError: If it cannot be fetched, or its files are too many or too large.
     """
     own = urlsplit(url)
     folder = posixpath.dirname(own.path) or "/"
@@ -93,89 +122,147 @@ async def bundle_urls(url: str, fetch: Fetch, *, max_bytes: int) -> Any:
             return None
         return target._replace(fragment="").geturl()
 
-    return await _bundle(url, fetch, locate, max_bytes)
-
-
-async def _bundle(root: str, fetch: Fetch, locate: Locate, max_bytes: int) -> Any:
-    content = await fetch(root)
-    size = len(content)
-    try:
-        document = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
-    except DocumentError as error:
-        raise DocumentError(f"{shown(root)}: {error}") from None
-    raw = content.encode() if isinstance(content, str) else content
-    if _REFERENCE.search(raw) is None:
-        # Nearly every document is one file, and needs no walk.
-        return document
-    files: dict[str, Any] = {root: document}
-    waiting = [root]
-    while waiting:
-        name = waiting.pop()
-        for ref in _foreign(files[name]):
-            target = locate(name, ref)
-            if target is None or target in files:
-                continue
-            if len(files) >= MAX_FILES:
-                raise DocumentError(f"the document spans more than {MAX_FILES} files")
-            try:
-                content = await fetch(target)
-                size += len(content)
-                found = await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
-            except DocumentError:
-                # Costs what refers to it, not the document.
-                continue
-            if size > max_bytes:
-                raise DocumentError(f"the document's files are larger than {max_bytes} bytes")
-            files[target] = found
-            waiting.append(target)
-    if len(files) == 1:
-        return document
-    return _joined(root, files, locate)
+    return await _Bundler(url, fetch, locate, limits).bundle()
 
 
 def shown(name: str) -> str:
-    """A file's path, or an address without its secrets."""
+    """Return a file's path, or an address without its secrets."""
     return without_secrets(name) if "://" in name else name
 
 
-def _foreign(document: Any) -> list[str]:
-    """The files that references in `document` name, each once."""
-    found: dict[str, None] = {}
-    stack: list[Any] = [document]
-    while stack:
-        node = stack.pop()
-        members = object_of(node)
-        ref = members.get("$ref")
-        if isinstance(ref, str) and not ref.startswith("#"):
-            found[ref.partition("#")[0]] = None
-        stack.extend(members.values())
-        stack.extend(list_of(node))
-    return list(found)
+def _relative(name: str, root: str) -> str:
+    """Return the path of a file relative to the document's folder."""
+    if "://" not in name:
+        return posixpath.relpath(name, posixpath.dirname(root) or ".")
+    there = urlsplit(name)
+    path = posixpath.relpath(unquote(there.path), posixpath.dirname(urlsplit(root).path) or "/")
+    return f"{path}?{there.query}" if there.query else path
 
 
-def _joined(root: str, files: dict[str, Any], locate: Locate) -> JSONObject:
-    """One document: the root's, with the others inside and every reference pointing at its new place."""
+class _Bundler:
+    """Reads one document and everything it refers to.
 
-    def moved(node: Any, name: str) -> Any:
-        if type(node) is dict:
-            result = {key: moved(item, name) for key, item in object_of(node).items()}
-            ref = result.get("$ref")
-            if isinstance(ref, str):
-                result["$ref"] = place(ref, name)
+    Args:
+        root: The path, or address, of the document.
+        fetch: Reads a file.
+        locate: Finds the file that a reference in another means; None if it may not be read.
+        limits: How much to read.
+    """
+
+    def __init__(self, root: str, fetch: Fetch, locate: Locate, limits: Limits) -> None:
+        self._root = root
+        self._fetch = fetch
+        self._locate = locate
+        self._limits = limits
+        self._files: dict[str, Any] = {}
+        self._missing: dict[str, str] = {}
+        self._size = 0
+        self._slots = asyncio.Semaphore(PARALLEL)
+
+    async def bundle(self) -> Bundle:
+        root = self._root
+        content = await self._fetch(root)
+        document = await self._decode(shown(root), content)
+        raw = content.encode() if isinstance(content, str) else content
+        if _REFERENCE.search(raw) is None:
+            # Nearly every document is one file, and needs no walk.
+            return Bundle(document)
+        self._files[root] = document
+        waiting = self._referred([root])
+        while waiting:
+            if len(self._files) + len(waiting) > self._limits.max_files:
+                raise DocumentError(
+                    f"{shown(root)}: it spans more than {self._limits.max_files} files:"
+                    " set max_document_files"
+                )
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._load(name)) for name in waiting]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            for name, task in zip(waiting, tasks, strict=True):
+                found = task.result()
+                if isinstance(found, DocumentError):
+                    self._missing[name] = str(found)
+                else:
+                    self._files[name] = found
+            waiting = self._referred(name for name in waiting if name in self._files)
+        missing = {self._relative(name): reason for name, reason in self._missing.items()}
+        if len(self._files) == 1 and not missing:
+            return Bundle(document)
+        return Bundle(await asyncio.to_thread(self._joined), missing)
+
+    async def _load(self, name: str) -> Any:
+        """Return the content of a file, or why it cannot be read: the others are to be read all the same."""
+        async with self._slots:
+            try:
+                content = await self._fetch(name)
+                return await self._decode(self._relative(name), content)
+            except _TooLargeError:
+                raise
+            except DocumentError as error:
+                return error
+
+    async def _decode(self, name: str, content: bytes | str) -> Any:
+        self._size += len(content)
+        max_bytes = self._limits.max_bytes
+        try:
+            if self._size > max_bytes:
+                raise _TooLargeError(
+                    f"{shown(self._root)}: its files are larger than {max_bytes} bytes"
+                )
+            return await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
+        except _TooLargeError:
+            raise
+        except DocumentError as error:
+            raise DocumentError(f"{name}: {error}") from None
+
+    def _referred(self, names: Iterable[str]) -> list[str]:
+        """Return the files that some files refer to and that were not read yet, each once."""
+        found: dict[str, None] = {}
+        for name in names:
+            for node in objects_in(self._files[name]):
+                ref = reference_of(node)
+                if ref is not None and not ref.startswith("#"):
+                    target = self._locate(name, ref.partition("#")[0])
+                    if target and target not in self._files and target not in self._missing:
+                        found[target] = None
+        return list(found)
+
+    def _relative(self, name: str) -> str:
+        return _relative(name, self._root)
+
+    def _joined(self) -> JSONObject:
+        """Return the root's document, with the others inside and every reference pointing at its new place."""
+        result = object_of(self._moved(self._files[self._root], self._root))
+        result[BUNDLED] = {
+            self._relative(name): self._moved(node, name)
+            for name, node in self._files.items()
+            if name != self._root
+        }
+        return result
+
+    def _moved(self, node: Any, name: str) -> Any:
+        if is_object(node):
+            result = {key: self._moved(item, name) for key, item in node.items()}
+            ref = reference_of(result)
+            if ref is not None:
+                result["$ref"] = self._place(ref, name)
             return result
-        if type(node) is list:
-            return [moved(item, name) for item in list_of(node)]
+        if is_list(node):
+            return [self._moved(item, name) for item in node]
         return node
 
-    def place(ref: str, name: str) -> str:
+    def _place(self, ref: str, name: str) -> str:
+        """Return where the target of a reference in the file `name` stands in the one document."""
         file, _, fragment = ref.partition("#")
-        target = locate(name, file) if file else name
-        if target is None or target not in files:
+        target = self._locate(name, file) if file else name
+        if target is None or (target not in self._files and target not in self._missing):
             return ref
-        if target == root:
+        if target == self._root:
             return "#" + fragment
-        return f"#/{BUNDLED}/{escape(target).replace('%', '%25')}{fragment}"
+        return f"#/{BUNDLED}/{escape(self._relative(target)).replace('%', '%25')}{fragment}"
 
-    result = object_of(moved(files[root], root))
-    result[BUNDLED] = {name: moved(node, name) for name, node in files.items() if name != root}
-    return result
+
+class _TooLargeError(DocumentError):
+    """Raised when all files together exceed the limit, which no single one of them is to blame for."""

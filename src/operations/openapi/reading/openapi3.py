@@ -32,7 +32,7 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
         if "$ref" in node and type(node.get("description")) is str:
             # From 3.1 on, what a reference is described as wins.
             found = {**found, "description": node["description"]}
-        parameter = _parameter(found)
+        parameter = _parameter(references, found)
         # Header names are the same in any case, and the operation's own parameters come last.
         name = parameter.name.lower() if parameter.place == "header" else parameter.name
         merged[parameter.place, name] = parameter
@@ -54,7 +54,7 @@ def check_parameter(node: JSONObject) -> str | None:
     return None
 
 
-def _parameter(node: JSONObject) -> Parameter:
+def _parameter(references: References, node: JSONObject) -> Parameter:
     problem = check_parameter(node)
     if problem:
         raise DocumentError(problem)
@@ -66,8 +66,8 @@ def _parameter(node: JSONObject) -> Parameter:
     explode = node.get("explode")
     media_type: str | None = None
     schema = node.get("schema", True)
-    for media_type, media in object_of(node.get("content")).items():  # noqa: B007 - the first one is kept
-        schema = object_of(media).get("schema", True)
+    for media_type, media in references.object_at(node.get("content")).items():  # noqa: B007 - the first one is kept
+        schema = references.object_at(media).get("schema", True)
         break
     return Parameter(
         name=node["name"],
@@ -93,7 +93,7 @@ def _body(references: References, node: JSONObject) -> Body:
 
 def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
     result: list[Media] = []
-    for media_type, entry in object_of(node.get("content")).items():
+    for media_type, entry in references.object_at(node.get("content")).items():
         if not is_header_value(media_type):
             continue
         # 3.2 lets a media type be a reference, and streams describe one item.
@@ -101,7 +101,7 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
             media = references.follow(entry) if isinstance(entry, dict) else {}
         except DocumentError:
             continue
-        encoding = object_of(media.get("encoding"))
+        encoding = references.object_at(media.get("encoding"))
         result.append(
             Media(
                 media_type=media_type,
@@ -113,7 +113,7 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
                 part_headers={
                     name: headers
                     for name, node in encoding.items()
-                    if (headers := tuple(_part_headers(references, object_of(node))))
+                    if (headers := tuple(_part_headers(references, references.object_at(node))))
                 },
             )
         )
@@ -122,12 +122,12 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
 
 def _part_headers(references: References, encoding: JSONObject) -> Iterator[Parameter]:
     """The headers of one part; one that cannot be read costs only itself."""
-    for name, node in object_of(encoding.get("headers")).items():
+    for name, node in references.object_at(encoding.get("headers")).items():
         # The type has a field of its own, and the disposition holds the part's name.
         if name.lower() in {"content-type", "content-disposition"}:
             continue
         try:
-            yield _parameter({**references.follow(node), "name": name, "in": "header"})
+            yield _parameter(references, {**references.follow(node), "name": name, "in": "header"})
         except DocumentError:
             continue
 
@@ -151,18 +151,18 @@ def _response(references: References, status: str, node: JSONObject) -> Response
         status=status,
         description=text_of(node.get("description")),
         media=_media(references, node),
-        links=object_of(node.get("links")),
+        links=references.object_at(node.get("links")),
     )
 
 
-def server_urls(nodes: Any, variables: Mapping[str, str]) -> list[str]:
+def server_urls(references: References, nodes: Any, variables: Mapping[str, str]) -> list[str]:
     """The addresses of a list of servers; variables without a value stay as they are."""
     urls: list[str] = []
-    for node in list_of(nodes):
-        server = object_of(node)
+    for node in references.list_at(nodes):
+        server = references.object_at(node)
         defaults = {
             name: str(variable["default"])
-            for name, variable in object_of(server.get("variables")).items()
+            for name, variable in references.object_at(server.get("variables")).items()
             if is_object(variable) and "default" in variable
         }
         url = text_of(server.get("url"))

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from operations._json import escape, is_list, is_object, list_of, object_of, text_of
+from operations._references import MAX_HOPS
 from operations.errors import DocumentError
-from operations.openapi.reading.references import MAX_HOPS, References
+from operations.openapi.reading.references import BUNDLED, References
 from operations.types import JSONObject
-
-BUNDLED = "x-bundled-files"
-"""Where the other files of a document are stored once they are bundled."""
 
 UNIONS = ("oneOf", "anyOf")
 

@@ -8,7 +8,8 @@ comes back to an equal site.
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from operations._json import escape, is_list, is_object, pointer, unescape
+from operations._json import is_list, is_object, pointer
+from operations._references import steps
 from operations.errors import SchemaError
 from operations.schema.reading.dialects import (
     DRAFT_2019_09,
@@ -159,22 +160,15 @@ class Document:
 
     def _walk(self, start: Site, fragment: str) -> Site | None:
         """The schema a JSON pointer leads to, entering resources on the way."""
-        site = start
-        held: Any = start.schema
-        place = start.pointer
-        for token in fragment.split("/")[1:]:
-            name = unescape(token)
-            if is_object(held) and name in held:
-                held = held[name]
-                place += "/" + escape(name)
-            elif is_list(held) and name.isdecimal() and int(name) < len(held):
-                held = held[int(name)]
-                place += f"/{int(name)}"
-            else:
-                return None
+        site, end = start, start.pointer
+        passed = steps(start.schema, fragment)
+        if passed is None:
+            return None
+        for place, held in passed:
+            end = start.pointer + place
             if isinstance(held, bool) or is_object(held):
-                site = self._enter(Site(held, place, site.resource))
-        return site if site.pointer == place else None
+                site = self._enter(Site(held, end, site.resource))
+        return site if site.pointer == end else None
 
     def _enter(self, site: Site) -> Site:
         """`site`, as a resource of its own where it has an identifier."""
