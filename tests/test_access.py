@@ -76,7 +76,6 @@ def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None
     [
         lambda: AccessControl("admin"),
         lambda: AccessControl(required_scopes_any="admin"),
-        lambda: AccessControl(required_scopes_any=[]),
         lambda: AccessControl(resource_type="project"),
         lambda: AccessControl(resource_action="edit"),
         lambda: Identity("x", "admin"),

@@ -118,7 +118,6 @@ MCP = {"source": "mcp", "isError": False, "content": []}
         {"data": 1, "meta": {**MCP, "isError": 0}},
         {"data": 1, "meta": {**MCP, "content": "text"}},
         {"data": 1, "meta": {**MCP, "_meta": 3}},
-        {"meta": LOCAL},
         {"data": "not base64!", "encoding": "base64", "meta": LOCAL},
         {"data": "é", "encoding": "base64", "meta": LOCAL},
         {"data": 1, "meta": {**MCP, "content": [object()]}},

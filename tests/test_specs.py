@@ -275,7 +275,7 @@ def test_what_a_spec_writes_is_not_its_own() -> None:
 
     wire = spec.to_wire()
     wire["inputSchema"]["type"] = "array"
-    wire["meta"]["kept"].append(1)
+    wire["_meta"]["kept"].append(1)
 
     assert spec.input_schema.document == {"type": "object"}
     assert spec.meta == {"kept": []}

@@ -47,7 +47,7 @@ class AccessControl(
     """All of these."""
 
     required_scopes_any: Collection[str] | None = None
-    """At least one of these."""
+    """At least one of these; an empty list is no restriction."""
 
     resource_type: str | None = None
     resource_action: str | None = None
@@ -57,9 +57,7 @@ class AccessControl(
         force_setattr(self, "required_scopes", _names("required_scopes", self.required_scopes))
         if self.required_scopes_any is not None:
             some = _names("required_scopes_any", self.required_scopes_any)
-            if not some:
-                raise ValueError("required_scopes_any is empty: name scopes, or leave it out")
-            force_setattr(self, "required_scopes_any", some)
+            force_setattr(self, "required_scopes_any", some or None)
         if (self.resource_type is None) != (self.resource_action is None):
             raise ValueError("resource_type and resource_action come together")
 

@@ -6,9 +6,21 @@ Rule 3: an envelope is never altered. Whoever needs another one makes another on
 """
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from time import time_ns
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+)
 
 import msgspec
 
@@ -22,11 +34,20 @@ _encode = msgspec.json.Encoder().encode
 T = TypeVar("T")
 DataT_co = TypeVar("DataT_co", covariant=True)
 
-RESPONSE_SOURCES = ("local", "http", "mcp")
+ResponseSource: TypeAlias = Literal["local", "http", "mcp"]
+"""The value of `meta.source`."""
+
+RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 """Every value `meta.source` can have."""
 
 MAX_CHANGES = 20
 """Entries in `meta.changes`."""
+
+
+Audience: TypeAlias = Annotated[
+    str, msgspec.Meta(extra_json_schema={"enum": ["user", "assistant"]})
+]
+"""Any text is accepted, because servers may be newer; the exported schema lists the known values."""
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -36,7 +57,7 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
 class MCPAnnotations(_Wire, frozen=True, kw_only=True):
     """Hints of an MCP server about a content block."""
 
-    audience: list[str] | None = None
+    audience: list[Audience] | None = None
     priority: float | None = None
     last_modified: str | None = None
 
@@ -123,8 +144,11 @@ class LocalResponseMeta(
 
     operation_id: str
 
-    timestamp: int
-    """Milliseconds since the epoch, when the result was wrapped."""
+    timestamp: int | float
+    """Milliseconds since the epoch, when the result was wrapped. Other implementations may send a fraction."""
+
+    sequence: int | str | None = None
+    """The position of a stream item, if its transport has one: a number counted from 0 in the call protocol."""
 
     changes: tuple[Change, ...] = ()
     """What normalisation changed: at most `MAX_CHANGES` entries, mismatches first."""
@@ -147,6 +171,9 @@ class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag
     changes: tuple[Change, ...] = ()
     changes_count: int = 0
 
+    sequence: int | str | None = None
+    """The position of a stream item, if its transport has one: the event id of a server-sent event."""
+
 
 class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
     """The result is an MCP tool's. `is_error` says that the tool ran and reported an error."""
@@ -159,6 +186,9 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
     changes: tuple[Change, ...] = ()
     changes_count: int = 0
+
+    sequence: int | str | None = None
+    """The position of a stream item, if its transport has one."""
 
 
 ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
@@ -202,11 +232,13 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
 
     @classmethod
     def from_wire(cls, wire: Any) -> "ResponseEnvelope[Any]":
-        """The envelope that `to_wire` wrote.
+        """Return the envelope that `to_wire` wrote. Absent `data` is null: other implementations leave it out.
 
         Raises:
             ValueError: If `wire` is no envelope.
         """
+        if isinstance(wire, Mapping) and "data" not in wire:
+            wire = {**cast("Mapping[str, Any]", wire), "data": None}
         envelope = lift_envelope(wire)
         if envelope is None:
             raise ValueError("not a response envelope: it needs data, and meta with a known source")
@@ -248,7 +280,12 @@ def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
 
 
 def http_envelope(
-    data: T, *, status_code: int, headers: Mapping[str, str], content_type: str
+    data: T,
+    *,
+    status_code: int,
+    headers: Mapping[str, str],
+    content_type: str,
+    sequence: int | str | None = None,
 ) -> ResponseEnvelope[T]:
     """An envelope for an HTTP response; header names become lower case."""
     lowered: dict[str, str] = {}
@@ -256,7 +293,10 @@ def http_envelope(
         key = name.lower()
         lowered[key] = f"{lowered[key]}, {value}" if key in lowered else value
     return ResponseEnvelope(
-        data, HTTPResponseMeta(status_code=status_code, headers=lowered, content_type=content_type)
+        data,
+        HTTPResponseMeta(
+            status_code=status_code, headers=lowered, content_type=content_type, sequence=sequence
+        ),
     )
 
 
@@ -264,15 +304,18 @@ def mcp_envelope(
     data: T,
     *,
     is_error: bool,
-    content: list[MCPContentBlock],
+    content: Iterable[MCPContentBlock | Mapping[str, Any]],
     structured_content: Any = None,
     meta: JSONObject | None = None,
 ) -> ResponseEnvelope[T]:
-    """An envelope for the result of an MCP tool."""
+    """Return an envelope for the result of an MCP tool; blocks may be given as mappings in the wire's names."""
     return ResponseEnvelope(
         data,
         MCPResponseMeta(
-            is_error=is_error, content=content, structured_content=structured_content, meta=meta
+            is_error=is_error,
+            content=[content_block(block) for block in content],
+            structured_content=structured_content,
+            meta=meta,
         ),
     )
 
@@ -322,11 +365,15 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
     try:
         if fields.get("source") not in RESPONSE_SOURCES:
             return None
-        if fields["source"] == "mcp" and isinstance(fields.get("content"), list):
-            fields["content"] = [content_block(block) for block in fields["content"]]
+        blocks: Any = fields.get("content")
+        if fields["source"] == "mcp" and isinstance(blocks, list):
+            fields["content"] = []
         if "changes" in fields:
             fields["changes"] = _changes_of(fields["changes"])
         lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
+        if isinstance(lifted, MCPResponseMeta):
+            listed = [content_block(block) for block in cast("list[Any]", blocks)]
+            lifted = msgspec.structs.replace(lifted, content=listed)
         return ResponseEnvelope(_data_of(wire), lifted)
     except (ValueError, TypeError, RecursionError):
         # Not the right fields, no base64, or blocks that are not even JSON.
@@ -352,13 +399,62 @@ def _changes_of(listed: Any) -> list[Change]:
 
 
 def content_block(block: Any) -> MCPContentBlock:
-    """One content block from its wire form; a type we do not know becomes a text block holding its JSON."""
+    """Return one content block from its wire form.
+
+    Unknown fields are kept. A block of an unknown type, or one that does not fit its type, becomes a text block with
+    its JSON.
+    """
     if isinstance(block, (TextContent, ImageContent, AudioContent, ResourceContent, ResourceLink)):
         return block
     try:
-        return cast("MCPContentBlock", msgspec.convert(block, MCPContentBlock))
+        known = cast("MCPContentBlock", msgspec.convert(block, MCPContentBlock))
+        return cast("MCPContentBlock", _with_unknown_fields(known, block))
     except msgspec.ValidationError:
         return TextContent(text=_encode(block).decode())
+
+
+_MAX_UNKNOWN_FIELDS = 64
+
+
+def _with_unknown_fields(known: msgspec.Struct, fields: Mapping[str, Any]) -> msgspec.Struct:
+    """Return `known`, or an instance of a subclass with those of `fields` that its own class lacks."""
+    kind = type(known)
+    unknown = fields.keys() - _wire_names(kind)
+    parts: dict[str, Any] = {}
+    for name in ("annotations", "resource"):
+        part = getattr(known, name, None)
+        if part is not None:
+            extended = _with_unknown_fields(part, fields[name])
+            if extended is not part:
+                parts[name] = extended
+    if not unknown:
+        return msgspec.structs.replace(known, **parts) if parts else known
+    if len(unknown) > _MAX_UNKNOWN_FIELDS:
+        raise msgspec.ValidationError("too many unknown fields")
+    names = tuple(sorted(unknown))
+    extras = {f"unknown_{index}": fields[name] for index, name in enumerate(names)}
+    values = {name: getattr(known, name) for name in kind.__struct_fields__}
+    return _extended(kind, names)(**{**values, **parts, **extras})
+
+
+@lru_cache(64)
+def _wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset((*kind.__struct_encode_fields__, "type"))
+
+
+@lru_cache(256)
+def _extended(kind: type[msgspec.Struct], names: tuple[str, ...]) -> type[msgspec.Struct]:
+    """Return a subclass of `kind` with more fields, of which only the names on the wire matter."""
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        kind.__name__,
+        [(f"unknown_{index}", Any, msgspec.field(name=name)) for index, name in enumerate(names)],
+        bases=(kind,),
+        frozen=True,
+        kw_only=True,
+        tag_field=config.tag_field,
+        tag=config.tag,
+    )
 
 
 class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):

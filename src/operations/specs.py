@@ -107,8 +107,8 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     idempotent: bool = False
     """Whether running it twice does no more than running it once."""
 
-    meta: JSONObject = {}
-    """Where it comes from and whatever an adapter wants to keep; no part of the contract."""
+    meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
+    """Where it comes from and whatever an adapter wants to keep; no part of the contract. `_meta` on the wire."""
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
@@ -149,7 +149,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """SHA-256 over the contract: everything but `tags` and `meta`, in any order of keys."""
         wire = self._wire()
         wire.pop("tags", None)
-        wire.pop("meta", None)
+        wire.pop("_meta", None)
         return sha256(canonical(wire)).hexdigest()
 
     def to_wire(self) -> JSONObject:
@@ -180,7 +180,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         if self.idempotent:
             wire["idempotent"] = True
         if self.meta:
-            wire["meta"] = self.meta
+            wire["_meta"] = self.meta
         return wire
 
     def encode(self) -> bytes:
@@ -260,7 +260,7 @@ OPERATION_SPEC_SCHEMA = Schema(
                 "required": ["requiredScopes"],
                 "properties": {
                     "requiredScopes": {"type": "array", "items": {"type": "string"}},
-                    "requiredScopesAny": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                    "requiredScopesAny": {"type": "array", "items": {"type": "string"}},
                     "resourceType": {"type": "string"},
                     "resourceAction": {"type": "string"},
                 },
@@ -270,7 +270,7 @@ OPERATION_SPEC_SCHEMA = Schema(
                 },
             },
             "idempotent": {"type": "boolean"},
-            "meta": {"type": "object"},
+            "_meta": {"type": "object"},
         },
     }
 )  # fmt: skip

@@ -34,7 +34,7 @@ from operations.calls.states import (
 )
 from operations.envelopes import LocalResponseMeta
 
-OUTPUT = Output(1, LocalResponseMeta(operation_id="a.b", timestamp=0))
+OUTPUT = Output(data=1, meta=LocalResponseMeta(operation_id="a.b", timestamp=0))
 
 EVENTS: dict[str, CallEvent] = {
     "call.requested": CallRequested(payload=RequestPayload(request_id="r", operation_id="a.b")),

@@ -134,8 +134,8 @@ def test_text_is_read_as_json_where_the_operation_says_what_it_returns() -> None
     assert data_of('{"n": 3}', SCHEMA) == {"n": 3}
 
 
-@pytest.mark.parametrize("text", ['{"n": "three"}', "n is 3", '{"n": NaN}', "[" * 5000])
-def test_text_that_does_not_fit_stays_text(text: str) -> None:
+@pytest.mark.parametrize("text", ["n is 3", '{"n": NaN}', "[" * 5000])
+def test_text_that_is_not_json_stays_text(text: str) -> None:
     assert data_of(text, SCHEMA) == [{"type": "text", "text": text}]
 
 

@@ -88,7 +88,7 @@ def registries(draw: st.DrawFn) -> tuple[OperationRegistry, dict[str, Any]]:
 def contract(spec: OperationSpec) -> JSONObject:
     wire = spec.to_wire()
     del wire["accessControl"]
-    wire.pop("meta", None)
+    wire.pop("_meta", None)
     return wire
 
 

@@ -20,7 +20,14 @@ from typing import Annotated, Any, TypeAlias, cast
 import msgspec
 
 from operations.access import Identity
-from operations.envelopes import ResponseEnvelope, ResponseMeta
+from operations.envelopes import (
+    HTTPResponseMeta,
+    LocalResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    ResponseMeta,
+    content_block,
+)
 from operations.errors import CallError
 from operations.types import JSONObject
 
@@ -32,6 +39,10 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 """An id or an address. They are remembered, so nobody may make them as long as they like."""
 
 
+def _null() -> None:
+    """Return None. A field with this factory is optional to read and always written."""
+
+
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """camelCase on the wire, absent where it is the default."""
 
@@ -41,7 +52,7 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
     operation_id: Name
-    input: Any = None
+    input: Any = msgspec.field(default_factory=_null)
     parent_request_id: Name | None = None
 
     deadline: float | None = None
@@ -74,11 +85,19 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     """Refuse unless this version of the protocol is spoken."""
 
 
-class Output(msgspec.Struct, frozen=True, omit_defaults=True):
+class UnreadMCPMeta(MCPResponseMeta, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
+    """The metadata of an MCP result before its blocks were read: they may have fields and types that we do not know."""
+
+    content: list[Any]
+
+
+class Output(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An envelope as it was read."""
 
-    data: Any
-    meta: ResponseMeta
+    data: Any = msgspec.field(default_factory=_null)
+    """Other implementations leave it out if there is no value."""
+
+    meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta
     encoding: str | None = None
 
 
@@ -117,7 +136,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
     code: str
-    message: str = ""
+    message: str = msgspec.field(default_factory=lambda: "")
     details: Any = None
     retryable: bool = False
 
@@ -265,7 +284,7 @@ def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
-        # Perhaps a content block of a kind that we do not know; or no envelope, of which its caller hears.
+        # Perhaps not an envelope, which its caller is told.
         unread = _lenient.decode(body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)
@@ -321,6 +340,16 @@ def _salvage(body: bytes, reason: str) -> UnknownEvent | MalformedEvent:
     )
 
 
+def _read_meta(meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta) -> ResponseMeta:
+    if type(meta) is not UnreadMCPMeta:
+        return cast("ResponseMeta", meta)
+    fields: dict[str, Any] = {
+        name: getattr(meta, name) for name in MCPResponseMeta.__struct_fields__
+    }
+    fields["content"] = [content_block(block) for block in meta.content]
+    return MCPResponseMeta(**fields)
+
+
 def read_output(output: Output | ResponseEnvelope[Any] | msgspec.Raw) -> ResponseEnvelope[Any]:
     """The envelope in a `call.responded`.
 
@@ -329,7 +358,7 @@ def read_output(output: Output | ResponseEnvelope[Any] | msgspec.Raw) -> Respons
     """
     if type(output) is Output:
         if output.encoding is None:
-            return ResponseEnvelope(output.data, output.meta)
+            return ResponseEnvelope(output.data, _read_meta(output.meta))
         try:
             return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
         except RecursionError:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, Self
 
+import msgspec
+
 from operations.calls.events import (
     CallAborted,
     CallCredited,
@@ -19,6 +21,7 @@ from operations.calls.events import (
     CallFailed,
     CallResponded,
     CreditPayload,
+    ResponsePayload,
     encode_event,
     read_output,
 )
@@ -90,7 +93,7 @@ class StreamEntry:
         if self._ended:
             return
         if isinstance(event, CallResponded):
-            self._items.append((read_output(event.payload.output), size))
+            self._items.append((_numbered(event.payload), size))
             self._bytes += size
             if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
                 self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
@@ -179,6 +182,15 @@ class StreamEntry:
         """The event that says how many items may have been sent in all."""
         payload = CreditPayload(request_id=self.request_id, credit=self._granted)
         return encode_event(CallCredited(payload=payload))
+
+
+def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
+    """Return the envelope of an item with its position, unless its source gave it one."""
+    envelope = read_output(payload.output)
+    if payload.sequence is None or envelope.meta.sequence is not None:
+        return envelope
+    meta = msgspec.structs.replace(envelope.meta, sequence=payload.sequence)
+    return ResponseEnvelope(envelope.data, meta)
 
 
 class CallStream:

@@ -1,8 +1,8 @@
 """MCP results and envelopes: content blocks in, data out. Shared by both directions; knows no connection.
 
 Rule 1: nothing is lost. A block of an unknown type becomes a text block that holds its JSON.
-Rule 2: structured content is the data, also when it is falsy. Text is read as JSON only where the operation says what
-        it returns, and only if the text fits that.
+Rule 2: structured content is the data, unless it is null; then the blocks are. If the operation declares an output
+        schema, JSON in the only text block takes the place of structured content and is normalised like it.
 """
 
 from collections.abc import Iterable
@@ -49,10 +49,10 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     structured = to_json(result.get("structuredContent"))
     meta: Any = result.get("_meta")
     data = structured
-    if "structuredContent" not in result:
+    if structured is None:
         data = content_to_wire(blocks)
         if not is_error and not output_schema.is_unknown:
-            data = _read_as_json(blocks, output_schema, data)
+            data = _json_in(blocks, data)
     return mcp_envelope(
         data,
         is_error=is_error,
@@ -62,16 +62,15 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     )
 
 
-def _read_as_json(blocks: list[MCPContentBlock], schema: Schema, otherwise: Any) -> Any:
-    """The value in the one text block, if it is JSON and fits `schema`."""
+def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
+    """Return the JSON value in the only text block; `otherwise` if there is none."""
     texts = [block.text for block in blocks if isinstance(block, TextContent)]
     if len(texts) != 1:
         return otherwise
     try:
-        value = to_json(msgspec.json.decode(texts[0]))
+        return to_json(msgspec.json.decode(texts[0]))
     except (msgspec.DecodeError, JSONValueError, RecursionError):
         return otherwise
-    return value if schema.check(value) else otherwise
 
 
 def resource_envelope(result: JSONObject) -> ResponseEnvelope[Any]:

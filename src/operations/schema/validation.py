@@ -56,12 +56,12 @@ def format_value_errors(errors: Iterable[ValueFault], indent: str = "  ") -> str
 
 
 def assert_is_schema(document: Any) -> None:
-    """Let a document through that is a JSON Schema this package can use.
+    """Raise an error unless `document` is a `Schema`, or a JSON Schema that this package can use.
 
     Raises:
-        SchemaError: Naming the place.
+        SchemaError: Names the place.
     """
-    Checker(document)
+    Checker(document.document if isinstance(document, Schema) else document)
 
 
 def _schema(schema: Schema | JSONSchema) -> Schema:

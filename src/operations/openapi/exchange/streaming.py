@@ -175,6 +175,7 @@ class EventStream:
             status_code=status,
             headers={**headers, "sse-event": event.event, "last-event-id": self._last_id},
             content_type=kind,
+            sequence=event.last_event_id or None,
         )
 
     async def _single(

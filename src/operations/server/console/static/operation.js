@@ -184,7 +184,7 @@ function header(spec, id, source) {
       el("span", { class: `badge type ${spec.type}` }, spec.type),
       sourceBadge(source),
       spec.idempotent ? el("span", { class: "badge" }, "idempotent") : null,
-      spec.meta?.deprecated === true ? el("span", { class: "badge warn" }, "deprecated") : null,
+      spec._meta?.deprecated === true ? el("span", { class: "badge warn" }, "deprecated") : null,
       isOpen(spec.accessControl) ? null : el("span", { class: "badge key" }, icon("key"), plainString(accessWords(spec.accessControl))),
       (spec.tags ?? []).map((tag) => el("span", { class: "badge tag" }, plainString(tag))),
       el("span", { class: "version" }, `v${plainString(spec.version)}`),

@@ -1,0 +1,208 @@
+"""Parity with the original TypeScript design, one test per line of the checklist.
+
+Lines that need a transport or an MCP server are tested beside their module: `tests/calls/test_seed_parity.py` and
+`tests/mcp_import/test_results.py`.
+"""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+import operations
+from operations import (
+    CALL_EVENT_SCHEMAS,
+    OPERATION_SPEC_SCHEMA,
+    RESPONSE_META_SCHEMA,
+    RESPONSE_SOURCES,
+    AccessControl,
+    Identity,
+    MCPResponseMeta,
+    OperationSpec,
+    ResponseEnvelope,
+    Schema,
+    TextContent,
+    assert_is_schema,
+    check_access,
+    is_response_envelope,
+    mcp_envelope,
+)
+from operations.calls.events import (
+    CallFailed,
+    CallRequested,
+    ErrorPayload,
+    RequestPayload,
+    encode_event,
+    read_event,
+    read_output,
+)
+from operations.errors import SchemaError
+from operations.mcp import map_content_blocks
+from operations.mcp.content import tool_envelope
+
+SPEC = {
+    "name": "create",
+    "namespace": "task",
+    "version": "1.0.0",
+    "type": "mutation",
+    "description": "",
+    "inputSchema": {},
+    "outputSchema": {},
+    "accessControl": {"requiredScopes": []},
+}
+
+
+def test_the_meta_of_a_spec_survives_the_wire() -> None:
+    wire = {**SPEC, "_meta": {"origin": "elsewhere"}}
+
+    spec = OperationSpec.from_wire(wire)
+
+    assert spec.meta == {"origin": "elsewhere"}
+    assert spec.to_wire() == wire
+    assert OPERATION_SPEC_SCHEMA.check(wire)
+
+
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}])
+def test_structured_content_null_falls_back_to_the_blocks(schema: Any) -> None:
+    block = {"type": "text", "text": "done"}
+
+    envelope = tool_envelope({"content": [block], "structuredContent": None}, Schema(schema))
+
+    assert envelope.data == [block]
+
+
+@pytest.mark.parametrize("structured", [False, 0, "", [], {}])
+def test_other_falsy_structured_content_is_the_data(structured: Any) -> None:
+    envelope = tool_envelope({"content": [], "structuredContent": structured}, Schema({}))
+
+    assert envelope.data == structured
+
+
+def test_json_in_a_text_block_is_the_data_if_the_tool_has_an_output_schema() -> None:
+    result = {"content": [{"type": "text", "text": '{"n": "5", "extra": 1}'}]}
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+    assert tool_envelope(result, Schema(schema)).data == {"n": "5", "extra": 1}
+    assert tool_envelope(result, Schema({})).data == result["content"]
+
+
+def test_content_given_as_plain_dicts_is_converted() -> None:
+    envelope = mcp_envelope(1, is_error=False, content=[{"type": "text", "text": "Done"}])
+
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert envelope.meta.content == [TextContent(text="Done")]
+
+
+LOCAL_META = {"source": "local", "operationId": "a.b", "timestamp": 1}
+
+
+def test_absent_data_from_another_implementation_reads_as_null() -> None:
+    assert ResponseEnvelope.from_wire({"meta": LOCAL_META}).data is None
+    body = b'{"type":"call.responded","payload":{"requestId":"r","output":{"meta":%b}}}'
+    event: Any = read_event(body % msgspec.json.encode(LOCAL_META))
+    assert read_output(event.payload.output).data is None
+    # The structural check keeps requiring it, as `isResponseEnvelope` does.
+    assert not is_response_envelope({"meta": LOCAL_META})
+
+
+@pytest.mark.parametrize("timestamp", [0, 1.5, 1.7e12, -1])
+def test_any_number_is_accepted_as_a_timestamp(timestamp: float) -> None:
+    wire = {"data": 1, "meta": {**LOCAL_META, "timestamp": timestamp}}
+
+    assert is_response_envelope(wire)
+    assert ResponseEnvelope.from_wire(wire).to_wire() == wire
+    body = b'{"type":"call.responded","payload":{"requestId":"r","output":%b}}'
+    event: Any = read_event(body % msgspec.json.encode(wire))
+    assert read_output(event.payload.output).to_wire() == wire
+
+
+def test_call_requested_always_has_input() -> None:
+    event = CallRequested(payload=RequestPayload(request_id="r", operation_id="a.b"))
+
+    wire = msgspec.json.decode(encode_event(event))
+
+    assert wire["payload"] == {"requestId": "r", "operationId": "a.b", "input": None}
+    assert CALL_EVENT_SCHEMAS["call.requested"].check(wire)
+
+
+def test_call_error_always_has_message() -> None:
+    event = CallFailed(payload=ErrorPayload(request_id="r", code="NO"))
+
+    wire = msgspec.json.decode(encode_event(event))
+
+    assert wire["payload"] == {"requestId": "r", "code": "NO", "message": ""}
+    assert CALL_EVENT_SCHEMAS["call.error"].check(wire)
+
+
+def test_an_empty_list_of_alternative_scopes_is_no_restriction() -> None:
+    access = AccessControl(required_scopes_any=[])
+    wire = {**SPEC, "accessControl": {"requiredScopes": [], "requiredScopesAny": []}}
+
+    assert access.is_open
+    assert check_access(access, None)
+    assert check_access(AccessControl(["a"], []), Identity("me", ["a"]))
+    assert OperationSpec.from_wire(wire).access_control.is_open
+    assert OPERATION_SPEC_SCHEMA.check(wire)
+
+
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "text", "text": "a", "score": 1, "snake_case": [2], "x-y": None},
+    {"type": "image", "data": "AA==", "mimeType": "image/png", "alt": "a dot"},
+    {"type": "audio", "data": "AA==", "mimeType": "audio/ogg", "seconds": 1.5},
+    {
+        "type": "resource",
+        "resource": {"uri": "file:///a", "text": "a", "etag": "x"},
+        "annotations": {"priority": 1, "rank": 3},
+    },
+    {"type": "resource_link", "uri": "file:///a", "name": "a", "icons": [{"src": "a.png"}]},
+]
+
+
+def test_unknown_fields_of_known_blocks_survive() -> None:
+    blocks = map_content_blocks(BLOCKS)
+    envelope = mcp_envelope(None, is_error=False, content=blocks)
+
+    assert [type(block).__name__ for block in blocks] == [
+        "TextContent",
+        "ImageContent",
+        "AudioContent",
+        "ResourceContent",
+        "ResourceLink",
+    ]
+    assert msgspec.to_builtins(blocks) == BLOCKS
+    assert ResponseEnvelope.decode(envelope.encode()).to_wire()["meta"]["content"] == BLOCKS
+    body = b'{"type":"call.responded","payload":{"requestId":"r","output":%b}}' % envelope.encode()
+    event: Any = read_event(body)
+    assert read_output(event.payload.output).to_wire()["meta"]["content"] == BLOCKS
+
+
+def test_a_block_with_hundreds_of_unknown_fields_becomes_its_json() -> None:
+    block = {"type": "text", "text": "a", **{f"x{index}": index for index in range(500)}}
+
+    (mapped,) = map_content_blocks([block])
+
+    assert isinstance(mapped, TextContent)
+    assert msgspec.json.decode(mapped.text) == block
+
+
+def test_assert_is_schema_accepts_a_schema() -> None:
+    assert_is_schema(Schema({"type": "object"}))
+    with pytest.raises(SchemaError):
+        assert_is_schema(Schema({"type": "objekt"}))
+
+
+def test_the_exported_schema_has_the_enum_of_audience() -> None:
+    def meta(audience: str) -> Any:
+        block = {"type": "text", "text": "", "annotations": {"audience": [audience]}}
+        return {"source": "mcp", "isError": False, "content": [block]}
+
+    assert RESPONSE_META_SCHEMA.check(meta("assistant"))
+    assert not RESPONSE_META_SCHEMA.check(meta("machine"))
+    # A newer server's block is still read as what it is.
+    envelope = ResponseEnvelope.from_wire({"data": 1, "meta": meta("machine")})
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert isinstance(envelope.meta.content[0], TextContent)
+
+
+def test_response_source_is_an_alias_of_the_sources() -> None:
+    assert get_args(operations.ResponseSource) == RESPONSE_SOURCES
