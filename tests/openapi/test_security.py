@@ -564,3 +564,69 @@ def test_reprs_hold_no_secret() -> None:
 def test_a_kind_of_auth_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match='Did you mean "apiKey"'):
         HTTPAuth(type="apikey", token="t")  # type: ignore[arg-type]
+
+
+SHADOWS: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key": "evil"}, "query"),
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"API_KEY": "evil"}, "query"),
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key[]": "evil"}, "query"),
+    ({"in": "query", "name": "api_key", "style": "deepObject"}, {"x": "evil"}, "query"),
+    ({"in": "query", "name": "API_KEY"}, "evil", "query"),
+    ({"in": "query", "name": "q", "allowReserved": True}, "x;api_key=evil", "query"),
+    ({"in": "cookie", "name": "prefs", "style": "form", "explode": True}, {"api_key": "evil"}, "cookie"),
+    ({"in": "cookie", "name": "prefs", "style": "cookie", "explode": True}, {"api_key": "evil"}, "cookie"),
+    ({"in": "header", "name": "api_key"}, "evil", "header"),
+    ({"in": "header", "name": "Api.Key"}, "evil", "header"),
+]  # fmt: skip
+
+
+@pytest.mark.requirement("R02")
+@pytest.mark.parametrize(("parameter", "value", "place"), SHADOWS)
+async def test_an_argument_cannot_shadow_a_configured_credential(
+    parameter: dict[str, Any], value: Any, place: str, echo: Echo
+) -> None:
+    echo.seen.clear()
+    name = "Api-Key" if place == "header" else "api_key"
+    kind = {"type": "object", "additionalProperties": True} if isinstance(value, dict) else {}
+    doc = secured(
+        {"type": "apiKey", "in": place, "name": name}, parameters=[{**parameter, "schema": kind}]
+    )
+    async with imported(doc, base_url=echo.url, credentials={"key": "genuine"}) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {parameter["name"]: value})
+        await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert "genuine" not in str(caught.value.to_wire())
+    assert len(echo.seen) == 1
+
+
+@pytest.mark.requirement("R02")
+async def test_arguments_add_cookies_to_a_configured_cookie_header_but_replace_none(
+    echo: Echo,
+) -> None:
+    echo.seen.clear()
+    doc = document(
+        parameters=[
+            {"in": "cookie", "name": "prefs", "schema": {"type": "object"}},
+            {"in": "cookie", "name": "session", "schema": {"type": "string"}},
+        ]
+    )
+    async with imported(doc, base_url=echo.url, headers={"cookie": "session=genuine"}) as registry:
+        await registry.execute("api.call", {"prefs": {"a": 1}})
+        for arguments in ({"prefs": {"session": "evil"}}, {"session": "evil"}):
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", arguments)
+            assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+    assert [seen.header("cookie") for seen in echo.seen] == ["session=genuine; a=1"]
+
+
+@pytest.mark.requirement("R02")
+@pytest.mark.parametrize(
+    "name", ["content_length", "X_Forwarded_For", "mcp_session_id", "Transfer.Encoding"]
+)
+async def test_a_reserved_header_in_another_spelling_is_no_argument(name: str, echo: Echo) -> None:
+    parameter = {"in": "header", "name": name, "schema": {"type": "string"}}
+    async with imported(document(parameters=[parameter]), base_url=echo.url) as registry:
+        assert registry.get_spec("api.call").input_schema.document["properties"] == {}

@@ -1,6 +1,9 @@
-"""Which headers an argument may set, and what may stand in one."""
+"""Decide which names of headers, query parameters and cookies an argument may set, and check header values."""
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
+from urllib.parse import unquote_plus
 
 from operations.errors import CallError, ErrorCode
 
@@ -20,10 +23,59 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
+_MARK = re.compile(r"[^0-9a-z]")
+_SEPARATOR = re.compile(r"[&;]")
+
+
+@lru_cache(maxsize=1024)
+def header_key(name: str) -> str:
+    """Return a header's name as gateways compare it: many read `X_Api.Key` as `X-Api-Key`."""
+    return _MARK.sub("-", name.lower())
+
+
+def name_key(place: str, name: str) -> tuple[str, str]:
+    """Return what two names of one place (`header`, `query`, `cookie`) share if a server may confuse them."""
+    # `key[]` and `key[a]` set `key` where brackets mean nesting, and some servers ignore case.
+    return place, header_key(name) if place == "header" else name.partition("[")[0].strip().lower()
+
+
 def is_owned(name: str) -> bool:
-    """Whether no argument may set the header `name`."""
-    lower = name.lower()
-    return lower in _OWNED or lower.startswith(_OWNED_PREFIXES) or _NAME.fullmatch(name) is None
+    """Return whether no argument may set the header `name`."""
+    key = header_key(name)
+    return key in _OWNED or key.startswith(_OWNED_PREFIXES) or _NAME.fullmatch(name) is None
+
+
+def written_names(place: str, pieces: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the keys of all names in encoded `name=value` pieces of a query or a Cookie header."""
+    # Some servers also separate the parameters of a query by `;`.
+    pairs = (pair for piece in pieces for pair in _SEPARATOR.split(piece))
+    return [name_key(place, unquote_plus(pair.partition("=")[0])) for pair in pairs]
+
+
+def enforce_unowned(
+    argument: str, place: str, pieces: Iterable[str], owned: frozenset[tuple[str, str]]
+) -> None:
+    """Raise an error if an argument writes a name that configuration sets.
+
+    Args:
+        argument: The argument's name.
+        place: `query` or `cookie`.
+        pieces: The encoded `name=value` pieces that it writes there.
+        owned: The keys of all configured names; see `name_key`.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`.
+    """
+    for key in written_names(place, pieces):
+        if key in owned:
+            message = (
+                f"{argument!r} may not set the {place} parameter {key[1]!r}: configuration sets it."
+            )
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                message,
+                {"errors": [{"path": "/" + argument, "message": message, "keyword": place}]},
+            )
 
 
 def is_header_value(text: str) -> bool:

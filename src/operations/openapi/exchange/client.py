@@ -24,6 +24,7 @@ from operations.openapi.exchange.content_coding import ACCEPTED, decoded
 from operations.openapi.exchange.oauth import TokenRefusedError
 from operations.openapi.exchange.retrying import REPEATABLE, pause_before
 from operations.openapi.exchange.security import NOTHING, Security, Signature
+from operations.openapi.headers import header_key
 from operations.openapi.hosts import (
     Origin,
     TrustedHosts,
@@ -237,13 +238,14 @@ class Client:
         headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
         query, cookies = draft.query, draft.cookies
         if signature is not NOTHING:
-            for name in signature.headers:
-                # Names are the same in any case, and configuration wins.
-                for other in [other for other in headers if other.lower() == name.lower()]:
-                    del headers[other]
+            configured = {header_key(name) for name in signature.headers}
+            headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
             headers.update(signature.headers)
             query = [*query, *signature.query]
             cookies = [*cookies, *signature.cookies]
+            if cookies and "cookie" in configured:
+                name = next(name for name in headers if header_key(name) == "cookie")
+                cookies = [headers.pop(name), *cookies]
         if cookies:
             headers["Cookie"] = "; ".join(cookies)
         url = draft.base.rstrip("/") + draft.path

@@ -25,7 +25,7 @@ from operations.openapi.config import (
     credential_of,
 )
 from operations.openapi.exchange.oauth import TokenSource, TokenSources
-from operations.openapi.headers import enforce_header
+from operations.openapi.headers import enforce_header, header_key, name_key, written_names
 from operations.types import JSONObject
 
 
@@ -81,16 +81,17 @@ class Security:
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
     def owned(self) -> frozenset[tuple[str, str]]:
-        """The `(place, name)` of everything configuration sets; no argument may."""
-        names = {("header", name.lower()) for name in self._headers}
+        """Return the keys (see `name_key`) of everything that configuration sets and no argument may."""
+        names = {name_key("header", name) for name in self._headers}
+        for name, value in self._headers.items():
+            if header_key(name) == "cookie":
+                names.update(written_names("cookie", [value]))
         if self._auth is not None:
-            names.add(("header", _auth_header(self._auth).lower()))
+            names.add(name_key("header", _auth_header(self._auth)))
         for scheme_name in self._credentials:
             scheme = object_of(self._schemes.get(scheme_name))
             if scheme.get("type") == "apiKey":
-                name = text_of(scheme.get("name"))
-                place = text_of(scheme.get("in"))
-                names.add((place, name.lower() if place == "header" else name))
+                names.add(name_key(text_of(scheme.get("in")), text_of(scheme.get("name"))))
         return frozenset(names)
 
     async def sign(self, requirement: Any, context: OperationContext) -> Signature:

@@ -7,7 +7,7 @@ from typing import Any
 from operations._json import object_of, pointer
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.client import Draft
-from operations.openapi.headers import enforce_header, is_owned
+from operations.openapi.headers import enforce_header, enforce_unowned, is_owned, name_key
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import is_sequence, whole_schema
 from operations.openapi.reading.keywords import FILE_SCHEMA, as_object, is_file
@@ -48,7 +48,7 @@ class Plan:
         path: The path's template.
         model: What the document says.
         schemas: Converts the document's schemas.
-        owned: `(place, name)` of what configuration sets; no argument may.
+        owned: The keys of what configuration sets and no argument may (`name_key`).
         flatten: Whether the body's properties are arguments of their own.
     """
 
@@ -63,6 +63,7 @@ class Plan:
     ) -> None:
         self._schemas = schemas
         self._model = model
+        self._owned = owned
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = split_template(self._template)
@@ -210,13 +211,19 @@ class Plan:
                 continue
             parameter, value = argument.parameter, arguments[argument.name]
             if parameter.place == "query":
-                draft.query.extend(query_pairs(parameter, value))
+                pairs = query_pairs(parameter, value)
+                if self._owned:
+                    enforce_unowned(argument.name, "query", pairs, self._owned)
+                draft.query.extend(pairs)
             elif parameter.place == "header":
                 text = header_value(parameter, value)
                 enforce_header(parameter.name, text)
                 draft.headers[parameter.name] = text
             else:
-                draft.cookies.append(cookie_text(parameter, value))
+                cookie = cookie_text(parameter, value)
+                if self._owned:
+                    enforce_unowned(argument.name, "cookie", [cookie], self._owned)
+                draft.cookies.append(cookie)
         self._add_body(draft, arguments)
         return draft
 
@@ -274,10 +281,10 @@ def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
 
 
 def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
-    """Whether no argument may fill this parameter: it is the client's, or configuration fills it."""
-    if parameter.place == "header":
-        return is_owned(parameter.name) or ("header", parameter.name.lower()) in owned
-    return (parameter.place, parameter.name) in owned
+    """Return whether no argument may fill this parameter, because the client or configuration does."""
+    if parameter.place == "header" and is_owned(parameter.name):
+        return True
+    return name_key(parameter.place, parameter.name) in owned
 
 
 def _closed(properties: JSONObject, required: list[str]) -> JSONObject:
