@@ -17,9 +17,9 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
+from operations._hosts import TrustedHosts, enforce_public, is_public, origin_of
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.exchange.aiohttp_transport import AiohttpTransport
-from operations.openapi.hosts import TrustedHosts, enforce_public, is_public, origin_of
 from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
@@ -38,6 +38,7 @@ NOT_PUBLIC = [
     "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "169.254.169.254", "[::ffff:169.254.169.254]",
     "[::ffff:a9fe:a9fe]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b::169.254.169.254]", "[2002:a9fe:a9fe::]",
     "[::169.254.169.254]", "[fe80::5efe:a9fe:a9fe]", "[2001:0:0:0:0:0:5601:5601]", "[fd00:ec2::254]", "168.63.129.16",
+    "192.0.0.192", "192.88.99.1", "[3fff::1]", "[3fff:fff::1]", "[5f00::1]", "[::ffff:192.0.0.192]",
     "[::1]", "[::]", "[fe80::1]", "[fc00::1]", "[ff02::1]", "224.0.0.1", "255.255.255.255", "0", "metadata.internal",
     "printer.local", "[fec0::1]", "[64:ff9b:1::a00:1]",
 ]  # fmt: skip

@@ -6,12 +6,13 @@ Rule 2: nothing that somebody else registered is touched.
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 from operations.errors import RegistrationError
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.listing import Listing
 from operations.mcp.names import hides_something
-from operations.mcp.pins import Pins, digest
+from operations.mcp.pins import Pins
 from operations.mcp.resources import ListAll, ResourceOperations
 from operations.mcp.tools import (
     Request,
@@ -50,7 +51,7 @@ class Catalogue:
         self.skipped: dict[str, str] = {}
         """What was left out, with the reason."""
 
-        self.pins = Pins(config.pin, dict(config.pins))
+        self.pins = Pins(config.pin, dict(config.pins), config.target)
         self._server = server
         self._version = ""
         self._config = config
@@ -68,31 +69,29 @@ class Catalogue:
         if registry not in self._registries:
             self._registries.append(registry)
 
-    def accept(self, tool: str) -> None:
-        """Let the new definition of a tool count, and the tool be called again.
+    def accept(self, key: str) -> None:
+        """Accept a definition in quarantine, so that it can be used again.
 
         Raises:
             KeyError: If it is not in quarantine.
         """
-        self.pins.accept(tool)
+        self.pins.accept(key)
         self._rebuild()
 
     def take(self, listing: Listing, version: str) -> bool:
         """Make operations of what the server, in its `version`, listed; whether that is anything new."""
         if (listing, version) == (self._listing, self._version):
             return False
-        self.tools = {}
-        changed: list[str] = []
-        for tool in listing.tools:
-            name = tool["name"]
-            if is_imported(name, self._config):
-                self.tools[name] = tool
-                if self.pins.judge(name, digest(tool, self._config.target)):
-                    changed.append(ascii(name))
+        self.tools = {
+            tool["name"]: tool for tool in listing.tools if is_imported(tool["name"], self._config)
+        }
+        changed = self.pins.check(replace(listing, tools=list(self.tools.values())))
         if changed:
-            outcome = "in quarantine" if self._config.pin == "strict" else "taken over"
             logger.warning(
-                "%s changed the definition of %s: %s", self._server, ", ".join(changed), outcome
+                "%s added or changed the definition of %s: %s",
+                self._server,
+                ", ".join(map(ascii, changed)),
+                "in quarantine" if self._config.pin == "strict" else "accepted",
             )
         self._listing, self._version = listing, version
         self._rebuild()
@@ -130,9 +129,15 @@ class Catalogue:
         return build_tool(spec, name, self._request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        yield from ResourceOperations(
-            self._server, self._version, self._config, self._request, self._list_all
+        built = ResourceOperations(
+            self._server, self._version, self._config, self._request, self._list_all, self.pins
         ).build(self._listing, skipped)
+        for key, operation in built:
+            if key in self.pins.waiting:
+                known = self.operations.get(operation.spec.id)
+                yield quarantine(operation.spec, known, self._server)
+            else:
+                yield operation
         if self._has_asked:
             yield build_resume(self._server, self._version, self._request, self._config, self._find)
 

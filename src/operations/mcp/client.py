@@ -108,21 +108,24 @@ class MCPClient:
 
     @property
     def pins(self) -> dict[str, str]:
-        """The accepted digest of every tool; keep them, and give them to the next `MCPClientConfig`."""
+        """The accepted digests, by tool name, `prompts/NAME`, `templates/TEMPLATE` and `resources/URI`.
+
+        Store them, and pass them to the next `MCPClientConfig`.
+        """
         return dict(self._catalogue.pins.accepted)
 
     @property
     def quarantined(self) -> list[str]:
-        """Tools whose new definition nobody has accepted yet (`pin="strict"`)."""
+        """The keys (see `pins`) of definitions that have not been accepted yet (`pin="strict"`)."""
         return list(self._catalogue.pins.waiting)
 
-    def accept(self, tool: str) -> None:
-        """Accept the new definition of a tool, and let it be called again.
+    def accept(self, key: str) -> None:
+        """Accept a definition in quarantine: a tool's name, or another key of `quarantined`.
 
         Raises:
             KeyError: If it is not in quarantine.
         """
-        self._catalogue.accept(tool)
+        self._catalogue.accept(key)
 
     def attach(self, registry: OperationRegistry) -> None:
         """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""

@@ -1,18 +1,27 @@
-"""What a server said of its tools the first time, so that a change does not go unnoticed.
+"""Remember the definitions that a server listed first, so that a change does not go unnoticed.
 
-Rule: a definition is what a person or a model decided by: name, title, description, schemas, annotations; and what an
-      export of ours says beyond them, which decides what is sent twice.
+Rule 1: a definition is all that a person or a model decides by: name, title, description, schemas, annotations; and
+        what an export of ours adds, which decides what is sent twice.
+Rule 2: with `strict`, the first listing is accepted as a whole, or compared with the pins of an earlier run. Later,
+        tools, prompts and templates that are new or changed, and changed resources, wait until they are accepted.
 """
 
+from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
 from operations._json import canonical
 from operations.mcp.config import PinPolicy
 from operations.mcp.exported import META_KEY
+from operations.mcp.listing import Listing
 from operations.types import JSONObject
 
-_DEFINING = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_DEFINING = (
+    "name", "title", "description", "inputSchema", "outputSchema", "annotations", "arguments", "uri", "uriTemplate",
+    "mimeType",
+)  # fmt: skip
+PIN_FIELDS = {"prompts": "name", "templates": "uriTemplate", "resources": "uri"}
+"""The field that tells the entries of a list apart."""
 
 
 def digest(tool: JSONObject, target: str) -> str:
@@ -24,30 +33,59 @@ def digest(tool: JSONObject, target: str) -> str:
     return sha256(canonical([target, definition])).hexdigest()
 
 
-class Pins:
-    """Accepted digests by tool, and those that wait for somebody to accept them."""
+def pin_key(kind: str, entry: JSONObject) -> str:
+    """Return the key of a prompt, template or resource among the pins; a tool's key is its name."""
+    return f"{kind}/{entry[PIN_FIELDS[kind]]}"
 
-    def __init__(self, policy: PinPolicy, accepted: dict[str, str]) -> None:
-        self._policy = policy
+
+class Pins:
+    """Accepted digests by key, and those that wait to be accepted."""
+
+    def __init__(self, policy: PinPolicy, accepted: dict[str, str], target: str) -> None:
         self.accepted = accepted
         self.waiting: dict[str, str] = {}
+        self._policy = policy
+        self._target = target
+        self._is_first = not accepted
 
-    def judge(self, name: str, found: str) -> bool:
-        """Take note of a definition; whether it is another one than was accepted."""
-        known = self.accepted.setdefault(name, found)
-        changed = known != found and self._policy != "off"
-        if not changed:
-            self.waiting.pop(name, None)
-        elif self._policy == "strict":
-            self.waiting[name] = found
+    def check(self, listing: Listing) -> list[str]:
+        """Take note of a whole listing; return the keys of definitions that are not the accepted ones."""
+        self.waiting.clear()
+        found: dict[str, JSONObject] = {}
+        for key, entry in self._entries(listing):
+            found.setdefault(key, entry)
+        different = [key for key, entry in found.items() if self.is_different(key, entry)]
+        self._is_first = False
+        return different
+
+    def _entries(self, listing: Listing) -> Iterator[tuple[str, JSONObject]]:
+        yield from ((tool["name"], tool) for tool in listing.tools)
+        yield from ((pin_key("prompts", prompt), prompt) for prompt in listing.prompts)
+        yield from ((pin_key("templates", template), template) for template in listing.templates)
+        if self._policy == "strict":
+            yield from ((pin_key("resources", each), each) for each in listing.resources)
+
+    def is_different(self, key: str, entry: JSONObject) -> bool:
+        """Take note of one definition; return whether it is not the accepted one."""
+        found = digest(entry, self._target)
+        known = self.accepted.get(key)
+        is_strict = self._policy == "strict"
+        # Servers add and remove resources all the time, and a model does not choose by them.
+        is_held_if_new = is_strict and not self._is_first and not key.startswith("resources/")
+        if known is None and not is_held_if_new:
+            self.accepted[key] = found
+        elif known != found and is_strict:
+            self.waiting[key] = found
+        elif known != found and self._policy == "warn":
+            self.accepted[key] = found
         else:
-            self.accepted[name] = found
-        return changed
+            return False
+        return known is not None or is_held_if_new
 
-    def accept(self, name: str) -> None:
-        """Let the new definition of a tool count from now on.
+    def accept(self, key: str) -> None:
+        """Accept the definition that waits under `key`.
 
         Raises:
             KeyError: If none waits.
         """
-        self.accepted[name] = self.waiting.pop(name)
+        self.accepted[key] = self.waiting.pop(key)

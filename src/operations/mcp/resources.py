@@ -20,7 +20,8 @@ from operations.mcp.content import listing_envelope, prompt_envelope, resource_e
 from operations.mcp.interaction import is_question, question_envelope
 from operations.mcp.listing import Listing
 from operations.mcp.names import safe_name
-from operations.mcp.tools import Request
+from operations.mcp.pins import PIN_FIELDS, Pins, pin_key
+from operations.mcp.tools import Request, in_quarantine
 from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
@@ -47,24 +48,26 @@ class ResourceOperations:
         config: MCPClientConfig,
         request: Request,
         list_all: ListAll,
+        pins: Pins,
     ) -> None:
         self._server = server
         self._version = version
         self._config = config
         self._request = request
         self._list_all = list_all
+        self._pins = pins
 
-    def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[Operation]:
-        """One operation after another; what has no usable name is put into `skipped`."""
+    def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
+        """Yield each operation with its key among the pins; entries without a usable name go to `skipped`."""
         if listing.resources or listing.templates:
-            yield self._lister(
-                "resources.list", "The resources of the server.", "resources/list", "resources"
+            yield "", self._lister("resources", "The resources of the server.", "resources/list")
+            yield (
+                "",
+                self._lister(
+                    "templates", "The resource templates of the server.", "resources/templates/list"
+                ),
             )
-            yield self._lister(
-                "resources.templates", "The templates of resources of the server.",
-                "resources/templates/list", "resourceTemplates",
-            )  # fmt: skip
-            yield self._reader()
+            yield "", self._reader()
         for template in listing.templates:
             yield from self._named(template, "templates", self._template, skipped)
         for prompt in listing.prompts:
@@ -76,10 +79,10 @@ class ResourceOperations:
         kind: str,
         build: Callable[[JSONObject, str], Operation],
         skipped: dict[str, str],
-    ) -> Iterator[Operation]:
+    ) -> Iterator[tuple[str, Operation]]:
         name = entry.get("name") or entry.get("uriTemplate")
         try:
-            yield build(entry, f"{kind}.{safe_name(str(name))}")
+            yield pin_key(kind, entry), build(entry, f"{kind}.{safe_name(str(name))}")
         except ValueError as error:
             skipped[f"{kind}.{ascii(name)[1:-1]}"] = str(error)
 
@@ -105,11 +108,21 @@ class ResourceOperations:
         )
         return config.guarded(spec)
 
-    def _lister(self, name: str, description: str, method: str, key: str) -> Operation:
-        async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            return listing_envelope(await self._list_all(method, key, context))
+    def _lister(self, kind: str, description: str, method: str) -> Operation:
+        name, key = ("list", kind) if kind == "resources" else (kind, "resourceTemplates")
 
-        return Operation(self._spec(name, description, _NOTHING), list_now)
+        async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            entries = await self._list_all(method, key, context)
+            if self._config.pin == "strict":
+                entries = [
+                    entry
+                    for entry in entries
+                    if isinstance(entry.get(PIN_FIELDS[kind]), str)
+                    and not self._pins.is_different(pin_key(kind, entry), entry)
+                ]
+            return listing_envelope(entries)
+
+        return Operation(self._spec(f"resources.{name}", description, _NOTHING), list_now)
 
     def _reader(self) -> Operation:
         async def read(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
@@ -118,6 +131,9 @@ class ResourceOperations:
         return Operation(self._spec("resources.read", "Read a resource by its URI.", _URI), read)
 
     async def _read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
+        key = f"resources/{uri}"
+        if key in self._pins.waiting:
+            raise in_quarantine(key, self._server)
         result = await self._request("resources/read", {"uri": uri}, context, replayable=True)
         return question_envelope(result) if is_question(result) else resource_envelope(result)
 

@@ -191,25 +191,36 @@ def build_resume(
 
 
 def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
-    """An operation that is not to be called: what it does now (`spec`) is not what was accepted.
+    """Return an operation that refuses calls: what it does now (`spec`) has not been accepted.
 
-    It shows the contract that was `known`; without one nothing but its name, because nobody has read the rest.
+    It shows the contract that was `known`; without one only its name, because nobody has reviewed the rest.
     """
+    meta = {key: spec.meta[key] for key in ("source", "server") if key in spec.meta}
     shown = replace(
-        spec, title=None, description="", input_schema=Schema({}), output_schema=Schema({})
+        spec,
+        title=None,
+        description="",
+        input_schema=Schema({}),
+        output_schema=Schema({}),
+        meta=meta,
     )
     if known is not None:
         shown = known.spec
 
     async def refuse(input: Any, context: OperationContext) -> Any:
-        raise CallError(
-            ErrorCode.UNAVAILABLE,
-            f"{spec.id} is in quarantine: {server} changed its definition, and nobody accepted that yet",
-            {"server": server, "quarantined": True},
-            retryable=False,
-        )
+        raise in_quarantine(spec.id, server)
 
     return Operation(replace(shown, meta={**shown.meta, "quarantined": True}), refuse)
+
+
+def in_quarantine(name: str, server: str) -> CallError:
+    """Return the error for a definition that has not been accepted."""
+    return CallError(
+        ErrorCode.UNAVAILABLE,
+        f"{name} is in quarantine: its definition at {server} is new or has changed, and has not been accepted",
+        {"server": server, "quarantined": True},
+        retryable=False,
+    )
 
 
 def _arguments(input: Any) -> JSONObject:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, get_args
 
+from operations._hosts import origin_of
 from operations._words import suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.openapi.headers import is_header
-from operations.openapi.hosts import origin_of
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport
 

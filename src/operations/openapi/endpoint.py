@@ -5,6 +5,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from operations._hosts import normal_url, origin_of
 from operations._json import object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, http_envelope
@@ -14,7 +15,6 @@ from operations.openapi.exchange.answers import Answer, read_data, shown_headers
 from operations.openapi.exchange.client import Client, Draft
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.streaming import EventStream
-from operations.openapi.hosts import normal_url, origin_of
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Expected

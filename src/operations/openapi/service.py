@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias
 
 import msgspec
 
+from operations._hosts import TrustedHosts
 from operations._json import is_object, list_of, object_of, text_of
 from operations._words import counted, without_secrets
 from operations.access import OPEN, AccessControl
@@ -24,7 +25,6 @@ from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.oauth import TokenSources
 from operations.openapi.exchange.security import Security
 from operations.openapi.exporting.extension import Exported, read_extension
-from operations.openapi.hosts import TrustedHosts
 from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers

@@ -7,9 +7,9 @@ from functools import lru_cache
 from io import BytesIO
 from typing import TypeAlias
 
+from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.exchange.retrying import REPEATABLE
-from operations.openapi.hosts import enforce_public, is_public, not_public, origin_of
 from operations.openapi.transport import HTTPRequest, HTTPResponse
 
 try:

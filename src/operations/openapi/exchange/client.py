@@ -15,6 +15,13 @@ from urllib.parse import urljoin
 
 import msgspec
 
+from operations._hosts import (
+    Origin,
+    TrustedHosts,
+    enforce_public,
+    normal_url,
+    origin_of,
+)
 from operations._words import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode
@@ -25,13 +32,6 @@ from operations.openapi.exchange.oauth import TokenRefusedError
 from operations.openapi.exchange.retrying import REPEATABLE, pause_before
 from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.headers import header_key
-from operations.openapi.hosts import (
-    Origin,
-    TrustedHosts,
-    enforce_public,
-    normal_url,
-    origin_of,
-)
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

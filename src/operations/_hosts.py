@@ -1,8 +1,9 @@
-"""Where requests may go, and where credentials may go with them.
+"""Decide where requests may go, and where credentials may go with them.
 
-Rule 1: a host the operator named (`base_url`, `allowed_hosts`, the document's own address) may be anywhere.
-Rule 2: a host a document named must be public, and what counts is the address that is connected to.
-Rule 3: credentials go to hosts of the first kind only.
+Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`, the document's own address) may be any.
+Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public; the address
+        that is connected to decides.
+Rule 3: credentials go only to hosts of the first kind.
 """
 
 import ipaddress
@@ -21,8 +22,17 @@ _NAT64 = (
     ipaddress.IPv6Network("64:ff9b:1::/48"),
 )
 _EMBEDDED_LOW = (ipaddress.IPv6Network("::/96"), ipaddress.IPv6Network("::ffff:0:0:0/96"))
-_METADATA = frozenset({ipaddress.IPv4Address("168.63.129.16")})
-"""Public by number, private by use: a cloud's machine answers there."""
+_RESERVED = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "168.63.129.16/32",  # Azure's host: a public number in private use
+        "192.0.0.0/24",  # protocol assignments; Oracle's metadata service is 192.0.0.192
+        "192.88.99.0/24",  # 6to4 relays
+        "3fff::/20",  # documentation
+        "5f00::/16",  # segment routing
+    )
+)
+"""Networks that some versions of `ipaddress` take for global."""
 
 _LOCAL_NAMES = ("localhost", "local", "internal", "localdomain", "home.arpa")
 
@@ -93,12 +103,15 @@ def is_public(address: str) -> bool:
 
 
 def _is_public(address: Address) -> bool:
-    if isinstance(address, ipaddress.IPv4Address):
-        return address.is_global and not address.is_multicast and address not in _METADATA
-    embedded = _embedded(address)
-    if embedded is not None:
-        return _is_public(embedded)
-    return address.is_global and not address.is_multicast and not address.is_site_local
+    if any(address in network for network in _RESERVED):
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        embedded = _embedded(address)
+        if embedded is not None:
+            return _is_public(embedded)
+        if address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -149,11 +162,11 @@ def enforce_public(host: str) -> None:
 
 
 def not_public(host: str) -> CallError:
-    """The error for an address a document may not send us to."""
+    """Return the error for an address that a third party may not name."""
     return CallError(
         ErrorCode.ACCESS_DENIED,
-        f"The document names {host!r}, which is not a public address."
-        " If it is meant, name it in base_url or allowed_hosts.",
+        f"{host!r} is not a public address, and only a document or a server names it."
+        " To allow it, add it to allowed_hosts.",
     )
 
 
