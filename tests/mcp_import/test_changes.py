@@ -4,7 +4,6 @@ import logging
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 from tests.mcp_import.support import eventually, raw, serving
@@ -160,7 +159,7 @@ async def test_strict_pins_hold_back_new_tools_and_changed_prompts_and_resources
         ]:
             with pytest.raises(CallError, match="quarantine"):
                 await registry.execute(operation_id, value)
-        assert b"Ignore" not in msgspec.json.encode([each.spec for each in client])
+        assert "Ignore" not in str([each.spec for each in client])
         listed = (await registry.execute("office.resources.list", {})).data
         assert [each["uri"] for each in listed] == ["memo://new"]
         assert (await registry.execute("office.resources.templates", {})).data == []

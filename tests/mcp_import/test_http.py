@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -479,6 +480,66 @@ async def test_client_credentials_are_exchanged_for_a_token() -> None:
 
     assert envelope.data == {"result": 3}
     assert granted[0]["grant_type"] == "client_credentials"
+
+
+@pytest.mark.requirement("R05")
+@pytest.mark.parametrize(
+    ("place", "host"),
+    [
+        ("challenge", "127.0.0.1"),
+        ("challenge", "[::ffff:127.0.0.1]"),
+        ("challenge", "2130706433"),
+        ("metadata", "127.0.0.1"),
+        ("token", "localhost"),
+    ],
+)
+async def test_oauth_discovery_does_not_reach_private_addresses_that_a_server_names(
+    place: str, host: str
+) -> None:
+    port, hits = free_port(), list[str]()
+    base = f"http://127.0.0.1:{port}"
+
+    async def canary(request: Request) -> Response:
+        hits.append(request.url.path)
+        return JSONResponse({})
+
+    async with serving(
+        Starlette(routes=[Route("/{path:path}", canary, methods=["GET", "POST"])])
+    ) as other:
+        there = f"http://{host}:{other.rpartition(':')[2]}"
+
+        async def respond(request: Request) -> Response:
+            path = request.url.path
+            if path == "/mcp":
+                at = f"{there if place == 'challenge' else base}/prm"
+                challenge = {"www-authenticate": f'Bearer resource_metadata="{at}"'}
+                return Response(status_code=401, headers=challenge)
+            issuer = there if place == "metadata" else base
+            if path == "/prm":
+                return JSONResponse({"resource": base + "/mcp", "authorization_servers": [issuer]})
+            return JSONResponse(
+                {
+                    "issuer": issuer,
+                    "authorization_endpoint": base + "/authorize",
+                    "token_endpoint": there + "/token",
+                    "response_types_supported": ["code"],
+                }
+            )
+
+        app = Starlette(routes=[Route("/{path:path}", respond, methods=["GET", "POST"])])
+        async with serving(app, port):
+            auth = ClientCredentials(client_id="me", client_secret="secret", issuer=base)
+            config = MCPClientConfig(url=base + "/mcp", auth=auth)
+            with pytest.raises(CallError):
+                async with connect_mcp("demo", config):
+                    pass
+            assert hits == []
+
+            if place == "token":
+                with pytest.raises(CallError):
+                    async with connect_mcp("demo", replace(config, allowed_hosts=[there])):
+                        pass
+                assert set(hits) == {"/token"}
 
 
 def echoing(answer: Callable[[Request, Any], Response]) -> Starlette:

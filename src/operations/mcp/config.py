@@ -70,6 +70,9 @@ class MCPClientConfig:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     auth: Auth | None = None
 
+    allowed_hosts: Collection[str] = ()
+    """`host`, `host:port` or origins that OAuth discovery may reach at any address; others must be public."""
+
     server: Any = None
     """An `mcp.server.Server` or `MCPServer` to talk to in this process."""
 

@@ -3,10 +3,13 @@
 Rule 1: an exchange that fails costs the call it belongs to. The SDK would end the whole connection for a refused
         socket; here it becomes an answer that says so.
 Rule 2: what a response may hold is bounded while it arrives. Compressed bodies are not asked for and not taken.
+Rule 3: addresses that a server names for OAuth discovery and tokens must be public, unless the operator named them.
 """
 
+import asyncio
 import inspect
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
@@ -23,6 +26,8 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
+from operations.errors import CallError
 from operations.mcp.concealing import Concealer, conceal_logged_addresses
 from operations.mcp.config import ClientCredentials, MCPClientConfig
 from operations.mcp.failures import Kind, seal
@@ -157,7 +162,7 @@ def build_http_client(
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
         auth=_authentication(config),
-        transport=_BoundedTransport(config.max_message_bytes),
+        transport=_BoundedTransport(config.max_message_bytes, _named_by_operator(config)),
     )
 
 
@@ -255,13 +260,36 @@ class _Refused(httpx2.TransportError):
     """A body that is not taken."""
 
 
+def _named_by_operator(config: MCPClientConfig) -> TrustedHosts:
+    urls = [cast("str", config.url)]
+    if isinstance(config.auth, ClientCredentials):
+        urls.append(config.auth.issuer)
+    return TrustedHosts([_without_login(httpx2.URL(url)) for url in urls], config.allowed_hosts)
+
+
+def _without_login(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode()}"
+
+
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    def __init__(self, limit: int) -> None:
+    """Bounds responses, and connects to hosts that only the server names at public addresses only."""
+
+    def __init__(self, limit: int, trusted: TrustedHosts) -> None:
         super().__init__()
         self._limit = limit
+        self._trusted = trusted
+        # Connections are not kept: their key is an address, which hosts may share.
+        self._public = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_keepalive_connections=0))
+
+    async def aclose(self) -> None:
+        await self._public.aclose()
+        await super().aclose()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
+        if origin_of(_without_login(request.url)) in self._trusted:
+            response = await super().handle_async_request(request)
+        else:
+            response = await self._public.handle_async_request(await _at_public_address(request))
         encoding = response.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             await response.aclose()
@@ -271,6 +299,32 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             stream = cast("httpx2.AsyncByteStream", response.stream)
             response.stream = _BoundedStream(stream, self._limit)
         return response
+
+
+async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
+    """Return `request` with its host resolved to a public address, so that the checked address is the one used.
+
+    Raises:
+        OAuthFlowError: If it has none.
+    """
+    host, port = request.url.host, request.url.port
+    try:
+        enforce_public(host)
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [entry[4][0] for entry in found if is_public(entry[4][0])]
+        if not addresses:
+            raise not_public(host)
+    except CallError as error:
+        raise OAuthFlowError(error.message) from None
+    except OSError as error:
+        raise httpx2.ConnectError(f"{host} cannot be resolved", request=request) from error
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=addresses[0]),
+        headers=request.headers,
+        stream=cast("httpx2.AsyncByteStream", request.stream),
+        extensions={**request.extensions, "sni_hostname": host},
+    )
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
