@@ -1,6 +1,7 @@
 """What a config says reaches the sources, with the secrets, and nowhere else."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,18 +21,22 @@ from operations import CallError, ErrorCode, Identity, OperationContext, Operati
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.demo.api import build_api
+from operations.cli.exits import ExitCode
 from operations.cli.hub import Hub, open_hub
 from operations.cli.known_ids import remember_ids
 from operations.cli.serving import build_app
 from operations.cli.sources.mcp import client_config
 from operations.cli.sources.openapi import service_config
-from operations.config import ConfigFile, parse_config
+from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.server.running import running
 
 SECRET = "CANARY-" + "x" * 32
+
+
+Run = Callable[..., Ran]
 
 
 def config_file(folder: Path, text: str) -> ConfigFile:
@@ -381,3 +386,75 @@ async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
                 assert "far.name" in hub.registry
             async with hub_of(folder, text) as hub:
                 assert "client=" in str(hub.failures[0].failure)
+
+
+@pytest.fixture
+def strangers(folder: Path) -> Path:
+    """A folder of another user: his config would run his module."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    (folder / "ops.py").write_text("import pathlib\npathlib.Path('owned').touch()\n")
+    (folder / "below").mkdir()
+    for path in (folder, folder / "operations.toml", folder / "ops.py"):
+        os.chown(path, 12345, 12345)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["call", "work.add"], ["import", "ops.py"], ["trace"], ["doctor"]]
+)
+@pytest.mark.parametrize("place", [".", "below"])
+def test_a_config_of_another_user_is_not_used(
+    strangers: Path, run: Run, monkeypatch: pytest.MonkeyPatch, place: str, command: list[str]
+) -> None:
+    monkeypatch.chdir(strangers / place)
+    ran = run(*command)
+
+    assert ran.code == (ExitCode.FAILED if command == ["doctor"] else ExitCode.CONFIG)
+    assert "belongs to another user (id 12345)" in ran.out + ran.err
+    assert "OPERATIONS_TRUST=" in ran.out + ran.err
+    assert not (strangers / "owned").exists()
+    assert not (strangers / place / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--trust"], {}),
+        (["--config", "operations.toml"], {}),
+        ([], {"OPERATIONS_TRUST": "/nowhere{sep}{folder}"}),
+        ([], {"OPERATIONS_TRUST": "{folder}/operations.toml"}),
+        ([], {"OPERATIONS_CONFIG": "{folder}/operations.toml"}),
+        ([], {"SUDO_UID": "12345"}),
+    ],
+)
+def test_a_config_of_another_user_is_used_if_it_is_trusted(
+    strangers: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variables: dict[str, str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(folder=strangers, sep=os.pathsep))
+
+    assert run("list", *arguments).code == 0
+    assert (strangers / "owned").exists()
+
+
+def test_a_file_of_this_user_in_a_folder_of_another_is_not_used(strangers: Path, run: Run) -> None:
+    os.chown(strangers / "operations.toml", 0, 0)
+
+    assert run("list").code == ExitCode.CONFIG
+    os.chown(strangers, 0, 0)
+    assert run("list").code == 0
+
+
+def test_a_config_of_root_is_trusted(strangers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = strangers / "operations.toml"
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(ConfigError):
+        enforce_trusted(config, {"SUDO_UID": "12345"})
+    for path in (config, strangers):
+        os.chown(path, 0, 0)
+    enforce_trusted(config, {})

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from operations.cli.journal import journal_path
-from operations.config import ConfigError, ConfigFile, find_config, load_config
+from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 
 
 def _path(file: ConfigFile) -> Path:
@@ -37,5 +37,6 @@ def complete_ids(_context: object) -> list[str]:
     found = find_config(Path.cwd())
     with suppress(ConfigError):
         if found is not None:
+            enforce_trusted(found)
             return recall_ids(load_config(found))
     return []

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.render import Screen
-from operations.config import ConfigError, ConfigFile, find_config, load_config
+from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.errors import CallError, OperationsError, TransportError
 
 P = ParamSpec("P")
@@ -31,11 +31,13 @@ class Common:
         config: The config file; by default the nearest operations.toml.
         json: Print JSON, for scripts.
         verbose: Say more, and show tracebacks.
+        trust: Use the config even if another user owns it; it can run programs as you.
     """
 
     config: Annotated[Path | None, Parameter(alias="-c")] = None
     json: Annotated[bool, Parameter(alias="-j", negative="")] = False
     verbose: Annotated[bool, Parameter(alias="-v", negative="")] = False
+    trust: Annotated[bool, Parameter(negative="")] = False
 
     @property
     def hints(self) -> str:
@@ -47,14 +49,16 @@ class Common:
         return Screen(json=self.json)
 
     def load(self, *, required: bool = True) -> ConfigFile:
-        """The config this command works with.
+        """Return the config of this command.
 
         Raises:
-            ConfigError: If it is wrong; or missing, and `required`.
+            ConfigError: If it is wrong; missing, and `required`; or found, not named, and another user's.
         """
         path = self.config or find_config(Path.cwd())
         if path is None and not required:
             return ConfigFile()
+        if path is not None and self.config is None and not self.trust:
+            enforce_trusted(path)
         return load_config(path or Path("operations.toml"))
 
 

@@ -2,7 +2,13 @@
 
 from operations.config.faults import ConfigError, ConfigFault
 from operations.config.model import Config, Secret
-from operations.config.reading import ConfigFile, find_config, load_config, parse_config
+from operations.config.reading import (
+    ConfigFile,
+    enforce_trusted,
+    find_config,
+    load_config,
+    parse_config,
+)
 from operations.config.schema import config_schema
 
 __all__ = [
@@ -12,6 +18,7 @@ __all__ = [
     "ConfigFile",
     "Secret",
     "config_schema",
+    "enforce_trusted",
     "find_config",
     "load_config",
     "parse_config",

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from operations.types import JSONObject
 FILE_NAME = "operations.toml"
 MCP_FILES = ("mcp.json", ".mcp.json")
 VARIABLE = "OPERATIONS_CONFIG"
+TRUST_VARIABLE = "OPERATIONS_TRUST"
 
 _MAX_BYTES = 4 << 20
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -95,6 +97,41 @@ def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path |
         if (folder / FILE_NAME).is_file():
             return folder / FILE_NAME
     return next((start / name for name in MCP_FILES if (start / name).is_file()), None)
+
+
+def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> None:
+    """Raise an error if another user owns a config that was found, not named: a config can run any program.
+
+    Trusted are configs of this user and of root; of the user who called `sudo`, if this is root; those that
+    `OPERATIONS_CONFIG` names; and those at or below a path in `OPERATIONS_TRUST` (separated as in `PATH`).
+
+    Raises:
+        ConfigError: Saying who owns it, and how to trust it.
+    """
+    variables = os.environ if environ is None else environ
+    if not hasattr(os, "geteuid") or variables.get(VARIABLE):
+        return
+    allowed = {os.geteuid(), 0}
+    if os.geteuid() == 0 and variables.get("SUDO_UID", "").isdecimal():
+        allowed.add(int(variables["SUDO_UID"]))
+    where = path.resolve()
+    # The link and its folder decide what is read, as much as the file does.
+    places = (path.stat(), path.lstat(), path.parent.stat())
+    stranger = next((place.st_uid for place in places if place.st_uid not in allowed), None)
+    named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
+    if stranger is None or any(where.is_relative_to(Path(entry).resolve()) for entry in named):
+        return
+    raise ConfigError(
+        [
+            ConfigFault(
+                _shown(path),
+                None,
+                "",
+                f"belongs to another user (id {stranger}), and can run programs as you. If you trust it, add"
+                f" --trust, or set {TRUST_VARIABLE}={shlex.quote(str(where.parent))}.",
+            )
+        ]
+    )
 
 
 def load_config(path: Path) -> ConfigFile:
