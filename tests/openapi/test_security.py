@@ -566,7 +566,7 @@ def test_a_kind_of_auth_that_does_not_exist_is_refused() -> None:
         HTTPAuth(type="apikey", token="t")  # type: ignore[arg-type]
 
 
-SHADOWS: list[tuple[dict[str, Any], dict[str, Any], Any]] = [
+SHADOWS: list[tuple[dict[str, Any], Any, str]] = [
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key": "evil"}, "query"),
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"API_KEY": "evil"}, "query"),
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key[]": "evil"}, "query"),
@@ -629,4 +629,7 @@ async def test_arguments_add_cookies_to_a_configured_cookie_header_but_replace_n
 async def test_a_reserved_header_in_another_spelling_is_no_argument(name: str, echo: Echo) -> None:
     parameter = {"in": "header", "name": name, "schema": {"type": "string"}}
     async with imported(document(parameters=[parameter]), base_url=echo.url) as registry:
-        assert registry.get_spec("api.call").input_schema.document["properties"] == {}
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {name: "evil"})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR

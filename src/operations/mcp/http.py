@@ -311,7 +311,7 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
     try:
         enforce_public(host)
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = [entry[4][0] for entry in found if is_public(entry[4][0])]
+        addresses = [str(entry[4][0]) for entry in found if is_public(str(entry[4][0]))]
         if not addresses:
             raise not_public(host)
     except CallError as error:
