@@ -379,3 +379,32 @@ def test_hundreds_of_operations_over_shared_definitions_export_quickly() -> None
 
     assert len(document["paths"]) == 300
     assert len(document["components"]["schemas"]) == 101
+
+
+def test_defaults_that_are_not_of_their_type_are_left_out_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    schema: Any = {
+        "type": "object",
+        "properties": {
+            "count": {"type": "integer", "default": "ten"},
+            "size": {"type": ["integer", "null"], "default": 1.0},
+            "item": {"$ref": "#/$defs/Item"},
+        },
+        "$defs": {"Item": {"type": "object", "default": None, "properties": {}}},
+    }
+    given = json.loads(json.dumps(schema))
+    document = document_of(spec(input_schema=from_schema(schema)))
+    post = document["paths"]["/test/run"]["post"]
+    shown = post["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert shown["count"] == {"type": "integer"}
+    assert shown["size"]["default"] == 1.0
+    assert "default" not in document["components"]["schemas"]["Item"]
+    assert "defaults that are not of their type" in caplog.text
+    assert "test.run.input" in caplog.text
+    assert "Item" in caplog.text
+    assert schema == given
+
+    caplog.clear()
+    document_of(spec(input_schema=from_schema({"type": "integer", "default": 3})))
+    assert caplog.text == ""

@@ -241,3 +241,17 @@ async def test_the_type_of_a_part_keeps_its_quotes_and_cannot_end_its_header(ech
     (seen,) = echo.seen
     assert b'Content-Type: text/plain; charset="utf-8"\r\n' in seen.body
     assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_file_in_a_url_encoded_form_is_sent_as_its_content(echo: Echo) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"file": FILE, "more": {"type": "array", "items": FILE}, "note": STRING},
+    }
+    body = {"content": {"application/x-www-form-urlencoded": {"schema": schema}}}
+    echo.seen.clear()
+    async with imported(document("/t", "post", requestBody=body), base_url=echo.url) as registry:
+        given = {"file": {"content": "AP8m", "filename": "a.bin"}, "more": ["YQ==", "Yg=="]}
+        await registry.execute("api.call", {"body": {**given, "note": "x y"}})
+    (seen,) = echo.seen
+    assert seen.body == b"file=%00%FF%26&more=a&more=b&note=x+y"

@@ -47,6 +47,24 @@ def test_yaml_is_the_core_schema_of_version_1_2() -> None:
     assert _Reader().read(text) == expected
 
 
+@pytest.mark.parametrize("mark", ["\x85", "\u2028", "\u2029"], ids=ascii)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: oneMtwo\nb: 1\n",
+        "a: 'oneMtwo'\nb: 1\n",
+        "a: |-\n  oneMtwo\nb: 1\n",
+        "a: oneMtwo # M\nb: 1",
+    ],
+)
+def test_yaml_1_2_ends_lines_only_with_line_feeds_and_carriage_returns(
+    text: str, mark: str
+) -> None:
+    assert decode_document(text.replace("M", mark)) == {"a": f"one{mark}two", "b": 1}
+    huge = f"c: {10**30}\n" + text.replace("M", mark)
+    assert decode_document(huge) == {"c": 10**30, "a": f"one{mark}two", "b": 1}
+
+
 def test_integers_of_any_size_stay_exact() -> None:
     assert decode_document("a: 123456789012345678901234567890") == {
         "a": 123456789012345678901234567890
@@ -333,6 +351,41 @@ async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) 
     assert len(found["$defs"]) == 2
     assert echo.seen == []
     assert answer.data == {"origin": "Bearer T"}
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+async def test_documents_are_fetched_with_credentials_only_if_enabled(is_signed: bool) -> None:
+    doc = document()
+    doc["paths"]["/more"] = {"$ref": "more.json"}
+    more = {"get": {"operationId": "more", "responses": {}}}
+    sent: list[tuple[str | None, str | None]] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        sent.append((request.headers.get("Authorization"), request.headers.get("X-Team")))
+        return web.json_response(doc if request.path == "/openapi.json" else more)
+
+    config = HTTPServiceConfig(
+        namespace="api",
+        auth={"type": "bearer", "token": "T"},
+        headers={"X-Team": "shop"},
+        sign_documents=is_signed,
+    )
+    async with serving(respond) as url:
+        service = await from_openapi_url(f"{url}/openapi.json", config)
+    assert [operation.spec.name for operation in service] == ["call", "more"]
+    assert sent == [("Bearer T", "shop") if is_signed else (None, None)] * 2
+
+
+async def test_a_credential_that_cannot_be_had_is_a_document_error() -> None:
+    def token(context: Any) -> str:
+        raise OSError("CANARY")
+
+    config = HTTPServiceConfig(
+        namespace="api", auth={"type": "bearer", "token": token}, sign_documents=True
+    )
+    with pytest.raises(DocumentError, match="cannot be fetched: The credential") as caught:
+        await from_openapi_url("http://127.0.0.1:1/openapi.json", config)
+    assert "CANARY" not in str(caught.value)
 
 
 async def test_an_address_without_a_document_is_a_document_error(

@@ -306,3 +306,8 @@ def test_references_that_form_a_cycle_cost_only_what_uses_them() -> None:
         "/b",
         "GET /c",
     }
+
+
+def test_an_operation_without_a_description_is_described_by_its_request() -> None:
+    (operation,) = from_openapi(document("/a/{b}", "post"), CONFIG)
+    assert operation.spec.description == "POST /a/{b}"

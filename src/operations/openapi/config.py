@@ -237,6 +237,9 @@ class HTTPServiceConfig:
     document_root: str | None = None
     """The folder that references of a document in several files may reach; its own folder by default."""
 
+    sign_documents: bool = False
+    """Send `headers` and `auth` also when the document and its other files are fetched."""
+
     connections: int = 100
     """How many connections may be open at once."""
 

@@ -18,7 +18,8 @@ from operations._hosts import TrustedHosts
 from operations._json import is_object, list_of, object_of, text_of
 from operations._words import counted, without_secrets
 from operations.access import OPEN, AccessControl
-from operations.errors import DocumentError
+from operations.context import OperationContext
+from operations.errors import CallError, DocumentError
 from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.exchange.client import Client
@@ -144,7 +145,8 @@ async def from_openapi_file(
 async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIService:
     """`from_openapi` for a document at an address, and those beside it that it refers to.
 
-    The address may be any; credentials are not sent to fetch it, and go to its origin afterwards.
+    The address may be any. Credentials go to its origin afterwards; to fetch it they are sent only if
+    `sign_documents` is set, and then `headers` and `auth` alone: `credentials` need the document.
 
     Raises:
         DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
@@ -157,7 +159,16 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
             f"{without_secrets(url)!r} is {error}: from_openapi_file reads files"
         ) from None
     try:
-        document = await bundle_urls(url, client.download, limits=_limits(config))
+        headers: dict[str, str] = {}
+        if config.sign_documents:
+            security = Security(
+                {}, None, config, TokenSources(url, client.is_trusted, client.fetch)
+            )
+            headers = (await security.sign(None, OperationContext())).headers
+        fetch = partial(client.download, headers=headers)
+        document = await bundle_urls(url, fetch, limits=_limits(config))
+    except CallError as error:
+        raise DocumentError(f"{without_secrets(url)} cannot be fetched: {error.message}") from error
     finally:
         await client.aclose()
     return await asyncio.to_thread(_import, document, config, url, url)

@@ -6,7 +6,7 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from importlib import import_module
 from time import monotonic, time
@@ -171,8 +171,12 @@ class Client:
             raise TokenRefusedError(message)
         return read_data(content, content_type, status=200, expects_json=True)
 
-    async def download(self, url: str) -> bytes:
+    async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
         """A document at an address, or beside one, that the operator named.
+
+        Args:
+            url: The address.
+            headers: To send beside those that say what is wanted.
 
         Raises:
             DocumentError: If it cannot be had, or is too large.
@@ -184,6 +188,7 @@ class Client:
                 "User-Agent": _USER_AGENT,
                 "Accept": "application/json, application/yaml;q=0.9, */*;q=0.5",
                 "Accept-Encoding": ACCEPTED,
+                **(headers or {}),
             },
             timeout=self._config.timeout,
         )

@@ -3,7 +3,8 @@
 Rule 1: what two schemas define alike, down to everything it refers to, stands once; what they define differently under
         one name gets a number.
 Rule 2: only what is referred to is kept.
-Rule 3: a schema that OpenAPI 3.1 cannot hold as it is (another dialect, identifiers, dynamic or foreign
+Rule 3: a `default` that is not of the type beside it is left out: client generators reject such documents.
+Rule 4: a schema that OpenAPI 3.1 cannot hold as it is (another dialect, identifiers, dynamic or foreign
         references) is not bent: `place` says so, and the extension carries it whole.
 """
 
@@ -14,8 +15,9 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any, cast
 
-from operations._json import canonical, is_object, unescape
+from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, target_of
+from operations.schema.planning.assertions import has_type
 from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
 
@@ -56,6 +58,9 @@ class _Piece:
     is_plain: bool
     """Whether it means the same in any document of OpenAPI 3.1 that has what it refers to."""
 
+    contradicts: bool
+    """Whether it has a `default` that is not of its type."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Component:
@@ -67,9 +72,15 @@ class _Component:
 
 
 class Components:
-    """The shared schemas of one document, as they are found."""
+    """The shared schemas of one document, as they are found.
+
+    Attributes:
+        schemas: The schemas by name.
+        repaired: The titles of the schemas that had a `default` which is not of its type.
+    """
 
     def __init__(self) -> None:
+        self.repaired: dict[str, None] = {}
         self.schemas: JSONObject = {}
         self._known: dict[tuple[str, bytes], list[_Component]] = {}
         self._pieces: dict[int, _Piece] = {}
@@ -99,11 +110,20 @@ class Components:
 
         for part, name in names.items():
             if self.schemas[name] is _PENDING:
-                self.schemas[name] = rewritten(source.held(part), moved)
+                self.schemas[name] = self._written(source.piece(part), moved, name)
         came_from = {name: part for part, name in names.items() if part != f"#/$defs/{name}"}
         if "#" in names:
             return {"$ref": PREFIX + names["#"]}, came_from
-        return rewritten(source.held("#"), moved), came_from
+        return self._written(source.piece("#"), moved, title), came_from
+
+    def _written(self, piece: _Piece, move: Callable[[str], str], title: str) -> JSONObject:
+        written = rewritten(piece.schema, move)
+        if piece.contradicts:
+            self.repaired[title] = None
+            for part in _schemas(written):
+                if _contradicts(part):
+                    del part["default"]
+        return written
 
     def _names(self, source: "_Source", title: str) -> dict[str, str]:
         """A component for every part that is referred to: one that says the same, or a new one."""
@@ -145,6 +165,7 @@ class Components:
                 references,
                 tuple(dict.fromkeys(map(part_of, references))),
                 _is_plain(schema, len(references)),
+                any(map(_contradicts, _schemas(schema))),
             )
         return known
 
@@ -259,6 +280,15 @@ def _is_plain(schema: JSONObject, references: int) -> bool:
             return False
     # Where a `$ref` is data (in a default, as a property's name), many tools would follow it all the same.
     return references == sum("$ref" in value for value in objects_in(schema))
+
+
+def _contradicts(schema: JSONObject) -> bool:
+    """Return whether the `default` of a schema is not of the type beside it."""
+    if "default" not in schema or "type" not in schema:
+        return False
+    types: Any = schema["type"]
+    names: list[Any] = types if is_list(types) else [types]
+    return not any(has_type(schema["default"], name) for name in names)
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:

@@ -4,6 +4,7 @@ Rule 1: it describes exactly what `operations.server` serves; both read queries 
 Rule 2: the same operations give the same document, in whatever order they were registered.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -24,6 +25,7 @@ from operations.schema import Schema
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
+_LOGGER = logging.getLogger("operations")
 EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
@@ -68,6 +70,8 @@ def to_openapi(
 ) -> JSONObject:
     """Describe operations as the HTTP API that `operations.server` makes of them.
 
+    A `default` that is not of its type is left out, with a warning on the logger `operations`.
+
     Args:
         registry: A registry, or any operations or specs.
         title: Of the API.
@@ -82,6 +86,11 @@ def to_openapi(
     for spec in sorted(specs, key=lambda spec: spec.id):
         if has_path(spec):
             paths[f"/{spec.namespace}/{spec.name}"] = builder.path_item(spec)
+    if builder.components.repaired:
+        _LOGGER.warning(
+            "Left out of the exported document: defaults that are not of their type, in %s",
+            ", ".join(builder.components.repaired),
+        )
     info: JSONObject = {"title": title, "version": version}
     if description:
         info["description"] = description

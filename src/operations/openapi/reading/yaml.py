@@ -28,6 +28,9 @@ MAX_DEPTH = 500
 MAX_ALIASED_NODES = 1_000_000
 """How many values aliases may repeat, all together."""
 
+_BREAKS = "\x85\u2028\u2029"
+"""Characters that end a line in YAML 1.1 and are ordinary text in YAML 1.2."""
+
 _INTEGER = re.compile(r"[-+]?[0-9]{1,4000}")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -44,6 +47,17 @@ def decode_yaml(text: str) -> Any:
     Raises:
         DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
     """
+    breaks = [mark for mark in _BREAKS if mark in text]
+    if not breaks:
+        return _decode(text)
+    # Both readers know only YAML 1.1, in which these characters end a line.
+    unused = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
+    stand_ins = dict(zip(breaks, unused, strict=False))
+    decoded = _decode(text.translate({ord(mark): other for mark, other in stand_ins.items()}))
+    return _translated(decoded, {ord(other): mark for mark, other in stand_ins.items()})
+
+
+def _decode(text: str) -> Any:
     try:
         return _plain(loads(text))
     except DocumentError:
@@ -51,6 +65,14 @@ def decode_yaml(text: str) -> Any:
     except (InvalidYamlError, ValueError):
         # Either not YAML, which the exact reader explains, or beyond what the fast one holds.
         return _Reader().read(text)
+
+
+def _translated(value: Any, table: dict[int, str]) -> Any:
+    if isinstance(value, str):
+        return value.translate(table)
+    if is_object(value):
+        return {key.translate(table): _translated(item, table) for key, item in value.items()}
+    return [_translated(item, table) for item in value] if is_list(value) else value
 
 
 def _plain(value: Any) -> Any:

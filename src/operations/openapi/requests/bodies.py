@@ -12,6 +12,7 @@ from operations._json import is_list, object_of
 from operations.errors import CallError, ErrorCode
 from operations.openapi.headers import enforce_header
 from operations.openapi.reading import media
+from operations.openapi.reading.keywords import is_file
 from operations.openapi.reading.model import Media
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.requests.multipart import fields_of, is_json_part, style_of, write_multipart
@@ -65,7 +66,7 @@ def write_body(
     if media.is_multipart(kind):
         return Payload(*write_multipart(chosen, value, converter, part_headers))
     if media.is_form(kind):
-        return _form(chosen, value)
+        return _form(chosen, value, converter)
     if is_bytes:
         upload = upload_of(value, "body")
         if upload is None:
@@ -93,11 +94,18 @@ def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
         return value.encode(), f"{media.essence(kind)}; charset=utf-8"
 
 
-def _form(chosen: Media, value: Any) -> Payload:
+def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
     if isinstance(value, str):
         return Payload(value.encode(), chosen.media_type)
     pairs: list[str] = []
+    properties = converter.properties(chosen.schema)
     for name, item in fields_of(value).items():
+        schema = converter.resolve(properties.get(name))
+        if is_file(schema) or is_file(converter.resolve(schema.get("items"))):
+            # A form has no place for a file's name and type: what is sent is its content.
+            files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
+            pairs += [f"{quote_plus(name)}={quote_plus(file.content)}" for file in files if file]
+            continue
         encoding = object_of(chosen.encoding.get(name))
         styled = style_of(encoding)
         if styled is None and is_list(item) and not is_json_part(encoding):
