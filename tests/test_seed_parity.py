@@ -4,6 +4,8 @@ Lines that need a transport or an MCP server are tested beside their module: `te
 `tests/mcp_import/test_results.py`.
 """
 
+import asyncio
+from time import time
 from typing import Any, get_args
 
 import msgspec
@@ -16,8 +18,12 @@ from operations import (
     RESPONSE_META_SCHEMA,
     RESPONSE_SOURCES,
     AccessControl,
+    CallError,
+    ErrorCode,
     Identity,
     MCPResponseMeta,
+    OperationContext,
+    OperationRegistry,
     OperationSpec,
     ResponseEnvelope,
     Schema,
@@ -27,6 +33,7 @@ from operations import (
     is_response_envelope,
     mcp_envelope,
 )
+from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.events import (
     CallFailed,
     CallRequested,
@@ -39,6 +46,7 @@ from operations.calls.events import (
 from operations.errors import SchemaError
 from operations.mcp import map_content_blocks
 from operations.mcp.content import tool_envelope
+from operations.pubsub.memory import MemoryTarget
 
 SPEC = {
     "name": "create",
@@ -206,3 +214,58 @@ def test_the_exported_schema_has_the_enum_of_audience() -> None:
 
 def test_response_source_is_an_alias_of_the_sources() -> None:
     assert get_args(operations.ResponseSource) == RESPONSE_SOURCES
+
+
+async def test_operation_not_found_carries_the_operation_id() -> None:
+    registry = OperationRegistry()
+    registry.register_spec(OperationSpec.from_wire(SPEC))
+    outer: list[CallError] = []
+
+    @registry.operation("task.nested")
+    async def nested(context: OperationContext) -> None:
+        try:
+            await context.env.call("task.unknown")
+        except CallError as error:
+            outer.append(error)
+
+    for operation_id in ("task.unknown", "task.create"):
+        with pytest.raises(CallError) as caught:
+            await registry.execute(operation_id)
+        assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+        assert caught.value.details == {"operationId": operation_id}
+    await registry.execute("task.nested", {})
+    assert outer[0].details == {"operationId": "task.unknown"}
+
+
+async def test_timeout_carries_the_deadline() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("slow.wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    for deadline in (time() * 1000 + 20, time() * 1000 - 1):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("slow.wait", {}, OperationContext(deadline=deadline))
+        assert caught.value.code == ErrorCode.TIMEOUT
+        assert caught.value.details == {"deadline": deadline}
+
+
+async def test_over_the_call_protocol_timeout_and_not_found_carry_the_same() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("slow.wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        with pytest.raises(CallError) as missing:
+            await calls.call("task.unknown")
+        before = time() * 1000
+        with pytest.raises(CallError) as late:
+            await calls.call("slow.wait", {}, timeout=0.05)
+
+    assert missing.value.details == {"operationId": "task.unknown"}
+    assert late.value.code == ErrorCode.TIMEOUT
+    assert before < late.value.details["deadline"] < before + 1000

@@ -25,7 +25,7 @@ import msgspec
 
 from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -352,9 +352,8 @@ class OperationEnv:
 
     def _admit(self, operation_id: str) -> Caller:
         if self._registry is None or not self._allows(operation_id):
-            raise CallError(
-                ErrorCode.OPERATION_NOT_FOUND, f"No operation {operation_id!r} can be called here"
-            )
+            reason = f"No operation {operation_id!r} can be called here"
+            raise operation_not_found(operation_id, reason)
         return self._registry
 
     def _allows(self, operation_id: str) -> bool:

@@ -17,6 +17,7 @@ Rule 2: what leaves the process is `CallError.to_wire()`: a code, a safe message
 
 from collections.abc import Iterable
 from enum import StrEnum
+from time import time
 from typing import Any, Protocol, Self
 
 from operations._json import JSONValueError, to_json
@@ -187,7 +188,24 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
     return error
 
 
-def timed_out(what: str, seconds: float | None, did_not: str = "finish") -> CallError:
-    """The `TIMEOUT` of what had so many seconds; None where nobody knows how many."""
+def operation_not_found(operation_id: str, message: str | None = None) -> CallError:
+    """Return the `OPERATION_NOT_FOUND` for an id, with the id in its details."""
+    message = message or f"There is no operation {operation_id!r}"
+    return CallError(ErrorCode.OPERATION_NOT_FOUND, message, {"operationId": operation_id})
+
+
+def timeout_error(message: str, deadline: float | None = None) -> CallError:
+    """Return a `TIMEOUT` with its deadline in the details, in milliseconds since the epoch; by default it was now."""
+    return CallError(
+        ErrorCode.TIMEOUT,
+        message,
+        {"deadline": int(time() * 1000) if deadline is None else deadline},
+    )
+
+
+def timed_out(
+    what: str, seconds: float | None, did_not: str = "finish", *, deadline: float | None = None
+) -> CallError:
+    """Return the `TIMEOUT` of `what`, which had this many seconds; None if unknown."""
     limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
-    return CallError(ErrorCode.TIMEOUT, f"{what} did not {did_not} {limit}")
+    return timeout_error(f"{what} did not {did_not} {limit}", deadline)

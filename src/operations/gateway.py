@@ -17,7 +17,7 @@ from operations._json import to_json
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, ErrorCode, map_error, operation_not_found
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -135,9 +135,7 @@ class Gateway:
         """
         spec = self._registry.get_spec(operation_id)
         if spec is None or not may_call(spec, context):
-            raise CallError(
-                ErrorCode.OPERATION_NOT_FOUND, f"There is no operation {operation_id!r}"
-            )
+            raise operation_not_found(operation_id)
         return spec
 
     async def call(

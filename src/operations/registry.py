@@ -28,7 +28,13 @@ from operations._threads import ThreadPool
 from operations._words import counted
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    RegistrationError,
+    SchemaError,
+    operation_not_found,
+)
 from operations.observe import CallEvent, Observer, RegistryChanged, notify
 from operations.specs import (
     Function,
@@ -367,16 +373,15 @@ class OperationRegistry:
             with suppress(ValueError):
                 spec = OperationSpec(namespace=namespace, name=name, type=kind)
                 return Operation(spec, self._forward(spec))
-        raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"There is no operation {operation_id!r}")
+        raise operation_not_found(operation_id)
 
     def _forward(self, spec: OperationSpec) -> OperationHandler | SubscriptionHandler:
         """A handler for what has none here."""
         operation_id, remote = spec.id, self._remote
 
         async def nowhere(input: Any, context: OperationContext) -> Any:
-            raise CallError(
-                ErrorCode.OPERATION_NOT_FOUND, f"{operation_id} has no handler here, and no remote"
-            )
+            reason = f"{operation_id} has no handler here, and no remote"
+            raise operation_not_found(operation_id, reason)
 
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             return await cast("Remote", remote).call(operation_id, input, context)

@@ -19,7 +19,7 @@ from operations._pipeline.reports import report_start
 from operations.access import access_denied
 from operations.context import OperationContext
 from operations.envelopes import lift_envelope
-from operations.errors import CallError, ErrorCode, map_error, timed_out
+from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
 from operations.schema import validate_or_raise
 
 _LONG_AGO = 1e11
@@ -161,7 +161,8 @@ async def _timed(
     if seconds <= 0:
         path.close()
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
-        raise CallError(ErrorCode.TIMEOUT, f"{plan.id} was not started: its time had run out{hint}")
+        message = f"{plan.id} was not started: its time had run out{hint}"
+        raise timeout_error(message, deadline)
     task = asyncio.create_task(path)
     return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
@@ -204,7 +205,7 @@ async def before(
         # Cancelled, but not by us and not by our caller.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
     await stop(work, plan, context)
-    raise timed_out(plan.id, seconds)
+    raise timed_out(plan.id, seconds, deadline=deadline)
 
 
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:

@@ -151,7 +151,7 @@ async def _timed_items(
     try:
         while True:
             if deadline / 1000 <= time():
-                raise timed_out(plan.id, seconds)
+                raise timed_out(plan.id, seconds, deadline=deadline)
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
             envelope = await before(deadline, seconds, answer, worker, plan, context)

@@ -27,7 +27,14 @@ from operations.calls.streams import CallStream, StreamEntry
 from operations.calls.watch import Watch
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, NotSentError, TransportError, timed_out
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    NotSentError,
+    TransportError,
+    timed_out,
+    timeout_error,
+)
 from operations.pubsub.base import EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
@@ -219,7 +226,7 @@ class PendingRequestMap:
         if not limit > 0:
             _enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"
-            raise CallError(ErrorCode.TIMEOUT, message)
+            raise timeout_error(message, None if context is None else context.deadline)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         request_id = payload.request_id
         now = loop.time()
@@ -436,9 +443,9 @@ class PendingRequestMap:
 
     def _expire(self, call: PendingCall) -> None:
         self.stop(call)
-        self.end(
-            call.payload.request_id, timed_out(call.payload.operation_id, call.limit, "answer")
-        )
+        payload = call.payload
+        error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
+        self.end(payload.request_id, error)
 
     def end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; nothing if it has ended."""

@@ -20,7 +20,7 @@ from operations.calls.services import DESCRIBE, LIST, SERVICES
 from operations.calls.streams import CallStream
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timeout_error
 from operations.pubsub.base import EventTarget
 from operations.specs import Operation, OperationSpec, OperationType
 
@@ -116,7 +116,7 @@ class RemoteService:
                     told.hear(piece.data)
         except TimeoutError as error:
             reason = f"{DESCRIBE} did not end within {_PATIENCE_IN_ALL:g} seconds"
-            raise CallError(ErrorCode.TIMEOUT, reason) from error
+            raise timeout_error(reason) from error
         except CallError as error:
             if error.code != ErrorCode.OPERATION_NOT_FOUND:
                 raise

@@ -47,7 +47,7 @@ from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.context import Door
-from operations.errors import CallError, ErrorCode, TransportError, timed_out
+from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.outsiders import shown_error
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
@@ -476,8 +476,10 @@ def _aged(request: RequestPayload, age: float) -> RequestPayload:
 
 def _late(job: Job) -> CallError:
     if job.expires_at < job.ends_at:
-        return CallError(ErrorCode.TIMEOUT, f"no item came for {job.idle:g} seconds")
-    return timed_out(job.request.operation_id, job.expires_at - job.arrived_at)
+        return timeout_error(f"no item came for {job.idle:g} seconds")
+    request = job.request
+    seconds = job.expires_at - job.arrived_at
+    return timed_out(request.operation_id, seconds, deadline=request.deadline)
 
 
 def _exhausted(reason: str) -> CallError:

@@ -11,7 +11,7 @@ from typing import Any
 from operations.access import check_access
 from operations.calls.describing import WRAPPING, Teller
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
@@ -120,9 +120,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         async for spec in visible(None, context):
             if spec.id == input["operationId"]:
                 return spec.to_wire()
-        raise CallError(
-            ErrorCode.OPERATION_NOT_FOUND, f"There is no operation {input['operationId']!r}"
-        )
+        raise operation_not_found(input["operationId"])
 
     return [
         Operation(_LIST_SPEC, list_operations, output="off"),

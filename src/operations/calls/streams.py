@@ -27,7 +27,7 @@ from operations.calls.events import (
 )
 from operations.calls.states import SequenceError, Sequencer
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import CallError, ErrorCode, TransportError, timeout_error
 from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
@@ -114,6 +114,10 @@ class StreamEntry:
         self.must_stop = True
         self.end(CallError(code, message))
 
+    def _expire(self, idle_timeout: float) -> None:
+        self.must_stop = True
+        self.end(timeout_error(f"no item came for {idle_timeout:g} seconds"))
+
     def end(self, error: CallError | None) -> None:
         """Nothing more will come; what is here can still be read."""
         if self._ended:
@@ -155,12 +159,7 @@ class StreamEntry:
         self._waiter = loop.create_future()
         timer = None
         if idle_timeout is not None:
-            timer = loop.call_later(
-                idle_timeout,
-                self._break,
-                ErrorCode.TIMEOUT,
-                f"no item came for {idle_timeout:g} seconds",
-            )
+            timer = loop.call_later(idle_timeout, self._expire, idle_timeout)
         try:
             await self._waiter
         finally:

@@ -22,7 +22,7 @@ from operations.cli.sources.local import open_modules
 from operations.config import ConfigError, ConfigFault, ConfigFile
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, OperationsError
+from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
 from operations.specs import OperationSpec
@@ -168,9 +168,7 @@ class Hub:
                 f"nobody who is there has {operation_id}, and {unasked} cannot be asked.{near}"
             )
             raise CallError(ErrorCode.UNAVAILABLE, message)
-        raise CallError(
-            ErrorCode.OPERATION_NOT_FOUND, f"there is no operation {operation_id}.{near}"
-        )
+        raise operation_not_found(operation_id, f"there is no operation {operation_id}.{near}")
 
     def _unasked(self, namespace: str) -> str:
         """The brokers that are not there and whose workers may have a namespace that nobody else has."""

@@ -15,7 +15,7 @@ from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timeout_error
 from operations.mcp.concealing import Concealer
 from operations.types import JSONObject
 
@@ -99,9 +99,9 @@ def _of_protocol(error: MCPError, server: str) -> ServerError:
     if data is not None:
         details["data"] = data
     if error.code == REQUEST_TIMEOUT:
-        return ServerError(
-            CallError(ErrorCode.TIMEOUT, f"{server} did not answer in time", details)
-        )
+        late = timeout_error(f"{server} did not answer in time")
+        late.details.update(details)
+        return ServerError(late)
     return ServerError(CallError(ErrorCode.EXECUTION_ERROR, f"{server}: {error.message}", details))
 
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from operations._json import to_json
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, mcp_envelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timeout_error
 from operations.mcp.config import AskHandler, MCPClientConfig
 from operations.types import JSONObject
 
@@ -156,7 +156,7 @@ async def _answer(
     except Exception as error:
         if isinstance(error, TimeoutError) and limit.expired():
             message = f"nobody answered a question of the server within {seconds:g} s"
-            raise CallError(ErrorCode.TIMEOUT, message) from None
+            raise timeout_error(message) from None
         logger.exception("a question of a server could not be answered")
         message = "a question of the server could not be answered"
         raise CallError(ErrorCode.EXECUTION_ERROR, message) from None

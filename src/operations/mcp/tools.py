@@ -15,7 +15,7 @@ from operations._json import object_of
 from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec
@@ -169,7 +169,8 @@ def build_resume(
     async def resume(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         found = find(input["name"])
         if found is None:
-            raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"{server} has no such tool")
+            operation_id = f"{config.namespace}.{input['name']}"
+            raise operation_not_found(operation_id, f"{server} has no such tool")
         operation, tool = found
         if not context.trusted:
             enforce_access(

@@ -26,7 +26,7 @@ from operations._watch import Ahead, Watch
 from operations._words import in_seconds
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
-from operations.errors import CallError, ErrorCode, map_error, timed_out
+from operations.errors import CallError, map_error, timed_out, timeout_error
 from operations.gateway import Gateway
 from operations.registry import OperationRegistry
 from operations.server.faults import (
@@ -306,7 +306,7 @@ class Edge:
         if seconds is not None and seconds <= 0:
             had = in_seconds(visit.seconds or 0)
             message = f"{_called(visit)} was not started: its {had} had run out"
-            raise CallError(ErrorCode.TIMEOUT, message)
+            raise timeout_error(message, deadline)
         visit.watch.until(seconds, visit.receive)
 
     def failure(self, error: CallError, visit: Visit) -> Reply:
@@ -370,7 +370,7 @@ def decode_json(body: bytes | str) -> Any:
 
 
 def _too_late(visit: Visit) -> CallError:
-    return timed_out(_called(visit), visit.seconds)
+    return timed_out(_called(visit), visit.seconds, deadline=visit.context.door.deadline)
 
 
 def _called(visit: Visit) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.gateway import BatchCall
 from operations.server.doors import Door
 from operations.server.edge import Edge, Visit, decode_json
@@ -120,9 +120,7 @@ class GatewayDoors:
         wanted = await self._read(visit, Called, as_json=("input",))
         spec = visit.spec = self._edge.registry.get_spec(wanted.operation)
         if spec is None:
-            raise CallError(
-                ErrorCode.OPERATION_NOT_FOUND, f"There is no operation {wanted.operation!r}"
-            )
+            raise operation_not_found(wanted.operation)
         await serve_events(self._edge, visit, spec, wanted.input)
 
     async def _read(
