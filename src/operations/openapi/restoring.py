@@ -18,7 +18,7 @@ from operations.openapi.exchange.client import Draft
 from operations.openapi.exporting.extension import Exported, item_schema, restore_schema
 from operations.openapi.reading.document import Entry
 from operations.openapi.reading.model import EVENT_STREAM
-from operations.openapi.requests.plan import BODY
+from operations.openapi.requests.body_plan import BODY
 from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema

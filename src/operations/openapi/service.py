@@ -29,6 +29,7 @@ from operations.openapi.exporting.extension import Exported, read_extension
 from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
+from operations.openapi.reading.declared_requests import DeclaredRequests
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
 from operations.openapi.reading.names import operation_names, safe_name
@@ -234,6 +235,10 @@ class _Importer:
             config=config, description=description, client=client, security=security, base=address
         )
         self._answers = DeclaredAnswers(description)
+        has_header = any(name.lower() == "authorization" for name in config.headers)
+        self._requests = DeclaredRequests(
+            description, is_signed=config.auth is not None or has_header
+        )
         self._restored: list[Operation] = []
         self._unaddressed: list[str] = []
         self._is_whole: bool | None = None
@@ -255,8 +260,8 @@ class _Importer:
             for draft, name in zip(drafts, names, strict=True):
                 operations.append(self._operation(draft, name, OPEN))
         self._warn_of_names(set(names))
-        problems = description.problems
-        for problem in problems:
+        description.problems.extend(self._requests.problems())
+        for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
         return OpenAPIService(operations, description, self._unaddressed, self._client)
 
@@ -318,6 +323,7 @@ class _Importer:
             description = self._description.references.text_at(description)
         wanted, tags = operation.get("operationId"), operation.get("tags")
         declared = self._answers.read(entry)
+        self._requests.read(entry)
         meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
         if operation.get("deprecated") is True:
             meta["deprecated"] = True

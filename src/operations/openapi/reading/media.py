@@ -13,6 +13,25 @@ _TEXTUAL = re.compile(
     r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv)"
 )
 
+_YAML = re.compile(r"(application|text)/(.*\+)?(x-)?ya?ml")
+
+_EXACT = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
+_MISSPELT = {
+    "json": "application/json",
+    "applicationjson": "application/json",
+    "xml": "application/xml",
+    "applicationxml": "application/xml",
+    "text": "text/plain",
+    "plain": "text/plain",
+    "textplain": "text/plain",
+    "plaintext": "text/plain",
+    "html": "text/html",
+    "binary": "application/octet-stream",
+    "octetstream": "application/octet-stream",
+    "applicationoctetstream": "application/octet-stream",
+}
+"""By its letters alone: the media type that is meant."""
+
 _SEQUENCE = re.compile(r"application/(jsonl|x-jsonl|x-jsonlines|x-ndjson|ndjson|(.*\+)?json-seq)")
 
 
@@ -79,16 +98,57 @@ def concrete(media_type: str, default: str) -> str:
     return default if is_range(media_type) else media_type
 
 
+@lru_cache
+def is_plain_json(media_type: str) -> bool:
+    """Return whether it is JSON of no particular kind."""
+    return essence(media_type) in {"application/json", "text/json"}
+
+
+@lru_cache
+def is_json_patch(media_type: str) -> bool:
+    """Return whether it is a list of changes (RFC 6902)."""
+    return essence(media_type) == "application/json-patch+json"
+
+
+@lru_cache
+def is_yaml(media_type: str) -> bool:
+    """Return whether it is YAML."""
+    return _YAML.fullmatch(essence(media_type)) is not None
+
+
+@lru_cache
+def intended(media_type: str) -> str:
+    """Return the media type that a misspelt one stands for; any other unchanged."""
+    kind = essence(media_type)
+    letters = "".join(filter(str.isalpha, kind))
+    if kind in _EXACT or "+" in kind or "*" in kind:
+        return media_type
+    if letters in {"multipart", "multipartform"} or "formdata" in letters:
+        return "multipart/form-data"
+    if "urlencode" in letters:
+        return "application/x-www-form-urlencoded"
+    return _MISSPELT.get(letters, media_type) if kind not in _MISSPELT.values() else media_type
+
+
 def _rank(media: Media) -> int:
     kind = media.media_type
     if is_json(kind):
-        return 0 if essence(kind) == "application/json" and ";" not in kind else 1
-    for rank, test in ((3, is_multipart), (4, is_form), (6, is_text), (7, is_range)):
+        if essence(kind) == "application/json" and ";" not in kind:
+            return 0
+        if essence(kind) == "application/merge-patch+json":
+            return 1
+        return 3 if is_json_patch(kind) else 2
+    for rank, test in ((4, is_multipart), (5, is_form), (7, is_text), (8, is_range)):
         if test(kind):
             return rank
-    return 5
+    return 6
+
+
+def ranked(media: Iterable[Media]) -> list[Media]:
+    """Return the representations in order of preference: JSON first, then forms, then the rest."""
+    return sorted(media, key=_rank)
 
 
 def best(media: Iterable[Media]) -> Media | None:
-    """The representation to use: JSON first, then forms, then the rest; of equals the first."""
+    """Return the representation to prefer; of equals the first."""
     return min(media, key=_rank, default=None)

@@ -6,6 +6,7 @@ from typing import Any, cast
 from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header_value
+from operations.openapi.reading.media import intended
 from operations.openapi.reading.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.reading.references import References
 from operations.types import JSONObject
@@ -104,7 +105,7 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
         encoding = references.object_at(media.get("encoding"))
         result.append(
             Media(
-                media_type=media_type,
+                media_type=intended(media_type),
                 schema=media.get("schema", True),
                 item_schema=media.get("itemSchema"),
                 encoding=encoding,

@@ -5,6 +5,7 @@ from typing import Any, cast
 from operations._json import list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header_value
+from operations.openapi.reading.media import intended
 from operations.openapi.reading.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.reading.references import References
 from operations.types import JSONObject
@@ -65,7 +66,7 @@ def check_parameter(node: JSONObject) -> str | None:
 def _media_types(document: JSONObject, operation: JSONObject, key: str) -> list[str]:
     own = operation.get(key)
     return [
-        text
+        intended(text)
         for item in list_of(own if own is not None else document.get(key))
         if (text := text_of(item)) and is_header_value(text)
     ]
@@ -113,20 +114,19 @@ def _body(nodes: list[JSONObject], consumes: list[str]) -> Body | None:
         return None
     required = [node["name"] for node in fields if node.get("required") is True]
     has_files = any(node.get("type") == "file" for node in fields)
-    kind = _MULTIPART if has_files or (_MULTIPART in consumes and _FORM not in consumes) else _FORM
+    kinds = [kind for kind in (_FORM, _MULTIPART) if kind in consumes] or [_FORM]
+    form: JSONObject = {
+        "type": "object",
+        "properties": {node["name"]: _field(node) for node in fields},
+        "required": required,
+        "additionalProperties": False,
+    }
+    encoding: JSONObject = {node["name"]: _encoding(node) for node in fields}
     return Body(
         required=bool(required),
-        media=(
-            Media(
-                media_type=kind,
-                schema={
-                    "type": "object",
-                    "properties": {node["name"]: _field(node) for node in fields},
-                    "required": required,
-                    "additionalProperties": False,
-                },
-                encoding={node["name"]: _encoding(node) for node in fields},
-            ),
+        media=tuple(
+            Media(media_type=kind, schema=form, encoding=encoding)
+            for kind in ([_MULTIPART] if has_files else kinds)
         ),
     )
 

@@ -77,12 +77,20 @@ def style_of(encoding: JSONObject) -> tuple[str, bool] | None:
 
 
 def fixed_value(parameter: Parameter, converter: SchemaConverter) -> Any:
-    """The value that a header's schema leaves no choice about, or says to assume; `NO_VALUE` where there is none."""
-    schema = converter.resolve(parameter.schema)
-    choices = list_of(schema.get("enum"))
-    if "const" in schema:
-        return schema["const"]
-    return choices[0] if len(choices) == 1 else schema.get("default", NO_VALUE)
+    """Return the only value that a header's schema allows, or its default; `NO_VALUE` if there is neither."""
+    value = only_value(parameter.schema, converter)
+    return (
+        converter.resolve(parameter.schema).get("default", NO_VALUE) if value is NO_VALUE else value
+    )
+
+
+def only_value(schema: Any, converter: SchemaConverter) -> Any:
+    """Return the only value that a schema allows; `NO_VALUE` if it allows several."""
+    node = converter.resolve(schema)
+    choices = list_of(node.get("enum"))
+    if "const" in node:
+        return node["const"]
+    return choices[0] if len(choices) == 1 else NO_VALUE
 
 
 class _Writer:

@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from operations._json import object_of, pointer
+from operations._json import pointer
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.client import Draft
 from operations.openapi.headers import enforce_header, enforce_unowned, is_owned, name_key
-from operations.openapi.reading import media
-from operations.openapi.reading.expected import is_sequence, whole_schema
-from operations.openapi.reading.keywords import FILE_SCHEMA, as_object, is_file
-from operations.openapi.reading.model import Media, Model, Parameter
-from operations.openapi.reading.names import argument_names, unused_name
-from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.requests.bodies import write_body
-from operations.openapi.requests.multipart import NO_VALUE, PART_HEADERS, fixed_value
+from operations.openapi.reading.keywords import as_object, with_null
+from operations.openapi.reading.model import Model, Parameter
+from operations.openapi.reading.names import argument_names
+from operations.openapi.reading.schemas import Direction, SchemaConverter
+from operations.openapi.requests.body_plan import BodyPlan, closed_object, described
+from operations.openapi.requests.multipart import NO_VALUE, only_value
 from operations.openapi.requests.paths import (
     enforce_argument,
     enforce_segments,
@@ -27,11 +25,6 @@ from operations.openapi.requests.paths import (
 from operations.openapi.requests.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 
-BODY = "body"
-"""The argument that holds the body."""
-
-_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:
@@ -39,6 +32,12 @@ class Argument:
 
     name: str
     parameter: Parameter
+
+    drops_null: bool = False
+    """Whether null means that the argument is absent: it is optional, and its schema rejects null."""
+
+    only_value: Any = NO_VALUE
+    """The value of a required argument that allows no other."""
 
 
 class Plan:
@@ -69,132 +68,44 @@ class Plan:
         self._pieces = split_template(self._template)
         # What a template in the query stands for is a query parameter anyway.
         self.literal_query = [literal(p) for p in literal_query.split("&") if p and "{" not in p]
-        self.media = media.best(model.body.media) if model.body is not None else None
-        if model.body is not None and self.media is None:
-            self.media = Media(media_type="application/json")
-        self._takes_bytes = self.media is not None and self._is_bytes(self.media)
+        self._body = (
+            BodyPlan(model.body, schemas, flatten=flatten) if model.body is not None else None
+        )
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
-        self._flat = self._flattened() if flatten else []
-        reserved = self._flat or ([BODY] if self.media is not None else [])
-        self._part_headers = ""
-        if self.media is not None and self.media.part_headers:
-            self._part_headers = unused_name(PART_HEADERS, reserved)
-            reserved = [*reserved, self._part_headers]
+        reserved = self._body.arguments if self._body is not None else []
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
-        self.arguments = [Argument(n, p) for n, p in zip(names, parameters, strict=True)]
+        self.arguments = [self._argument(n, p) for n, p in zip(names, parameters, strict=True)]
+        self._only_values = {
+            a.name: a.only_value for a in self.arguments if a.only_value is not NO_VALUE
+        }
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
         self._rest = [a for a in self.arguments if a.parameter.place != "path"]
 
-    @property
-    def direction(self) -> Direction:
-        """How the input's schemas are to be read."""
-        chosen = self.media
-        return (
-            Direction.REQUEST
-            if chosen is None or media.is_json(chosen.media_type)
-            else Direction.UPLOAD
-        )
+    def _argument(self, name: str, parameter: Parameter) -> Argument:
+        if parameter.required:
+            return Argument(name, parameter, only_value=only_value(parameter.schema, self._schemas))
+        return Argument(name, parameter, drops_null=not self._schemas.allows_null(parameter.schema))
 
     def input_schema(self) -> JSONSchema:
-        """The schema of all arguments."""
-        draft = self._schemas.draft(self.direction)
+        """Return the schema of all arguments."""
+        draft = self._schemas.draft(Direction.REQUEST)
         properties: JSONObject = {}
         required: list[str] = []
         for argument in self.arguments:
             parameter = argument.parameter
-            properties[argument.name] = _described(
-                as_object(draft.convert(parameter.schema)), parameter, argument.name
-            )
-            if parameter.required:
+            schema = as_object(draft.convert(parameter.schema))
+            if argument.drops_null:
+                schema = with_null(schema)
+            if argument.only_value is not NO_VALUE:
+                schema = {**schema, "default": argument.only_value}
+            elif parameter.required:
                 required.append(argument.name)
-        body = self._model.body
-        if self._flat and self.media is not None:
-            whole = object_of(draft.convert(self._schemas.flattened(self.media.schema)))
-            properties.update(object_of(whole.get("properties")))
-            if body is not None and body.required:
-                required += [name for name in whole.get("required", []) if name in self._flat]
-        elif self.media is not None and body is not None:
-            described = draft.convert(whole_schema(self.media))
-            schema = as_object(self._body_schema(described, self.media))
-            if body.description and "description" not in schema:
-                schema = {**schema, "description": body.description}
-            properties[BODY] = schema
-            if body.required:
-                required.append(BODY)
-        if self._part_headers and self.media is not None:
-            schema, is_required = self._part_headers_schema(draft, self.media)
-            properties[self._part_headers] = schema
-            if is_required and body is not None and body.required:
-                required.append(self._part_headers)
-        return draft.close(_closed(properties, required))
-
-    def _part_headers_schema(self, draft: SchemaDraft, chosen: Media) -> tuple[JSONObject, bool]:
-        """The schema of all parts' headers, and whether there must be some."""
-        flat = self._schemas.flattened(chosen.schema)
-        properties: JSONObject = {}
-        needed: list[str] = []
-        for part, headers in chosen.part_headers.items():
-            own = {
-                h.name: _described(as_object(draft.convert(h.schema)), h, h.name) for h in headers
-            }
-            required = [
-                header.name
-                for header in headers
-                if header.required and fixed_value(header, self._schemas) is NO_VALUE
-            ]
-            schema = _closed(own, required)
-            if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
-                # One set for every item, or one for each.
-                schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
-            properties[part] = schema
-            if required and part in flat["required"]:
-                needed.append(part)
-        said = "Headers of the body's parts: by part, then by header."
-        return {"description": said, **_closed(properties, needed)}, bool(needed)
-
-    def _body_schema(self, converted: JSONSchema, chosen: Media) -> JSONSchema:
-        kind = chosen.media_type
-        if media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind):
-            return converted
-        if is_sequence(chosen):
-            return converted
-        if self._takes_bytes:
-            # Of several types the caller may say which it is.
-            return FILE_SCHEMA if media.is_range(kind) else _BASE64
-        if media.is_text(kind):
-            # An object schema for XML describes the tree; what we take is its text.
-            is_string = object_of(converted).get("type") == "string"
-            return (
-                converted
-                if is_string
-                else {"type": "string", "description": f"Text of type {kind}."}
-            )
-        return converted
-
-    def _is_bytes(self, chosen: Media) -> bool:
-        kind = chosen.media_type
-        if media.is_text(kind):
-            return False
-        if media.is_range(kind):
-            schema = self._schemas.resolve(chosen.schema)
-            return chosen.schema is True or is_file(schema)
-        return True
-
-    def _flattened(self) -> list[str]:
-        """The names of the body's properties, if it is a plain object of them."""
-        chosen = self.media
-        if chosen is None or not (
-            media.is_json(chosen.media_type)
-            or media.is_form(chosen.media_type)
-            or media.is_multipart(chosen.media_type)
-        ):
-            return []
-        schema = self._schemas.resolve(chosen.schema)
-        if not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"}):
-            return []
-        return list(self._schemas.flattened(chosen.schema)["properties"])
+            properties[argument.name] = described(schema, parameter, argument.name)
+        if self._body is not None:
+            self._body.describe(draft, properties, required)
+        return draft.close(closed_object(properties, required))
 
     def draft(self, method: str, base: str, arguments: JSONObject, accept: str) -> Draft:
         """The request that these arguments make.
@@ -202,6 +113,7 @@ class Plan:
         Raises:
             CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
         """
+        arguments = self._only_values | arguments
         draft = Draft(
             method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
         )
@@ -210,6 +122,8 @@ class Plan:
             if argument.name not in arguments:
                 continue
             parameter, value = argument.parameter, arguments[argument.name]
+            if value is None and argument.drops_null:
+                continue
             if parameter.place == "query":
                 pairs = query_pairs(parameter, value)
                 if self._owned:
@@ -224,29 +138,11 @@ class Plan:
                 if self._owned:
                     enforce_unowned(argument.name, "cookie", [cookie], self._owned)
                 draft.cookies.append(cookie)
-        self._add_body(draft, arguments)
+        payload = self._body.payload(arguments) if self._body is not None else None
+        if payload is not None:
+            draft.body = payload.content
+            draft.headers["Content-Type"] = payload.content_type
         return draft
-
-    def _add_body(self, draft: Draft, arguments: JSONObject) -> None:
-        if self.media is None:
-            return
-        if self._flat:
-            value: Any = {name: arguments[name] for name in self._flat if name in arguments}
-            if not value and not (self._model.body is not None and self._model.body.required):
-                return
-        elif BODY in arguments:
-            value = arguments[BODY]
-        else:
-            return
-        payload = write_body(
-            self.media,
-            value,
-            self._schemas,
-            is_bytes=self._takes_bytes,
-            part_headers=object_of(arguments.get(self._part_headers)),
-        )
-        draft.body = payload.content
-        draft.headers["Content-Type"] = payload.content_type
 
     def _path(self, arguments: JSONObject) -> str:
         pieces = self._pieces
@@ -285,28 +181,6 @@ def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
     if parameter.place == "header" and is_owned(parameter.name):
         return True
     return name_key(parameter.place, parameter.name) in owned
-
-
-def _closed(properties: JSONObject, required: list[str]) -> JSONObject:
-    schema: JSONObject = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    return {**schema, "required": required} if required else schema
-
-
-def _described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
-    notes: JSONObject = {}
-    if parameter.description:
-        notes["description"] = parameter.description
-    if parameter.deprecated:
-        notes["deprecated"] = True
-    if argument != parameter.name:
-        said = notes.get("description") or schema.get("description") or ""
-        where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
-        notes["description"] = f"{said} {where}".strip()
-    return {**schema, **notes} if notes else schema
 
 
 def _missing(name: str) -> CallError:

@@ -1,0 +1,185 @@
+"""Bodies that a document offers in several media types, and media types that are misspelt."""
+
+import base64
+from typing import Any
+
+import pytest
+from tests.openapi.echo import Echo, Seen
+from tests.openapi.serving import document, imported
+from tests.openapi.test_corpus import SHARED, needs_documents
+
+from operations import CallError, ErrorCode, OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
+
+PATCH = "application/json-patch+json"
+MERGE = "application/merge-patch+json"
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FILE = {"type": "string", "format": "binary"}
+
+
+def offering(**content: Any) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def sent(doc: dict[str, Any], echo: Echo, arguments: Any, **config: Any) -> Seen:
+    async with imported(doc, base_url=echo.url, **config) as registry:
+        await registry.execute("api.call", arguments)
+    return echo.seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"a": 1}, MERGE),
+        ([{"op": "remove", "path": "/a"}], PATCH),
+        ("a: 1", "application/apply-patch+yaml; charset=utf-8"),
+    ],
+)
+async def test_a_patch_is_sent_as_the_kind_that_it_is(echo: Echo, body: Any, kind: str) -> None:
+    patch = {"schema": {"type": "object"}}
+    offered = {PATCH: patch, MERGE: patch, "application/apply-patch+yaml": patch}
+    seen = await sent(document("/x", "patch", **offering(**offered)), echo, {"body": body})
+    assert seen.header("content-type") == kind
+
+
+@pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
+async def test_the_caller_may_name_the_media_type(echo: Echo, kind: str) -> None:
+    offered = {name: {"schema": OBJECT} for name in (FORM, "application/json", MULTIPART)}
+    doc = document("/x", "post", **offering(**offered))
+    seen = await sent(doc, echo, {"body": {"a": 1}, "content_type": kind})
+    assert (seen.header("content-type") or "").startswith(kind)
+
+    default = await sent(doc, echo, {"body": {"a": 1}})
+    assert default.header("content-type") == "application/json"
+    assert default.json == {"a": 1}
+
+
+async def test_a_media_type_that_is_not_offered_is_rejected(echo: Echo) -> None:
+    doc = document("/x", "post", **offering(**{"application/json": {}, "text/csv": {}}))
+    with pytest.raises(CallError) as caught:
+        await sent(doc, echo, {"body": "a,b", "content_type": "text/html"})
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_body_that_does_not_fit_the_named_media_type_is_rejected(echo: Echo) -> None:
+    offered = {"application/json": {"schema": OBJECT}, "text/csv": {"schema": {"type": "string"}}}
+    doc = document("/x", "post", **offering(**offered))
+    with pytest.raises(CallError) as caught:
+        await sent(doc, echo, {"body": {"a": 1}, "content_type": "text/csv"})
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_media_type_of_an_offered_range_may_be_named(echo: Echo) -> None:
+    doc = document("/x", "post", **offering(**{"application/json": {}, "image/*": {}}))
+    arguments = {"body": base64.b64encode(b"\x89PNG").decode(), "content_type": "image/png"}
+    seen = await sent(doc, echo, arguments)
+    assert seen.header("content-type") == "image/png"
+    assert seen.body == b"\x89PNG"
+
+
+async def test_files_are_sent_in_the_only_type_that_holds_them(echo: Echo) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "photo": FILE}}
+    plain = {"type": "object", "properties": {"name": {"type": "string"}}}
+    photo = {"content": base64.b64encode(b"\x89PNG").decode(), "filename": "a.png"}
+    for other in (schema, plain):
+        offered = {"application/json": {"schema": other}, MULTIPART: {"schema": schema}}
+        doc = document("/x", "post", **offering(**offered))
+        seen = await sent(doc, echo, {"body": {"name": "x", "photo": photo}})
+        by_name = {part["name"]: part for part in seen.parts}
+        assert by_name["photo"]["content"] == b"\x89PNG"
+        assert by_name["photo"]["filename"] == "a.png"
+        seen = await sent(doc, echo, {"body": {"name": "x"}})
+        assert seen.header("content-type") == "application/json"
+
+
+async def test_files_inside_shared_definitions_are_files_only_in_forms(echo: Echo) -> None:
+    offered = {
+        kind: {"schema": {"$ref": "#/components/schemas/Upload"}}
+        for kind in ("application/json", MULTIPART)
+    }
+    upload = {"type": "object", "properties": {"photo": FILE}, "required": ["photo"]}
+    components = {"schemas": {"Upload": upload}}
+    doc = document("/x", "post", **offering(**offered), components=components)
+    service = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    schema: Any = next(iter(service)).spec.input_schema.document
+    assert schema["$defs"]["Upload"]["properties"]["photo"] == FILE
+    assert "anyOf" in schema["$defs"]["Upload.upload"]["properties"]["photo"]
+
+
+async def test_text_is_sent_as_the_first_type_of_text(echo: Echo) -> None:
+    offered = {kind: {"schema": OBJECT} for kind in ("application/xml", "application/json")}
+    seen = await sent(document("/x", "post", **offering(**offered)), echo, {"body": "<a>1</a>"})
+    assert seen.header("content-type") == "application/xml; charset=utf-8"
+    assert seen.body == b"<a>1</a>"
+
+
+async def test_flattened_bodies_can_be_sent_in_every_type(echo: Echo) -> None:
+    offered = {name: {"schema": OBJECT} for name in (FORM, "application/json")}
+    doc = document("/x", "post", **offering(**offered))
+    seen = await sent(doc, echo, {"a": 1, "content_type": FORM}, flatten_body=True)
+    assert seen.form == [("a", "1")]
+
+
+async def test_an_argument_of_the_same_name_keeps_it(echo: Echo) -> None:
+    offered = {name: {"schema": OBJECT} for name in (FORM, "application/json")}
+    parameters = [{"name": "content_type", "in": "query", "schema": {"type": "string"}}]
+    doc = document("/x", "post", parameters=parameters, **offering(**offered))
+    arguments = {"body": {"a": 1}, "content_type": FORM, "content_type_query": "q"}
+    seen = await sent(doc, echo, arguments)
+    assert seen.query == "content_type=q"
+    assert seen.form == [("a", "1")]
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [
+        ("application/form-data", MULTIPART),
+        ("multipart/formdata", MULTIPART),
+        ("form-data", MULTIPART),
+        ("multipart/x-www-form-urlencoded", FORM),
+        ("application/x-www-form-urlencode", FORM),
+        ("application/x-www-form-url-encoded", FORM),
+        ("json", "application/json"),
+    ],
+)
+async def test_a_misspelt_media_type_is_read_as_intended_and_reported(
+    echo: Echo, misspelt: str, meant: str
+) -> None:
+    doc = document("/x", "post", **offering(**{misspelt: {"schema": OBJECT}}))
+    seen = await sent(doc, echo, {"body": {"a": 1}})
+    assert (seen.header("content-type") or "").startswith(meant)
+
+    service = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    (problem,) = service.problems
+    assert problem.where == "POST /x"
+    assert meant in problem.reason
+    assert not problem.is_skipped
+
+
+@needs_documents
+@pytest.mark.parametrize(
+    "name", ["npmdir__kubernetes.io.json", "kubernetes__apis-scheduling.k8s.io-v1.json"]
+)
+async def test_every_patch_of_kubernetes_works(echo: Echo, name: str) -> None:
+    strategic = "application/strategic-merge-patch+json"
+    config = HTTPServiceConfig(namespace="api", base_url=echo.url)
+    async with OperationRegistry() as registry:
+        registry.register_all(await from_openapi_file(SHARED / "openapi" / name, config))
+        patches = [o.spec for o in registry if o.spec.name.startswith("patch")]
+        # All 98 would take half a minute.
+        step = len(patches) // 25 + 1
+        for spec in patches[::step]:
+            properties: Any = spec.input_schema.document["properties"]  # type: ignore[index]
+            place = {key: "x" for key in properties if "{" + key + "}" in spec.meta["path"]}
+            change = {**place, "body": {"metadata": {"name": None}}}
+            for arguments, kind in (
+                (change, MERGE),
+                ({**place, "body": [{"op": "remove", "path": "/metadata"}]}, PATCH),
+                ({**change, "content_type": strategic}, strategic),
+            ):
+                await registry.execute(spec.id, arguments)
+                assert echo.seen[-1].header("content-type") == kind
+                assert echo.seen[-1].json == arguments["body"]
+    assert patches
