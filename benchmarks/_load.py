@@ -126,10 +126,11 @@ def served(
 
 def report(title: str, runs: dict[str, list[Load]], base: str) -> None:
     """Print the medians of every contender, and how they compare with `base` within each repeat."""
+    has_alone = not math.isnan(runs[base][0].alone)
     width = max(map(len, [title, *runs]))
     print(
         f"\n{title:{width}}{'requests/s':>12}{'x base':>8}{'p50 ms':>9}{'p99 ms':>9}"
-        f"{'CPU us each':>13}{'x base':>8}{'alone ms':>10}"
+        f"{'CPU us each':>13}{'x base':>8}{'alone ms' if has_alone else '':>10}"
     )
     for name, loads in runs.items():
         faster = ratio(loads, runs[base], "rate")
@@ -139,7 +140,7 @@ def report(title: str, runs: dict[str, list[Load]], base: str) -> None:
         )
         print(
             f"{name:{width}}{rate:12,.0f}{faster:8.2f}{p50:9.2f}{p99:9.2f}{cpu:13.0f}{cheaper:8.2f}"
-            f"{'' if math.isnan(alone) else f'{alone:10.2f}'}"
+            f"{f'{alone:10.2f}' if has_alone else ''}"
         )
 
 

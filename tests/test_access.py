@@ -52,12 +52,11 @@ def test_an_exception_while_deciding_is_a_refusal() -> None:
     assert check_access(AccessControl(["x"]), identity) is False
 
 
-def test_an_action_that_is_a_mere_string_grants_no_part_of_it() -> None:
+def test_an_action_that_is_a_mere_string_is_rejected() -> None:
     odd: Any = {"project:7": "edit"}
 
-    access = AccessControl(resource_type="project", resource_action="edit")
-
-    assert check_access(access, Identity("eve", [], odd)) is False
+    with pytest.raises(ValueError, match="resources must be a list of strings"):
+        Identity("eve", [], odd)
 
 
 def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None:

@@ -17,6 +17,17 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     return f' Did you mean "{near[0]}"?' if near else ""
 
 
+def enforce_lists(**values: Iterable[str] | None) -> None:
+    """Let lists of strings through, or nothing at all; a single string would be read letter by letter.
+
+    Raises:
+        ValueError: Naming the argument, never its value, which may be a secret.
+    """
+    for name, value in values.items():
+        if isinstance(value, str | bytes):
+            raise ValueError(f'{name} must be a list of strings, not one string: {name}=["..."]')  # noqa: TRY004
+
+
 def counted(number: int, noun: str) -> str:
     """`1 operation`, `2 operations`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from operations._words import enforce_lists
 from operations.errors import CallError, ErrorCode
 
 
 def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        raise ValueError(f"{field} is a list of names, not one string: [{names!r}]")  # noqa: TRY004
+    enforce_lists(**{field: names})
     # A set has no order, and a digest needs one.
     return tuple(sorted(names) if isinstance(names, Set) else names)
 
@@ -33,6 +33,8 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     def __post_init__(self) -> None:
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))
+        for actions in (self.resources or {}).values():
+            enforce_lists(resources=actions)
 
     def __hash__(self) -> int:
         return hash((self.id, self.scopes))

@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from operations._words import enforce_lists
 from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
@@ -302,6 +303,7 @@ class OperationEnv:
     ) -> None:
         self._registry = registry
         self._context = context
+        enforce_lists(allowed_namespaces=allowed_namespaces)
         self._allowed = allowed_namespaces
 
     def __getattr__(self, namespace: str) -> "OperationPath":

@@ -25,6 +25,7 @@ from typing import (
 import msgspec
 
 from operations._json import list_of, to_json
+from operations._words import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import Change, Schema
 from operations.types import JSONObject, JSONSchema
@@ -60,6 +61,9 @@ class MCPAnnotations(_Wire, frozen=True, kw_only=True):
     audience: list[Audience] | None = None
     priority: float | None = None
     last_modified: str | None = None
+
+    def __post_init__(self) -> None:
+        enforce_lists(audience=self.audience)
 
 
 class MCPResourceContent(_Wire, frozen=True, kw_only=True):

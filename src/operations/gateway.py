@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from operations._json import to_json
+from operations._words import enforce_lists
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -100,7 +101,11 @@ class Gateway:
             namespace: Only in this one.
             tags: Only with all of these.
             type: Only of this one.
+
+        Raises:
+            ValueError: If `tags` is a single string.
         """
+        enforce_lists(tags=tags)
 
         def wanted(spec: OperationSpec) -> bool:
             return (

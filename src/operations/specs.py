@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from operations._json import canonical, to_json
-from operations._words import suggestion
+from operations._words import enforce_lists, suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -127,6 +127,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         if type(self.type) is not OperationType:
             force_setattr(self, "type", OperationType(self.type))
         if type(self.tags) is not tuple:
+            enforce_lists(tags=self.tags)
             force_setattr(self, "tags", tuple(self.tags))
         if type(self.error_schemas) is not tuple:
             force_setattr(self, "error_schemas", tuple(self.error_schemas))
@@ -377,6 +378,8 @@ def _operation_from(
     namespace, dot, name = operation_id.partition(".")
     if not dot:
         raise RegistrationError("an id is written namespace.name")
+    tags = options.get("tags", ())
+    enforce_lists(tags=tags, scopes=options.get("scopes"), scopes_any=options.get("scopes_any"))
     spec = OperationSpec(
         name=name,
         namespace=namespace,
@@ -384,7 +387,7 @@ def _operation_from(
         type=_type_of(signature.kind, options.get("type")),
         title=options.get("title"),
         description=options.get("description", signature.description),
-        tags=tuple(options.get("tags", ())),
+        tags=tuple(tags),
         input_schema=signature.input_schema,
         output_schema=signature.output_schema,
         error_schemas=tuple(options.get("errors", ())),

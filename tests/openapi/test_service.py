@@ -615,11 +615,6 @@ def test_rules_for_operations_that_are_not_there_are_pointed_out(
     assert "pagination names 'cll'" in caplog.text
 
 
-def test_one_text_is_no_list_of_tags() -> None:
-    with pytest.raises(TypeError, match="tags"):
-        Select(tags="pets")  # type: ignore[arg-type]
-
-
 async def test_a_name_that_nobody_has_is_said_to_be_missing() -> None:
     async with imported(document(), base_url="http://nobody.invalid", retries=0) as registry:
         with pytest.raises(CallError, match="no such host") as caught:

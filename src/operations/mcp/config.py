@@ -17,7 +17,7 @@ import httpx2
 import msgspec
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
-from operations._words import suggestion, without_secrets
+from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -142,6 +142,13 @@ class MCPClientConfig:
     """The most tools, resources, templates or prompts taken from one server; the rest is reported."""
 
     def __post_init__(self) -> None:
+        enforce_lists(
+            args=self.args,
+            allow=self.allow,
+            deny=self.deny,
+            queries=self.queries,
+            secrets=self.secrets,
+        )
         if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
             raise ValueError("an MCP server needs exactly one of command, url and server")
         if self.transport is not None and self.transport not in self._possible():

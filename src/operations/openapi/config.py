@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, get_args
 
 from operations._hosts import origin_of
-from operations._words import suggestion
+from operations._words import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.openapi.headers import is_header
@@ -77,6 +77,9 @@ class OAuthClient:
     send_in: Literal["header", "body"] = "header"
     """Where id and secret stand in a token request."""
 
+    def __post_init__(self) -> None:
+        enforce_lists(scopes=self.scopes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials(OAuthClient):
@@ -128,6 +131,9 @@ class Outline:
     tags: tuple[str, ...]
     deprecated: bool
 
+    def __post_init__(self) -> None:
+        enforce_lists(tags=self.tags)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
@@ -138,9 +144,7 @@ class Select:
     methods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("tags", "paths", "methods"):
-            if isinstance(getattr(self, name), str):
-                raise TypeError(f"{name} is a list of texts, not one text")
+        enforce_lists(tags=self.tags, paths=self.paths, methods=self.methods)
 
     def __call__(self, outline: Outline) -> bool:
         """Whether this operation is one of those."""
@@ -164,6 +168,9 @@ class HTTPServiceConfig:
     """How to reach one HTTP API, and what of it to import.
 
     Nothing secret is in its repr.
+
+    Raises:
+        ValueError: Naming the field that is wrong.
     """
 
     namespace: str
@@ -243,25 +250,20 @@ class HTTPServiceConfig:
     connections: int = 100
     """How many connections may be open at once."""
 
-
-def enforce_config(config: HTTPServiceConfig) -> None:
-    """Let a configuration through that can be meant.
-
-    Raises:
-        ValueError: If it cannot be right.
-    """
-    if config.base_url is not None:
-        try:
-            origin_of(config.base_url)
-        except ValueError as error:
-            raise ValueError(
-                f"base_url is {error}: {config.base_url!r}. It looks like https://api.example.com/v1"
-            ) from None
-    if isinstance(config.allowed_hosts, str):
-        raise ValueError("allowed_hosts is a list of hosts, not one text")  # noqa: TRY004 - as the others
-    for name, value in config.headers.items():
-        if not is_header(name, value):
-            raise ValueError(f"headers: {name!r} is no header's name, or its value has line breaks")
+    def __post_init__(self) -> None:
+        enforce_lists(allowed_hosts=self.allowed_hosts)
+        if self.base_url is not None:
+            try:
+                origin_of(self.base_url)
+            except ValueError as error:
+                raise ValueError(
+                    f"base_url is {error}: {self.base_url!r}. It looks like https://api.example.com/v1"
+                ) from None
+        for name, value in self.headers.items():
+            if not is_header(name, value):
+                raise ValueError(
+                    f"headers: {name!r} is not a header name, or its value has line breaks"
+                )
 
 
 def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:

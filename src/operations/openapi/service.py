@@ -20,7 +20,7 @@ from operations._words import counted, without_secrets
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError
-from operations.openapi.config import HTTPServiceConfig, Outline, enforce_config
+from operations.openapi.config import HTTPServiceConfig, Outline
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.oauth import TokenSources
@@ -211,7 +211,6 @@ class _Importer:
     ) -> None:
         self._config = config
         self._description = description = Description(bundle.document, bundle.missing)
-        enforce_config(config)
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""

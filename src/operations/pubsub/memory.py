@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
 from operations.pubsub.base import Local, Receiver
@@ -62,6 +63,7 @@ class MemoryTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
         """Listen at `addresses`."""
+        enforce_lists(addresses=addresses)
         self._enter_loop()
         return _Registration(self._listeners, addresses, receiver)
 

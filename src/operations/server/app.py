@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp
 
+from operations._words import enforce_lists
 from operations.calls.graph import CallGraph
 from operations.registry import OperationRegistry
 from operations.server.doors import Doors, Nothing
@@ -70,6 +71,7 @@ def create_app(
     A mounted application finds the caller's identity in `scope["operations.identity"]`; a credential that does not
     hold never reaches it.
     """
+    enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
     for name, door in (("mcp", mcp), ("websocket", websocket), ("console", console)):
         if door is not None and not callable(door):
             hint = (

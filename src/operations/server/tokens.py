@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 import msgspec
 from starlette.requests import HTTPConnection
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import MissingExtraError
 from operations.server.identity import CredentialError, bearer_token
@@ -92,6 +93,7 @@ class JWTs:
         self._audience = [audience] if isinstance(audience, str) else list(audience)
         self._keys = _Published(jwks) if jwks is not None else None
         self._key = key
+        enforce_lists(algorithms=algorithms)
         self._algorithms = list(algorithms)
         self._identity = identity
         self._leeway = leeway

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Container
 from typing import Final, cast
 
+from operations._words import enforce_lists
 from operations.observe import CallAbandoned, CallEvent, CallFinished, CallStarted, CallYielded
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -73,6 +74,7 @@ class CallMetrics:
 
     def render(self, operations: Collection[str] | None = None) -> bytes:
         """Prometheus' text format, of these operations, or of all."""
+        enforce_lists(operations=operations)
         shown = {
             name: series
             for name, series in sorted(self._series.items())

@@ -24,6 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from operations._sign_ins import RefusedError
 from operations._watch import Ahead, Watch
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import CallError
 from operations.mcp.serving.fastpath import FastPath
@@ -105,6 +106,7 @@ class MCPApp:
         self._timeout = timeout
         self._path = options.get("path", "/mcp")
         hosts = options.get("hosts", LOOPBACK)
+        enforce_lists(hosts=hosts, origins=options.get("origins"))
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._origins = frozenset(options.get("origins", ()))
         self._stateless = options.get("stateless", False)

@@ -19,6 +19,7 @@ from typing import Any
 
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.addresses import enforce_address
@@ -231,6 +232,7 @@ class NatsTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
+        enforce_lists(addresses=addresses)
         self._home.enforce()
         subjects = {
             f"{address}.>" if self._is_mailbox(address) else address: address

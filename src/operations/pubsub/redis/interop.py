@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
@@ -90,6 +91,7 @@ class RedisInteropTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get every event that is no request."""
+        enforce_lists(addresses=addresses)
         return Registration(self._listeners, receiver)
 
     async def take(

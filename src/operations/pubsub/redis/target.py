@@ -18,6 +18,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Home, Receiver
@@ -176,6 +177,7 @@ class RedisTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
+        enforce_lists(addresses=addresses)
         self._home.enforce()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         async with AsyncExitStack() as undo:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
@@ -78,6 +79,7 @@ class WebSocketTarget:
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
+        enforce_lists(addresses=addresses)
         registration = Registration(self._listeners, receiver)
         self._attach()
         await self._announce(CALLER_TOPICS)

@@ -1,0 +1,189 @@
+"""No list of strings in the public API takes a single string, which would be read letter by letter."""
+
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from functools import partial
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from operations import (
+    AccessControl,
+    Identity,
+    MCPAnnotations,
+    OperationContext,
+    OperationEnv,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    build_env,
+    operation,
+)
+from operations.gateway import Gateway
+from operations.mcp import MCPApp, MCPClientConfig, to_mcp
+from operations.openapi import (
+    ClientCredentials,
+    HTTPServiceConfig,
+    Outline,
+    PasswordCredentials,
+    RefreshToken,
+    Select,
+)
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import NatsTarget
+from operations.pubsub.redis import RedisInteropTarget, RedisTarget
+from operations.pubsub.websocket import AcceptedTarget, WebSocketTarget
+from operations.server import create_app
+from operations.server.tokens import JWTs
+from operations.telemetry.metrics import CallMetrics
+
+MODULES = [
+    "operations", "operations.calls", "operations.calls.hub", "operations.gateway", "operations.mcp",
+    "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
+    "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
+    "operations.server.tokens", "operations.server.console", "operations.telemetry.access_log",
+    "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
+]  # fmt: skip
+
+LISTS = (Collection, Sequence, Iterable, Set, list, set, frozenset, tuple)
+REGISTRY = OperationRegistry()
+
+
+async def function() -> None: ...
+
+
+def listen(target: Any) -> Callable[..., Any]:
+    """Call `listen` of a target that was never opened: the check comes before anything else."""
+    unopened = target.__new__(target)
+    unopened._home = unopened._loop = None
+
+    def call(addresses: Any) -> None:
+        async def run() -> None:
+            await target.listen(unopened, addresses, None)
+
+        anyio.run(run)
+
+    return call
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "operations.AccessControl": AccessControl,
+    "operations.Identity": partial(Identity, "ann"),
+    "operations.MCPAnnotations": MCPAnnotations,
+    "operations.OperationEnv": partial(OperationEnv, REGISTRY, OperationContext()),
+    "operations.OperationRegistry.operation": lambda **options: REGISTRY.operation("a.b", **options)(function),
+    "operations.OperationSpec": partial(OperationSpec, name="b", namespace="a", type=OperationType.QUERY),
+    "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
+    "operations.operation": lambda **options: operation("a.b", **options)(function),
+    "operations.gateway.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
+    "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
+    "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, 1.0, None))),
+    "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,
+    "operations.openapi.ClientCredentials": partial(ClientCredentials, client_id="a", client_secret="b"),
+    "operations.openapi.HTTPServiceConfig": partial(HTTPServiceConfig, "a"),
+    "operations.openapi.Outline": partial(Outline, method="GET", path="/", name="a", deprecated=False),
+    "operations.openapi.PasswordCredentials": partial(PasswordCredentials, username="a", password="b"),
+    "operations.openapi.RefreshToken": partial(RefreshToken, refresh_token="a"),
+    "operations.openapi.Select": Select,
+    "operations.pubsub.memory.MemoryTarget.listen": listen(MemoryTarget),
+    "operations.pubsub.nats.NatsTarget.listen": listen(NatsTarget),
+    "operations.pubsub.redis.RedisInteropTarget.listen": listen(RedisInteropTarget),
+    "operations.pubsub.redis.RedisTarget.listen": listen(RedisTarget),
+    "operations.pubsub.websocket.AcceptedTarget.listen": listen(AcceptedTarget),
+    "operations.pubsub.websocket.WebSocketTarget.listen": listen(WebSocketTarget),
+    "operations.server.create_app": partial(create_app, REGISTRY),
+    "operations.server.tokens.JWTs": partial(JWTs, issuer="a", audience="b", key="c"),
+    "operations.telemetry.metrics.CallMetrics.render": CallMetrics(REGISTRY).render,
+}  # fmt: skip
+"""How to call everything that has a list of strings, with all other arguments in place."""
+
+NOT_CALLED = {
+    "operations.gateway.Found": "made by a search, not by users",
+    "operations.openapi.OpenAPIService": "made by from_openapi, not by users",
+    "operations.pubsub.EventTarget.listen": "a protocol without code",
+}
+
+
+def has_list(annotation: Any) -> bool:
+    """Whether a parameter takes a list of strings, and not a single string as well."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in {typing.Union, types.UnionType}:
+        return str not in arguments and any(map(has_list, arguments))
+    if origin in {typing.Annotated, typing.NotRequired}:
+        return has_list(arguments[0])
+    if origin in {Mapping, dict}:
+        return has_list(arguments[1])
+    if origin is tuple and arguments[1:] != (...,):
+        return False
+    return origin in LISTS and (
+        arguments[0] is str or typing.get_origin(arguments[0]) is typing.Literal
+    )
+
+
+def parameters_of(function: Any) -> Iterator[tuple[str, Any]]:
+    # `server.api_keys` has an alias with a name in quotes, which is evaluated where the alias is used.
+    hints = typing.get_type_hints(function, localns={"Awaitable": Awaitable}, include_extras=True)
+    for name, annotation in hints.items():
+        if typing.get_origin(annotation) is typing.Unpack:
+            yield from parameters_of(typing.get_args(annotation)[0])
+        elif name != "return":
+            yield name, annotation
+
+
+def callables_of(module: Any) -> Iterator[tuple[str, Any]]:
+    here = module.__name__
+    own = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == here and name[0] != "_"
+    ]
+    for name in getattr(module, "__all__", own):
+        value = getattr(module, name)
+        where = f"{module.__name__}.{name}"
+        if inspect.isfunction(value):
+            yield where, value
+        elif inspect.isclass(value):
+            yield where, value if hasattr(value, "__struct_fields__") else value.__init__
+            for key, method in inspect.getmembers(value, inspect.isroutine):
+                if not key.startswith("_") and hasattr(method, "__annotations__"):
+                    yield f"{where}.{key}", method
+
+
+FOUND = [
+    (where, name, annotation)
+    for module in map(importlib.import_module, MODULES)
+    for where, value in callables_of(module)
+    for name, annotation in parameters_of(value)
+    if has_list(annotation)
+]
+
+
+def test_every_list_of_strings_in_the_public_api_is_tried() -> None:
+    assert {where for where, _, _ in FOUND} == CALLS.keys() | NOT_CALLED.keys()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "annotation"),
+    [found for found in FOUND if found[0] not in NOT_CALLED],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+def test_a_string_is_not_a_list(where: str, name: str, annotation: Any) -> None:
+    is_mapping = "Mapping[" in str(annotation)
+
+    with pytest.raises(ValueError, match=rf"\b{name} must be a list of strings") as caught:
+        CALLS[where](**{name: {"task:1": "sesame"} if is_mapping else "sesame"})
+
+    assert "sesame" not in str(caught.value)
