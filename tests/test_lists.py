@@ -128,9 +128,13 @@ def has_list(annotation: Any) -> bool:
         return has_list(arguments[1])
     if origin is tuple and arguments[1:] != (...,):
         return False
-    return origin in LISTS and (
-        arguments[0] is str or typing.get_origin(arguments[0]) is typing.Literal
-    )
+    return origin in LISTS and is_text(arguments[0])
+
+
+def is_text(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is typing.Annotated:
+        return is_text(typing.get_args(annotation)[0])
+    return annotation is str or typing.get_origin(annotation) is typing.Literal
 
 
 def parameters_of(function: Any) -> Iterator[tuple[str, Any]]:
