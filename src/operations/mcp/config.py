@@ -148,6 +148,7 @@ class MCPClientConfig:
             deny=self.deny,
             queries=self.queries,
             secrets=self.secrets,
+            allowed_hosts=self.allowed_hosts,
         )
         if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
             raise ValueError("an MCP server needs exactly one of command, url and server")
