@@ -143,8 +143,8 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize("schema", [{}, True, {"type": ["array", "object", "number", "string"]}])
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, {"a": [math.nan]}, "\ud800", {"\udfff": 1}, nested(10_000), b"x", {1: 2}],
-    ids=["nan", "inf", "inner nan", "surrogate", "surrogate key", "deep", "bytes", "int key"],
+    [math.nan, math.inf, {"a": [math.nan]}, "\ud800", {"\udfff": 1}, nested(10_000), object()],
+    ids=["nan", "inf", "inner nan", "surrogate", "surrogate key", "deep", "object"],
 )
 async def test_what_is_not_json_is_refused_whatever_the_schema(schema: Any, value: Any) -> None:
     error = await failing(single(add, input_schema=schema), value)

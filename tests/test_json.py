@@ -5,8 +5,10 @@ import dataclasses
 import datetime as dt
 import enum
 import ipaddress
+import json
 import os
 import re
+import tracemalloc
 import uuid
 from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations._json import MAX_DEPTH, JSONValueError, canonical, lift, pointer, to_json
+from operations import _json
+from operations._json import (
+    MAX_DEPTH,
+    MAX_REQUEST_VALUES,
+    MAX_RESPONSE_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    as_json,
+    canonical,
+    count_values,
+    decode_json,
+    lift,
+    pointer,
+    to_json,
+)
 
 
 def kind(value: object) -> str:
@@ -378,7 +394,7 @@ def test_a_pydantic_model_that_holds_itself_is_refused() -> None:
     loop = Loop()
     loop.held = loop
 
-    with pytest.raises(JSONValueError, match="Loop cannot be written"):
+    with pytest.raises(JSONValueError, match="Loop that cannot be written"):
         to_json(loop)
 
 
@@ -443,8 +459,8 @@ def test_a_class_that_fails_while_it_is_read_is_refused() -> None:
 def test_the_error_says_where_and_what() -> None:
     error = JSONValueError("is bad", "/a")
 
-    assert str(error) == "/a: is bad"
-    assert str(JSONValueError("is bad")) == "the value: is bad"
+    assert str(error) == "/a is bad"
+    assert str(JSONValueError("is bad")) == "the value is bad"
     assert isinstance(error, ValueError)
 
 
@@ -489,3 +505,134 @@ def test_wrapping_containers_does_not_change_the_result(value: Any) -> None:
 
 def test_the_environment_is_a_mapping() -> None:
     assert to_json(os.environ) == dict(os.environ)
+
+
+# ------------------------------------------------------------ values that need no conversion
+
+
+@given(JSON_VALUES)
+def test_plain_json_is_returned_as_it_is(value: Any) -> None:
+    assert as_json(value) is value or value == as_json(value)
+
+
+@pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
+def test_other_values_are_converted_as_by_to_json(value: Any, expected: Any) -> None:
+    assert as_json(value) == expected
+    assert as_json({"a": [value]}) == {"a": [expected]}
+    assert_builtins(as_json({"a": [value]}))
+
+
+# ------------------------------------------------------------ decoding within bounds
+
+
+def depth_of(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth_of, value), default=0)
+    return 0
+
+
+SPITEFUL = st.text(alphabet='"\\[]{},: \n\tsé\x00')
+SPITEFUL_JSON = st.recursive(
+    st.none() | st.integers() | SPITEFUL,
+    lambda inner: st.lists(inner) | st.dictionaries(SPITEFUL, inner),
+    max_leaves=30,
+)
+
+
+@pytest.mark.requirement("R55")
+@given(SPITEFUL_JSON, st.sampled_from([None, 0, 1]), st.booleans(), st.integers(1, 20))
+def test_values_and_depth_are_counted_exactly(
+    value: Any, indent: int | None, ascii_only: bool, slice_bytes: int
+) -> None:
+    raw = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+    values, depth = count_values(value, 10**9), depth_of(value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Every boundary between slices is somewhere.
+        patch.setattr(_json, "_SLICE", slice_bytes)
+        assert decode_json(raw, max_values=values, max_depth=depth, max_bytes=len(raw)) == value
+        with pytest.raises(JSONLimitError, match="values"):
+            decode_json(raw, max_values=values - 1, max_depth=depth)
+        if depth:
+            with pytest.raises(JSONLimitError, match="deep"):
+                decode_json(raw, max_values=values, max_depth=depth - 1)
+    with pytest.raises(JSONLimitError, match="bytes"):
+        decode_json(raw, max_values=values, max_depth=depth, max_bytes=len(raw) - 1)
+
+
+@given(JSON_VALUES)
+def test_what_is_encoded_is_decoded(value: Any) -> None:
+    assert decode_json(msgspec.json.encode(value), max_values=1000) == value
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"NaN",
+        b"[Infinity]",
+        b"-Infinity",
+        b"1e400",
+        b'"\\ud800"',
+        b'"\xff"',
+        b"'a'",
+        b"[1,]",
+        b"01",
+        b"[1] 2",
+        "\ud800",
+        b"1" * 5000,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_what_is_not_json_is_not_decoded(raw: bytes | str) -> None:
+    with pytest.raises(JSONValueError):
+        decode_json(raw, max_values=1000)
+
+
+@pytest.mark.requirement("R28")
+def test_edge_values_are_decoded_exactly() -> None:
+    assert decode_json(b"123456789012345678901234567890", max_values=1) == (
+        123456789012345678901234567890
+    )
+    assert decode_json(b'{"a":1,"a":2}', max_values=10) == {"a": 2}
+    assert decode_json('"é"', max_values=1) == "é"
+    assert decode_json(b'"\\ud83d\\ude00"', max_values=1) == "\N{GRINNING FACE}"
+
+
+@pytest.mark.requirement("R20", "R55")
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
+def test_deep_text_is_refused_before_it_is_decoded(opening: bytes) -> None:
+    for text in (opening * 200, opening * 1_000_000):
+        with pytest.raises(JSONLimitError):
+            decode_json(text, max_values=MAX_RESPONSE_VALUES)
+
+
+@pytest.mark.requirement("R55")
+@pytest.mark.parametrize(
+    "text", [b"[" + b"[]," * 1_400_000 + b"[]]", b"[" + b"0," * 2_000_000 + b"0]"]
+)
+def test_too_many_values_are_refused_before_any_is_built(text: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(JSONLimitError, match="100,000 values"):
+            decode_json(text, max_values=MAX_REQUEST_VALUES)
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+def test_separators_inside_strings_do_not_count() -> None:
+    text = "[" * 1_000_000 + "," * 1_000_000 + '"{\\'
+
+    assert decode_json(json.dumps([text] * 3), max_values=4) == [text] * 3
+
+
+@given(JSON_VALUES, st.integers(0, 20))
+def test_counting_stops_beyond_the_limit(value: Any, most: int) -> None:
+    exact = count_values(value, 10**9)
+
+    assert min(count_values(value, most), most + 1) == min(exact, most + 1)

@@ -1,18 +1,23 @@
-"""What counts as JSON here, how Python values become it, and how to read JSON of unknown shape.
+"""Define which values are JSON, convert Python values to it, and decode JSON text within bounds.
 
 Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `None`, exactly.
 Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, wherever they are.
+Rule 3: a value has the same JSON form in every place: as input and output, in the process and on the wire. Its form
+        depends on its type only: a `Decimal` is always text.
+Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`: its bytes,
+        values and depth are checked before anything is built.
 """
 
 import dataclasses
 import sys
 from base64 import b64encode
-from collections.abc import Mapping, Sequence, Set, ValuesView
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
+from itertools import accumulate
 from os import PathLike, fspath
 from typing import Any, TypeGuard, cast
 from uuid import UUID
@@ -24,26 +29,41 @@ from operations.types import JSONObject
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
 
+MAX_REQUEST_VALUES = 100_000
+"""How many values a request or an event may hold by default."""
+
+MAX_RESPONSE_VALUES = 2_000_000
+"""How many values a response of another service, or a document, may hold by default."""
+
+WRAPPING_DEPTH = 8
+"""How many levels a message may add around the data it carries."""
+
 MAX_DIGITS = sys.int_info.default_max_str_digits
 TOO_LONG = 10**MAX_DIGITS
 TOO_LOW = -TOO_LONG
 """The first integer that Python does not write as digits, because that takes quadratic time."""
 
 _PLAIN = frozenset({bool, type(None)})
+_PLAIN_ITEMS = _PLAIN | {str, int}
 
 
 class JSONValueError(ValueError):
-    """A value is not JSON and cannot become it.
+    """Raised for a value that is not JSON and cannot be converted to it.
 
     Attributes:
         path: JSON pointer to the place; empty for the value itself.
-        reason: What is wrong there.
+        reason: A phrase that begins with a verb: "is a set, which is not JSON".
     """
 
     def __init__(self, reason: str, path: str = "") -> None:
-        super().__init__(f"{path or 'the value'}: {reason}")
-        self.path = path
+        # A path must not carry the lone surrogate that it reports.
+        self.path = path if path.isascii() else path.encode(errors="replace").decode()
         self.reason = reason
+        super().__init__(f"{self.path or 'the value'} {reason}")
+
+
+class JSONLimitError(JSONValueError):
+    """Raised for JSON text that is larger, longer or deeper than allowed."""
 
 
 def is_object(value: Any) -> TypeGuard[JSONObject]:
@@ -102,24 +122,72 @@ def unescape(token: str) -> str:
     return token.replace("~1", "/").replace("~0", "~")
 
 
-def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
-    """`value` as fresh JSON builtins.
-
-    Beyond the builtins it understands mappings, sequences, sets, enums, dates and times, UUIDs,
-    decimals, paths, IP addresses, bytes (as base64), dataclasses, msgspec structs, attrs classes
-    and pydantic models. Keys may be what becomes a string or an integer, if no two become the same.
+def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
+    """Return `value` itself if it consists of JSON types only, otherwise its copy by `to_json`.
 
     Raises:
-        JSONValueError: If some part is not JSON and cannot become it.
+        JSONValueError: If some part is not JSON and cannot be converted to it.
+    """
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is dict:
+        for key, item in value.items():
+            # Most objects hold scalars only: skip a call.
+            if type(item) not in _PLAIN_ITEMS or type(key) is not str:
+                if not _is_plain(value, max_depth):
+                    return to_json(value, max_depth)
+                break
+    elif not _is_plain(value, max_depth):
+        return to_json(value, max_depth)
+    try:
+        # In C: raises for lone surrogates and for integers of more than 64 bits.
+        _write(value, _written)
+    except (OverflowError, UnicodeEncodeError):
+        return to_json(value, max_depth)
+    return value
+
+
+_write = msgspec.msgpack.Encoder().encode_into
+_written = bytearray()
+
+
+def _is_plain(value: Any, max_depth: int) -> bool:
+    """Return whether `value` has exactly the types of JSON and no more than `max_depth` levels."""
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        items: Iterable[Any] = value.values()
+    elif kind is list:
+        items = value
+    else:
+        return kind in _PLAIN_ITEMS or (kind is float and value - value == 0)
+    if max_depth <= 0:
+        return False
+    for item in items:  # noqa: SIM110 - a generator takes twice as long
+        if type(item) not in _PLAIN_ITEMS and not _is_plain(item, max_depth - 1):
+            return False
+    return True
+
+
+def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
+    """Return `value` as fresh JSON builtins.
+
+    Beyond the builtins it converts mappings, sequences, sets, enums, dates and times, UUIDs, decimals (to text),
+    paths, IP addresses, bytes (to base64), dataclasses, msgspec structs, attrs classes and pydantic models.
+    Keys may be anything that becomes a string or an integer, unless two become the same.
+
+    Raises:
+        JSONValueError: If some part is not JSON and cannot be converted to it.
     """
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         if max_depth <= 0:
-            raise JSONValueError("nested too deeply")
+            raise JSONValueError(_TOO_DEEP)
         result: dict[str, Any] = {}
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() else _key(key)
-            # What most items are, which spares a call.
+            # Most items are ASCII text: skip a call.
             if type(item) is str and item.isascii():
                 result[name] = item
                 continue
@@ -128,7 +196,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
             except JSONValueError as error:
                 raise JSONValueError(error.reason, pointer(name) + error.path) from None
         if len(result) != len(value):
-            raise JSONValueError("two keys of the object are the same in JSON")
+            raise JSONValueError("has two keys that are the same in JSON")
         return result
     if kind in _PLAIN:
         return value
@@ -136,11 +204,11 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         return value if value.isascii() else _text(value)
     if kind is int:
         if not TOO_LOW < value < TOO_LONG:
-            raise JSONValueError(f"an integer is limited to {MAX_DIGITS} digits")
+            raise JSONValueError(f"is an integer of more than {MAX_DIGITS} digits")
         return value
     if kind is list:
         if max_depth <= 0:
-            raise JSONValueError("nested too deeply")
+            raise JSONValueError(_TOO_DEEP)
         items: list[Any] = []
         for index, item in enumerate(value):
             try:
@@ -151,16 +219,19 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     if kind is float:
         # The difference is 0 for every number and NaN for NaN and both infinities.
         if value - value != 0:
-            raise JSONValueError(f"{value} is not a JSON number")
+            raise JSONValueError(f"is {value}, which is not a JSON number")
         return value
     return to_json(lift(value), max_depth)
 
 
+_TOO_DEEP = f"is nested too deeply: data may have {MAX_DEPTH} levels"
+
+
 def lift(value: Any) -> Any:
-    """`value` as one of the JSON types; what it holds may still need lifting, and stays as it is.
+    """Return `value` as one of the JSON types; the values inside it stay unconverted.
 
     Raises:
-        JSONValueError: If there is no way.
+        JSONValueError: If it cannot be converted.
     """
     if type(value) in _JSON_TYPES:
         return value
@@ -169,8 +240,8 @@ def lift(value: Any) -> Any:
     except JSONValueError:
         raise
     except Exception as error:
-        # Its words stay in the chain: they may hold what no caller should read.
-        reason = f"{type(value).__name__} cannot be written as JSON ({type(error).__name__})"
+        # The error's text stays in the chain: it may contain secrets.
+        reason = f"is {_named(value)} that cannot be written as JSON ({type(error).__name__})"
         raise JSONValueError(reason) from error
     # An enum's value may need lifting itself.
     return lift(lifted)
@@ -181,7 +252,7 @@ _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
 
 @singledispatch
 def _spell(value: Any) -> Any:
-    """What a value is in JSON, by its class. Here: classes known by what they carry."""
+    """Return the JSON form of a value by its class. Here: classes known by their attributes."""
     cls: Any = value.__class__
     if hasattr(cls, "model_dump"):
         return value.model_dump(mode="json", by_alias=True)
@@ -191,10 +262,15 @@ def _spell(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
     if hasattr(cls, "__attrs_attrs__"):
         return {field.name: getattr(value, field.name) for field in cls.__attrs_attrs__}
-    raise JSONValueError(f"{cls.__name__} is not JSON")
+    raise JSONValueError(f"is {_named(value)}, which is not JSON")
 
 
-# What makes a subclass of a builtin special is not JSON, nor are its own ideas of text and numbers.
+def _named(value: object) -> str:
+    noun = type(value).__name__
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
+# Subclasses of builtins become the builtin, without their own conversions.
 _spell.register(str, str.__str__)
 _spell.register(int, int.__int__)
 _spell.register(float, float.__float__)
@@ -233,14 +309,14 @@ _spell.register(ValuesView, list)
 
 @_spell.register
 def _(value: msgspec.Struct) -> Any:
-    """As msgspec writes it: its names, its tag, nothing for what is not set."""
+    """Return the object or array that msgspec would write: encoded names, tag, without unset fields."""
     config = value.__struct_config__
     names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
     items = {encoded: getattr(value, name) for encoded, name in names}
     if config.array_like:
         return [*items.values()] if config.tag is None else [config.tag, *items.values()]
     if config.omit_defaults:
-        # Which defaults count as such is msgspec's to say; unknown types play no part in it.
+        # msgspec decides which values equal their defaults; the hook keeps it from failing at other types.
         kept = msgspec.to_builtins(value, str_keys=True, enc_hook=id)
         items = {name: item for name, item in items.items() if name in kept}
     tag = {} if config.tag is None else {config.tag_field: config.tag}
@@ -251,29 +327,160 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise JSONValueError("text with a lone surrogate is not valid Unicode") from None
+        raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
     return value
 
 
 def _key(key: Any) -> str:
-    """An object's key as text."""
-    kind = type(key)  # pyright: ignore[reportUnknownVariableType]
-    if kind is not bool and key is not None:
-        key = lift(key)
-        if type(key) is str:
-            return _text(key)
-        if type(key) is int:
-            return _digits(key)
-    raise JSONValueError(f"an object's key must be a string, not {kind.__name__}")
+    """Return an object's key as text."""
+    if type(key) is not bool and key is not None:
+        lifted = lift(key)
+        if type(lifted) is str:
+            return _text(lifted)
+        if type(lifted) is int:
+            return _digits(lifted)
+    raise JSONValueError(f"has {_named(key)} as key, which is not a string")
 
 
 def _digits(key: int) -> str:
     try:
         return str(key)
     except ValueError:
-        raise JSONValueError("an object's key has more digits than Python writes") from None
+        raise JSONValueError(f"has a key of more than {MAX_DIGITS} digits") from None
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces: equal values, in whatever order, give equal bytes."""
+    """Return JSON text with sorted keys and no spaces: equal values give equal bytes."""
     return msgspec.json.encode(value, order="sorted")
+
+
+def count_values(value: Any, most: int) -> int:
+    """Return the number of JSON values in `value`, itself included; stop counting beyond `most`."""
+    count = 0
+    level: list[Any] = [value]
+    while level and count <= most:
+        count += len(level)
+        below: list[Any] = []
+        for held in level:
+            if isinstance(held, dict):
+                below += cast("JSONObject", held).values()
+            elif isinstance(held, (list, tuple)):
+                below += cast("list[Any]", held)
+            if count + len(below) > most:
+                break
+        level = below
+    return count
+
+
+# ------------------------------------------------------------ decoding
+
+
+def decode_json(
+    raw: bytes | str,
+    *,
+    max_values: int,
+    max_bytes: int | None = None,
+    max_depth: int = MAX_DEPTH,
+) -> Any:
+    """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
+
+    Raises:
+        JSONLimitError: If it is larger, longer or deeper than allowed; nothing was built then.
+        JSONValueError: If it is not JSON.
+    """
+    if isinstance(raw, str):
+        try:
+            raw = raw.encode()
+        except UnicodeEncodeError:
+            raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
+    enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
+    try:
+        return _decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise JSONValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise JSONLimitError("is nested too deeply") from None
+
+
+_decode = msgspec.json.Decoder().decode
+
+
+def enforce_bounds(
+    raw: bytes,
+    *,
+    max_values: int,
+    max_bytes: int | None = None,
+    max_depth: int = MAX_DEPTH,
+) -> None:
+    """Raise an error for a JSON text that is too large to be decoded. Malformed text may pass.
+
+    Raises:
+        JSONLimitError: If it has more than `max_bytes` bytes, `max_values` values or `max_depth` levels.
+    """
+    if max_bytes is not None and len(raw) > max_bytes:
+        raise JSONLimitError(f"is larger than {max_bytes:,} bytes")
+    # A value takes at least one byte and a separator.
+    may_have_many = len(raw) >= 2 * max_values
+    if len(raw) < 2 * max_depth and not may_have_many:
+        return
+    # Brackets inside strings count too, so these are upper bounds: they may accept, but not reject.
+    containers = raw.count(b"[") + raw.count(b"{")
+    if may_have_many and containers + raw.count(b",") >= max_values:
+        _enforce_count(_without_escapes(raw), max_values)
+    if containers > max_depth:
+        _enforce_depth(_without_escapes(raw), max_depth)
+
+
+def _without_escapes(raw: bytes) -> bytes:
+    """Return `raw` without escaped quotes, so that every quote begins or ends a string."""
+    if b"\\" not in raw:
+        return raw
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+_SLICE = 1 << 18
+_SPACE = b" \t\n\r"
+
+
+def _enforce_count(raw: bytes, max_values: int) -> None:
+    """Count exactly, a slice at a time: beyond the limit, the rest of the text costs nothing."""
+    count, inside, opened = 1, 0, b""
+    for start in range(0, len(raw), _SLICE):
+        parts = raw[start : start + _SLICE].split(b'"')
+        # Strings, which are every other part, become one letter each.
+        text = b"s".join(parts[inside::2])
+        if inside:
+            text = b"s" + text
+        if (inside + len(parts)) % 2 == 0:
+            text += b"s"
+            inside = 1
+        else:
+            inside = 0
+        text = opened + text.translate(None, _SPACE)
+        # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
+        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
+        text = text[: len(text) - len(opened)]
+        count += text.count(b",") + text.count(b"[") + text.count(b"{")
+        count -= text.count(b"[]") + text.count(b"{}")
+        if count > max_values:
+            raise JSONLimitError(f"holds more than {max_values:,} values")
+
+
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_FEW_LEVELS = 8
+
+
+def _enforce_depth(raw: bytes, max_depth: int) -> None:
+    """Measure the depth exactly, from the quotes and brackets alone."""
+    # Removing adjacent quotes does not change on which side of a string anything else is.
+    structure = raw.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    steps = b"".join(structure.split(b'"')[::2]).translate(_BRACKETS)
+    left = steps
+    for _ in range(min(max_depth, _FEW_LEVELS)):
+        # Each pass removes the innermost containers: few texts have more left after these.
+        left = left.replace(b"\x01\xff", b"")
+        if not left:
+            return
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
+        raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels")

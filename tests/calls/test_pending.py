@@ -1,11 +1,18 @@
 """The calls a process waits for, and the answers it gives."""
 
 import asyncio
+import dataclasses
 import datetime
+import decimal
+import enum
 import math
+import uuid
+from collections import OrderedDict
 from typing import Any
 
 import anyio
+import msgspec
+import pydantic
 import pytest
 from tests.calls.shim import Shim
 from tests.calls.waiting import until
@@ -91,8 +98,8 @@ async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
 @pytest.mark.requirement("R28")
 @pytest.mark.parametrize(
     "value",
-    [math.nan, math.inf, "\ud800", datetime.datetime.now(datetime.UTC), b"x", {1: 2}, object()],
-    ids=["NaN", "Infinity", "lone surrogate", "a date", "bytes", "a number as key", "an object"],
+    [math.nan, math.inf, "\ud800", {1.5: 2}, object()],
+    ids=["NaN", "Infinity", "lone surrogate", "a float as key", "an object"],
 )
 async def test_r28_what_is_not_json_is_refused_as_it_is_in_process(
     world: World, registry: OperationRegistry, value: Any
@@ -104,6 +111,66 @@ async def test_r28_what_is_not_json_is_refused_as_it_is_in_process(
             await calls.call("echo.any", {"value": value})
 
     assert there.value.code == here.value.code == ErrorCode.VALIDATION_ERROR
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Row(msgspec.Struct, rename="camel"):
+    row_id: int
+
+
+class Model(pydantic.BaseModel):
+    first_name: str = pydantic.Field(alias="firstName")
+
+
+CONVERTED: dict[str, tuple[Any, Any]] = {
+    "Decimal": (decimal.Decimal("1.50"), "1.50"),
+    "datetime": (datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), "2024-01-02T00:00:00Z"),
+    "date": (datetime.date(2024, 1, 2), "2024-01-02"),
+    "UUID": (uuid.UUID(int=1), str(uuid.UUID(int=1))),
+    "enum": (Size.SMALL, "small"),
+    "tuple": ((1, (2,)), [1, [2]]),
+    "set": ({1}, [1]),
+    "bytes": (b"ab", "YWI="),
+    "dict subclass": (OrderedDict(a=1), {"a": 1}),
+    "number as key": ({1: 2}, {"1": 2}),
+    "dataclass": (Point(1), {"x": 1}),
+    "struct": (Row(1), {"rowId": 1}),
+    "model": (Model(firstName="Ada"), {"firstName": "Ada"}),
+}
+
+
+@pytest.mark.requirement("R28")
+async def test_r28_values_are_converted_as_they_are_in_process(
+    world: World, registry: OperationRegistry
+) -> None:
+    async with calling(world, registry) as calls:
+        for name, (value, expected) in CONVERTED.items():
+            here = await registry.execute("echo.any", {"value": value})
+            there = await calls.call("echo.any", {"value": value})
+            assert there.data == here.data == expected, name
+
+
+@pytest.mark.requirement("R28")
+async def test_r28_a_decimal_is_no_number_wherever_it_is_validated(
+    world: World, registry: OperationRegistry
+) -> None:
+    given = {"a": decimal.Decimal(1), "b": 2}
+    with pytest.raises(CallError) as here:
+        await registry.execute("math.add", given)
+    async with calling(world, registry) as calls:
+        with pytest.raises(CallError) as there:
+            await calls.call("math.add", given)
+
+    assert here.value.code == there.value.code == ErrorCode.VALIDATION_ERROR
+    assert here.value.details == there.value.details
 
 
 @pytest.mark.requirement("R28", "R20")

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import TOO_LONG, JSONValueError, to_json
+from operations._json import TOO_LONG, as_json, to_json
 from operations.envelopes import (
     LocalResponseMeta,
     MCPResponseMeta,
@@ -16,7 +16,7 @@ from operations.envelopes import (
     local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
-from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors, guard
+from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors
 from operations.specs import OperationSpec, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -87,11 +87,8 @@ def proper(envelope: Envelope) -> Envelope:
         return envelope
     if isinstance(data, (bytes, bytearray, memoryview)):
         return ResponseEnvelope(bytes(cast("bytes", data)), envelope.meta)
-    try:
-        guard(data)
-    except JSONValueError:
-        return ResponseEnvelope(to_json(data), envelope.meta)
-    return envelope
+    plain = as_json(data)
+    return envelope if plain is data else ResponseEnvelope(plain, envelope.meta)
 
 
 Doubt: TypeAlias = list[Repair] | None

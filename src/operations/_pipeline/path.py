@@ -12,7 +12,9 @@ from time import time
 from types import CoroutineType
 from typing import Any, NoReturn, cast
 
-from operations._json import JSONValueError
+from msgspec import msgpack
+
+from operations._json import JSONValueError, as_json
 from operations._pipeline.outcome import Envelope, proper
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import report_start
@@ -21,6 +23,8 @@ from operations.context import OperationContext
 from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
 from operations.schema import validate_or_raise
+
+_pack = msgpack.Encoder().encode
 
 _LONG_AGO = 1e11
 """Milliseconds since the epoch: 1973. A deadline before that was meant in seconds."""
@@ -37,15 +41,19 @@ def enter(plan: Plan, context: OperationContext) -> None:
 
 
 def admit(plan: Plan, value: Any) -> Any:
-    """The input as the handler gets it: as it is, but for none at all where an empty object would do."""
+    """Return the valid input as plain JSON; no input becomes an empty object if that is valid.
+
+    Raises:
+        CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
+    """
     try:
-        if plan.is_valid(value):
-            return value
-    except ValueError:
-        # Not JSON: explained below, with its place.
-        pass
-    if value is None and plan.is_valid({}):
-        return {}
+        plain = as_json(value)
+        if plan.accepts(plain):
+            return plain
+        if plain is None and plan.accepts({}):
+            return {}
+    except JSONValueError:
+        pass  # explained below, with its path
     validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
     raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
 
@@ -54,8 +62,22 @@ async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """Run a query or mutation to its one envelope."""
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.
-        enter(plan, context)
-        result: Any = plan.handler(admit(plan, value), context)
+        permits = plan.permits
+        if permits is not None and not context.trusted and not permits(context.identity):
+            raise access_denied(plan.id)
+        flat = plan.flat
+        if flat is None:
+            value = admit(plan, value)
+        else:
+            try:
+                # Validates and converts to plain JSON in C. Unknown properties are missing then.
+                plain = flat(_pack(value))
+                value = plain if len(plain) == len(value) else admit(plan, value)
+            except CallError:
+                raise
+            except Exception:  # noqa: BLE001 - whatever it is, the general way explains it
+                value = admit(plan, value)
+        result: Any = plan.handler(value, context)
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]

@@ -61,7 +61,17 @@ class Surroundings(Protocol):
 class Plan:
     """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once."""
 
-    __slots__ = ("around", "finish", "handler", "id", "is_valid", "operation", "permits", "spec")
+    __slots__ = (
+        "accepts",
+        "around",
+        "finish",
+        "flat",
+        "handler",
+        "id",
+        "operation",
+        "permits",
+        "spec",
+    )
 
     def __init__(self, operation: Operation, around: Surroundings) -> None:
         spec = operation.spec
@@ -70,8 +80,8 @@ class Plan:
         self.id = spec.id
         self.around = around
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
-        # Also where the schema says nothing: what is not JSON is refused all the same.
-        self.is_valid = spec.input_schema.compile().is_valid
+        compiled = spec.input_schema.compile()
+        self.accepts, self.flat = compiled.accepts, compiled.flat
         self.finish = finisher(spec, operation.output or around.output)
         self.handler = self._runnable()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import as_json
 from operations.calls.entries import PendingCall, Sending
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
 from operations.calls.snapshots import snapshot
@@ -27,7 +28,6 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import EventTarget
-from operations.schema.guard import guard
 
 logger = logging.getLogger("operations")
 
@@ -80,8 +80,6 @@ class Outgoing:
             call.sent_at = call.seen_at = asyncio.get_running_loop().time()
             return
         try:
-            # Encoding would turn NaN into null, and dates into texts; in this process they are refused.
-            guard(request.input)
             body = encode_event(CallRequested(payload=request))
         except (TypeError, ValueError, RecursionError) as error:
             raise _not_json(request.operation_id, error) from error
@@ -110,12 +108,14 @@ class Outgoing:
         )
 
     def prepared(self, operation_id: str, input: Any) -> Any:
-        """`input` as it is handed over within this process.
+        """Return `input` as plain JSON; a copy if it is handed over within this process.
 
         Raises:
             CallError: `VALIDATION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
         try:
+            if self._local is None:
+                return as_json(input)
             return snapshot(input, self._target.max_bytes)
         except TooLargeError as error:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request: {error}") from error

@@ -399,11 +399,9 @@ class PendingRequestMap:
             identity = context.identity if identity is None else identity
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
-        value = input
-        if self._local is not None:
-            value = self._outgoing.prepared(operation_id, input)
-            if metadata is not None:
-                metadata = self._outgoing.prepared(operation_id, metadata)
+        value = self._outgoing.prepared(operation_id, input)
+        if metadata is not None:
+            metadata = self._outgoing.prepared(operation_id, metadata)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DEPTH
+from operations._json import MAX_DEPTH, as_json
 from operations.errors import TooLargeError
-from operations.schema.guard import guard
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -41,8 +40,7 @@ def snapshot(value: Any, limit: int) -> Any:
     try:
         copy = _copy(value, MAX_DEPTH, meter)
     except _UnusualError:
-        guard(value)
-        copy = _decode(_encode(value))
+        copy = _decode(_encode(as_json(value)))
         meter[0] = limit
     if meter[0] * _STRETCH > limit:
         enforce_size(len(_encode(copy)), limit)

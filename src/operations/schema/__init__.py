@@ -1,7 +1,6 @@
 """JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
 
 from operations.schema.document import CompiledSchema, Schema, from_schema
-from operations.schema.guard import guard
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
@@ -28,7 +27,6 @@ __all__ = [
     "converter_for",
     "format_value_errors",
     "from_schema",
-    "guard",
     "schema_for",
     "signature_of",
     "validate_or_raise",

@@ -8,11 +8,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from operations._json import JSONValueError, canonical, to_json
+from operations._json import JSONValueError, as_json, canonical
 from operations.errors import SchemaError
 from operations.schema.casting import Normalise, build_normalise, certain_types
 from operations.schema.explain import explain
-from operations.schema.guard import guard
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation
@@ -26,18 +25,21 @@ class CompiledSchema:
     """What a schema becomes once it is used.
 
     Attributes:
-        is_valid: Whether a value is valid. As direct as possible: it may raise ValueError for a value that
-            is not JSON, which callers read as False.
+        accepts: Whether a value that is plain JSON already is valid.
+        flat: As `Checker.flat`.
+        is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
         normalise: The cast: the value made to fit, in fresh JSON builtins, and its repairs. Without repairs the
             second item is None, and the value is then known to be valid.
             Raises `JSONValueError` for what is not JSON and cannot become it.
         certain: The types whose every value is valid as it is: neither needs to be asked about those.
     """
 
-    __slots__ = ("_planner", "certain", "is_valid", "normalise")
+    __slots__ = ("_planner", "accepts", "certain", "flat", "is_valid", "normalise")
 
     def __init__(self, checker: Checker) -> None:
         self._planner = Planner(checker)
+        self.accepts: Callable[[Any], bool] = checker.accepts
+        self.flat = checker.flat
         self.is_valid: Callable[[Any], bool] = checker.is_valid
         self.normalise: Normalise = build_normalise(self._planner)
         self.certain = certain_types(self._planner)
@@ -45,12 +47,10 @@ class CompiledSchema:
     def errors(self, value: Any) -> list[ValueFault]:
         """Every failure of `value`; empty when it is valid. Never raises."""
         try:
-            guard(value)
+            value = as_json(value)
         except JSONValueError as error:
             return [ValueFault(error.path, error.reason, "json")]
-        if self._planner.checker.accepts(value):
-            return []
-        return explain(self._planner, to_json(value))
+        return [] if self.accepts(value) else explain(self._planner, value)
 
 
 class Schema:

@@ -11,7 +11,6 @@ Rule 1: never touches its input. Everything it gives back is fresh, and JSON.
 Rule 2: every conversion, replacement and creation is in the list of repairs, with its path.
 """
 
-from decimal import Decimal
 from itertools import chain, repeat
 from typing import Any
 
@@ -131,7 +130,6 @@ class _Run:
             self._trials_left -= 1
             if self._trials_left < 0:
                 raise _RefusedError
-        value = _as_number(value, plan)
         while type(value) not in _NAMES:
             value = _placed(lift, value, path)
         if plan.is_unknown:
@@ -326,12 +324,6 @@ def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
         return [choice.then] if holds and choice.then else []
     branch = choice.then if plan.member(choice.condition).accepts(value) else choice.otherwise
     return [branch] if branch else []
-
-
-def _as_number(value: Any, plan: Plan) -> Any:
-    """A decimal is a number where one is asked for; elsewhere it becomes text."""
-    is_decimal = isinstance(value, Decimal) and value.is_finite()
-    return float(value) if is_decimal and "number" in (plan.types or ()) else value
 
 
 def _placed(function: Any, value: Any, path: str, *more: Any) -> Any:

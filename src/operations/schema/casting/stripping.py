@@ -10,15 +10,13 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 """
 
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, convert, msgpack, to_builtins
 
-from operations._json import JSONValueError, lift, to_json
+from operations._json import JSONValueError, as_json, lift, to_json
 from operations.schema.casting.repairing import Repairer, applied
 from operations.schema.casting.structs import Shape, Shaper
-from operations.schema.guard import guard
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
 from operations.schema.reading.references import Site
@@ -65,7 +63,7 @@ class Stripper:
 
     def __init__(self, planner: Planner, repairer: Repairer) -> None:
         self._repairer = repairer
-        self._recursive = planner.checker.verdict.recursive
+        self._recursive = planner.checker.recursive
         self._stages: dict[Plan, _Stage] = {}
         self.shaper = Shaper(repairer.default)
 
@@ -238,7 +236,7 @@ def _as_it_is(_value: Any, _room: int) -> None:
 def _settled(value: Any, room: int) -> None:
     """Before a recursive validator sees it: is it JSON, and not too deep?"""
     try:
-        guard(value, room)
+        as_json(value, room)
     except JSONValueError:
         raise GaveUpError from None
 
@@ -283,8 +281,6 @@ def _leaf_strip(allowed: frozenset[type]) -> Strip:
 
 def _lifted(value: Any, allowed: frozenset[type]) -> Any:
     """A scalar that is not of an allowed type itself, as one that is."""
-    if type(value) is Decimal and float in allowed and value.is_finite():
-        return float(value)
     if type(value) not in _JSON:
         value = to_json(value)
         if type(value) in allowed:

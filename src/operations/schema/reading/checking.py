@@ -1,18 +1,21 @@
-"""The verdict on a value: jsonschema-rs, bounded, offline, and guarded where it would not look.
+"""The verdict on a value: jsonschema-rs, bounded and offline.
 
 Rule 1: formats are annotations. Nothing is fetched. Regular expressions are bounded (`patterns`).
-Rule 2: the compiled check is the validator's own bound method wherever that alone is enough.
+Rule 2: jsonschema-rs sees plain JSON only. It reads lazily, accepts more types than JSON has, and follows a
+        recursive schema into data of any depth.
 """
 
 from collections.abc import Callable
-from typing import Any
+from sys import float_info
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import jsonschema_rs
+import msgspec
 
-from operations._json import pointer
+from operations._json import as_json, is_object, list_of, object_of, pointer
 from operations.errors import SchemaError
-from operations.schema.guard import guard
-from operations.schema.reading.graph import Graph, Verdict
+from operations.schema.reading.dialects import is_annotation
+from operations.schema.reading.graph import Graph
 from operations.schema.reading.limits import measured
 from operations.schema.reading.patterns import FANCY, LINEAR
 from operations.schema.reading.references import Document, Site
@@ -27,9 +30,10 @@ class Checker:
 
     Attributes:
         document: A copy of the document as compiled, its patterns bounded.
-        verdict: What is known about it before any data comes.
+        flat: Decodes a valid object of scalars from MessagePack, without unknown properties, and raises for anything
+            else; None for other schemas. It may reject a valid object, such as one with 1.0 as integer.
+        recursive: Whether following its references can go round in a circle, as deep as the data goes.
         accepts: Whether a value, already known to be JSON, is valid.
-        is_valid: Whether any value is valid; raises ValueError for what is not JSON.
         dropped: Patterns that were left out, with their places.
 
     Raises:
@@ -43,8 +47,8 @@ class Checker:
         "accepts",
         "document",
         "dropped",
-        "is_valid",
-        "verdict",
+        "flat",
+        "recursive",
     )
 
     def __init__(self, root: JSONSchema, *, drop_patterns: bool = False) -> None:
@@ -59,10 +63,17 @@ class Checker:
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
             # As others see it from here: a relative one would be taken relative to itself.
             root_schema[self.document.dialect.id_keyword] = self.document.uri
-        graph = Graph(self.document)
+        self.recursive = Graph(self.document).recursive
         self.accepts = self._build(self.document.root.schema)
-        self.verdict: Verdict = graph.verdict()
-        self.is_valid = self.accepts if self.verdict.closed else _guarded(self.accepts)
+        self.flat = _flat_decoder(self.document.root.schema)
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether any value is valid, once it is converted to JSON.
+
+        Raises:
+            JSONValueError: If it cannot be converted.
+        """
+        return self.accepts(as_json(value))
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
         """Whether a value, already known to be JSON, is valid for all of `sites`."""
@@ -100,6 +111,44 @@ class Checker:
             raise SchemaError("the schema cannot be compiled") from None
 
 
+_SCALARS: dict[Any, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)],
+    "boolean": bool,
+    "null": type(None),
+}
+_FLAT = frozenset({"type", "properties", "required", "additionalProperties"})
+
+
+def _flat_decoder(schema: JSONSchema) -> Callable[[bytes], JSONObject] | None:
+    """Return a decoder that validates as it reads, if the schema is a closed object of scalars."""
+    if (
+        isinstance(schema, bool)
+        or schema.get("type") != "object"
+        or schema.get("additionalProperties") is not False
+        or not all(keyword in _FLAT or is_annotation(keyword) for keyword in schema)
+    ):
+        return None
+    fields: dict[str, Any] = {}
+    required = list_of(schema.get("required"))
+    for name, part in object_of(schema.get("properties")).items():
+        kind = _SCALARS.get(part["type"]) if is_object(part) and _is_typed(part) else None
+        if kind is None:
+            return None
+        fields[name] = kind if name in required else NotRequired[kind]
+    if not fields.keys() >= set(required):
+        return None
+    return msgspec.msgpack.Decoder(TypedDict("Flat", fields)).decode  # type: ignore[operator]
+
+
+def _is_typed(schema: JSONObject) -> bool:
+    """Return whether a schema has one type and says nothing else about values."""
+    return isinstance(schema.get("type"), str) and all(
+        keyword == "type" or is_annotation(keyword) for keyword in schema
+    )
+
+
 def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
     """Of what a meta-schema says about alternatives, the failure deepest in the document."""
     alternatives: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
@@ -113,11 +162,3 @@ def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
 def _cut(message: str) -> str:
     """A message that may repeat what was wrong, however long that was."""
     return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
-
-
-def _guarded(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def is_valid(value: Any) -> bool:
-        guard(value)
-        return accepts(value)
-
-    return is_valid

@@ -5,11 +5,8 @@ Rule 2: a long chain of references is refused: whoever follows it needs a stack 
 Rule 3: alternatives multiply where they nest; a document that multiplies them beyond a bound is refused.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from operations._json import MAX_DEPTH, is_list
 from operations.errors import SchemaError
 from operations.schema.reading.dialects import (
     DEFINITIONS,
@@ -18,7 +15,6 @@ from operations.schema.reading.dialects import (
     IN_PLACE_MAPS,
 )
 from operations.schema.reading.references import Document, Site
-from operations.types import JSONObject
 
 MAX_ALTERNATIVES = 10_000
 """How many schemas may meet along one path into the data. Each costs about 25 ns."""
@@ -26,20 +22,8 @@ MAX_ALTERNATIVES = 10_000
 MAX_CHAIN = 64
 """How many schemas may lead to one another without consuming any data."""
 
-_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _HERE = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
 _ONE_EACH = frozenset({"properties", "prefixItems"})
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is known about a document before any data comes."""
-
-    recursive: bool
-    """Whether following its references can go round in a circle, as deep as the data goes."""
-
-    closed: bool
-    """Whether a validator looks at every part of a value it accepts, so that no guard is needed."""
 
 
 class _Edges:
@@ -52,7 +36,7 @@ class _Edges:
         unknown: Whether a reference leads where only the validator can follow.
     """
 
-    __slots__ = ("_below", "_targets", "here", "one_each", "shared", "unknown")
+    __slots__ = ("here", "one_each", "shared", "unknown")
 
     def __init__(
         self,
@@ -61,10 +45,8 @@ class _Edges:
         *,
         old_tuple: bool,
     ) -> None:
-        self._below = below
-        self._targets = [target.pointer for _, target in targets if target is not None]
-        self.unknown = len(self._targets) < len(targets)
-        self.here = self._targets.copy()
+        self.here = [target.pointer for _, target in targets if target is not None]
+        self.unknown = len(self.here) < len(targets)
         self.one_each: list[str] = []
         self.shared: list[str] = []
         for keyword, edge in below:
@@ -75,16 +57,9 @@ class _Edges:
             elif keyword not in DEFINITIONS:
                 self.shared.append(edge.pointer)
 
-    def under(self, *keywords: str) -> list[str]:
-        """Those that some keywords hold; `$ref` stands for every reference."""
-        found = self._targets if "$ref" in keywords else []
-        return found + [edge.pointer for keyword, edge in self._below if keyword in keywords]
-
 
 _EdgeMap: TypeAlias = dict[str, _Edges]
 """Edges by the place of the schema. Most schemas are leaves, and have none."""
-
-_LEAF = _Edges([], [], old_tuple=False)
 
 
 class Graph:
@@ -92,23 +67,18 @@ class Graph:
 
     It is made before the document is compiled, which what it refuses could keep busy for ever.
 
+    Attributes:
+        recursive: Whether following the references can go round in a circle, as deep as the data goes.
+
     Raises:
         SchemaError: For a loop that consumes no data, a long chain, or too many nested alternatives.
     """
 
     def __init__(self, document: Document) -> None:
-        self._document = document
-        self._edges = _edges(document)
-        _refuse_idle_loops(self._edges)
-        self._order, self._recursive = _reachable(self._edges)
-        _refuse_explosions(self._order, self._edges)
-
-    def verdict(self) -> Verdict:
-        """What is known about the document, which has to be a valid one."""
-        if self._recursive:
-            return Verdict(recursive=True, closed=False)
-        depth = _seen_depths(self._document, self._edges, self._order)
-        return Verdict(recursive=False, closed=depth is not None and depth <= MAX_DEPTH)
+        edges = _edges(document)
+        _refuse_idle_loops(edges)
+        order, self.recursive = _reachable(edges)
+        _refuse_explosions(order, edges)
 
 
 def _edges(document: Document) -> _EdgeMap:
@@ -190,56 +160,3 @@ def _refuse_explosions(order: list[str], graph: _EdgeMap) -> None:
                 f"(more than {MAX_ALTERNATIVES:,})"
             )
         costs[place] = cost
-
-
-def _seen_depths(document: Document, graph: _EdgeMap, order: list[str]) -> int | None:
-    """How many levels of data the validator looks at before it accepts; None if parts may pass unseen."""
-    depths: dict[str, int | None] = {}
-    leaves = [site for site in document.sites if site.pointer not in graph]
-    sites = {site.pointer: site for site in document.sites}
-    for site in (*leaves, *(sites[place] for place in order)):
-        depths[site.pointer] = _seen_depth(document, site, graph.get(site.pointer, _LEAF), depths)
-    return depths[""]
-
-
-def _seen_depth(
-    document: Document, site: Site, near: _Edges, depths: dict[str, int | None]
-) -> int | None:
-    if isinstance(site.schema, bool):
-        return None if site.schema else 0
-    found = [_own_depth(document.keywords(site), near, depths)]
-    # What one of these has looked at is looked at.
-    found += [depths[edge] for edge in near.under("$ref", "allOf")]
-    for keyword in ("anyOf", "oneOf"):
-        if members := near.under(keyword):
-            found.append(_deepest(depths[edge] for edge in members))
-    return max((depth for depth in found if depth is not None), default=None)
-
-
-def _own_depth(schema: JSONObject, near: _Edges, depths: dict[str, int | None]) -> int | None:
-    named = [schema["const"]] if "const" in schema else schema.get("enum")
-    if is_list(named):
-        # What is accepted equals one of these.
-        return None if any(isinstance(member, (dict, list)) for member in named) else 0
-    types = schema.get("type")
-    names: set[Any] = set(types if is_list(types) else [types])
-    if not names or not names <= _TYPES:
-        return None
-    parts: list[str] = []
-    if "object" in names:
-        if "additionalProperties" not in schema:
-            return None
-        parts += near.under("properties", "patternProperties", "additionalProperties")
-    if "array" in names:
-        if not isinstance(schema.get("items"), (dict, bool)):
-            return None
-        parts += near.under("prefixItems", "items")
-    if not parts:
-        return 0
-    inside = _deepest(depths[part] for part in parts)
-    return None if inside is None else inside + 1
-
-
-def _deepest(depths: Iterable[int | None]) -> int | None:
-    known = list(depths)
-    return None if None in known else max(depth for depth in known if depth is not None)
