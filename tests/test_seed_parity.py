@@ -5,8 +5,10 @@ Lines that need a transport or an MCP server are tested beside their module: `te
 """
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from time import time
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 import pytest
@@ -46,6 +48,7 @@ from operations.calls.events import (
 from operations.errors import SchemaError
 from operations.mcp import map_content_blocks
 from operations.mcp.content import tool_envelope
+from operations.openapi import HTTPAuth, HTTPRequest, HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 
 SPEC = {
@@ -269,3 +272,98 @@ async def test_over_the_call_protocol_timeout_and_not_found_carry_the_same() -> 
     assert missing.value.details == {"operationId": "task.unknown"}
     assert late.value.code == ErrorCode.TIMEOUT
     assert before < late.value.details["deadline"] < before + 1000
+
+
+class RecordingTransport:
+    """Keeps every request and answers `{}`."""
+
+    def __init__(self) -> None:
+        self.requests: list[HTTPRequest] = []
+
+    @asynccontextmanager
+    async def send(self, request: HTTPRequest) -> AsyncGenerator[Any]:
+        self.requests.append(request)
+        yield self
+
+    status, reason = 200, "OK"
+    headers: ClassVar = {"content-type": "application/json"}
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        yield b"{}"
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "test", "version": "1"},
+    "paths": {
+        "/thing": {
+            "get": {
+                "operationId": "call",
+                "parameters": [
+                    {"name": name, "in": place, "schema": {"type": "string"}}
+                    for name, place in (
+                        ("user-agent", "header"),
+                        ("X-Trace", "header"),
+                        ("c", "cookie"),
+                    )
+                ],
+                "responses": {"200": {"description": "ok"}},
+            }
+        }
+    },
+}
+
+
+async def sent(input: Any, **config: Any) -> HTTPRequest:
+    """Return the request that a custom transport gets for one call."""
+    transport = RecordingTransport()
+    entry = {"namespace": "api", "baseUrl": "http://127.0.0.1:1", "transport": transport, **config}
+    registry = OperationRegistry()
+    registry.register_all(from_openapi(DOCUMENT, entry))
+    await registry.execute("api.call", input)
+    return transport.requests[0]
+
+
+async def test_from_openapi_accepts_a_mapping() -> None:
+    request = await sent({}, auth={"type": "apiKey", "token": "t", "headerName": "X-Key"})
+
+    assert request.url == "http://127.0.0.1:1/thing"
+    assert request.headers["X-Key"] == "t"
+    with pytest.raises(ValueError, match=r"no field 'baseUri'\. Did you mean"):
+        from_openapi(DOCUMENT, {"namespace": "api", "baseUri": "http://127.0.0.1:1"})
+    with pytest.raises(ValueError, match="namespace"):
+        from_openapi(DOCUMENT, {"baseUrl": "http://127.0.0.1:1"})
+
+
+async def test_the_prefix_of_an_api_key_is_prepended_exactly_as_given() -> None:
+    for prefix in ("Key ", "Key=", "", None):
+        auth = HTTPAuth(type="apiKey", token="t", header_name="X-Key", prefix=prefix)
+        assert (await sent({}, auth=auth)).headers["X-Key"] == f"{prefix or ''}t"
+
+
+@pytest.mark.parametrize("kind", ["bearer", "apiKey", "basic"])
+def test_auth_without_a_token_is_rejected_at_configuration_time(kind: Any) -> None:
+    with pytest.raises(ValueError, match="needs a token"):
+        HTTPAuth(type=kind)
+    for auth in ({"type": kind}, {"type": kind, "token": ""}):
+        with pytest.raises(ValueError, match="needs a token"):
+            HTTPServiceConfig(namespace="api", auth=auth)
+    HTTPAuth(type=kind, token=lambda context: None)
+
+
+async def test_a_custom_transport_gets_each_header_once() -> None:
+    request = await sent(
+        {"user-agent": "mine", "X-Trace": "1", "c": "2"},
+        headers={"cookie": "a=1", "authorization": "Basic old"},
+        auth={"type": "bearer", "token": "new"},
+    )
+
+    lowered = [name.lower() for name in request.headers]
+    assert sorted(lowered) == sorted(set(lowered))
+    values = {name.lower(): value for name, value in request.headers.items()}
+    assert values["user-agent"] == "mine"
+    assert values["authorization"] == "Bearer new"
+    assert values["cookie"] == "a=1; c=2"

@@ -43,7 +43,7 @@ BEARER = {"type": "http", "scheme": "bearer"}
         (HTTPAuth(type="bearer", token="t", prefix="Token"), "authorization", "Token t"),
         (HTTPAuth(type="bearer", token="t", header_name="X-Auth"), "x-auth", "Bearer t"),
         (HTTPAuth(type="apiKey", token="t"), "x-api-key", "t"),
-        (HTTPAuth(type="apiKey", token="t", header_name="X-Key", prefix="Key"), "x-key", "Key t"),
+        (HTTPAuth(type="apiKey", token="t", header_name="X-Key", prefix="Key="), "x-key", "Key=t"),
         (HTTPAuth(type="basic", token="u:p"), "authorization", "Basic dTpw"),
         (HTTPAuth(type="basic", token="dTpw"), "authorization", "Basic dTpw"),
         ({"type": "apiKey", "token": "t", "headerName": "X-Key"}, "x-key", "t"),

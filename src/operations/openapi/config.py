@@ -1,7 +1,9 @@
 """How an operator sets a service up: where it is, as whom to call it, what to import, how much to allow."""
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -37,7 +39,8 @@ class HTTPAuth:
     """`Authorization` unless said otherwise, and `X-API-Key` for `apiKey`."""
 
     prefix: str | None = None
-    """What stands before the token; `Bearer`, `Basic`, and nothing for `apiKey`, unless said otherwise."""
+    """Written before the token: exactly as given for `apiKey` (by default nothing), with a space after it for the
+    others (by default `Bearer` and `Basic`)."""
 
     def __post_init__(self) -> None:
         if self.type not in get_args(_AuthType):
@@ -45,6 +48,9 @@ class HTTPAuth:
                 f"auth: {self.type!r} is no type: use {', '.join(get_args(_AuthType))}."
                 f"{suggestion(str(self.type), get_args(_AuthType))}"
             )
+        if not self.token and self.username is None:
+            needed = "a token, or username and password" if self.type == "basic" else "a token"
+            raise ValueError(f"auth: {self.type} needs {needed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +191,7 @@ class HTTPServiceConfig:
     """
 
     auth: HTTPAuth | Mapping[str, Any] | None = field(default=None, repr=False)
-    """One credential for every request."""
+    """One credential for every request; a mapping becomes an `HTTPAuth`."""
 
     credentials: Mapping[str, Credential] = field(default_factory=dict[str, Any], repr=False)
     """By the name of the document's security scheme."""
@@ -264,15 +270,36 @@ class HTTPServiceConfig:
                 raise ValueError(
                     f"headers: {name!r} is not a header name, or its value has line breaks"
                 )
+        if isinstance(self.auth, Mapping):
+            auth = HTTPAuth(**_fields(HTTPAuth, self.auth, "auth"))
+            object.__setattr__(self, "auth", auth)
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":
+        """Return the configuration in a mapping; names may be written as here or in camelCase (`baseUrl`).
+
+        Raises:
+            ValueError: Names the field that is missing or unknown.
+        """
+        fields = _fields(cls, entry, "config")
+        if not isinstance(fields.get("namespace"), str):
+            raise ValueError("config: namespace is missing")  # noqa: TRY004 - as the others
+        return cls(**fields)
 
 
-def auth_of(config: HTTPServiceConfig) -> HTTPAuth | None:
-    """The configured `auth`, also where it was given as a mapping, as configuration files do."""
-    auth = config.auth
-    if auth is None or isinstance(auth, HTTPAuth):
-        return auth
-    names = {"headerName": "header_name"}
-    return HTTPAuth(**{names.get(key, key): value for key, value in auth.items()})
+_WORD = re.compile("(?<=[a-z0-9])[A-Z]")
+
+
+def _fields(kind: type[Any], entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields of the dataclass `kind` in `entry`, by their Python names."""
+    known = [each.name for each in fields_of(kind)]
+    found: dict[str, Any] = {}
+    for key, value in entry.items():
+        name = _WORD.sub(lambda match: f"_{match[0].lower()}", key)
+        if name not in known:
+            raise ValueError(f"{where}: there is no field {key!r}.{suggestion(name, known)}")
+        found[name] = value
+    return found
 
 
 def credential_of(given: Any) -> Any:

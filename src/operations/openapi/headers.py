@@ -1,7 +1,7 @@
 """Decide which names of headers, query parameters and cookies an argument may set, and check header values."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
@@ -76,6 +76,15 @@ def enforce_unowned(
                 message,
                 {"errors": [{"path": "/" + argument, "message": message, "keyword": place}]},
             )
+
+
+def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of all groups, each once: names are the same in any case, and the last one wins."""
+    merged: dict[str, tuple[str, str]] = {}
+    for group in groups:
+        for name, value in group.items():
+            merged[name.lower()] = (name, value)
+    return dict(merged.values())
 
 
 def is_header_value(text: str) -> bool:

@@ -103,14 +103,15 @@ class OpenAPIService:
         await self._client.aclose()
 
 
-def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
+def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -> OpenAPIService:
     """Turn every path and method of a decoded document into an operation.
 
     Nothing is read but the document: references to other files or addresses lead nowhere.
 
     Args:
         document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be altered afterwards.
-        config: Where the API lives, as whom to call it, what to import.
+        config: Where the API lives, as whom to call it, what to import; a mapping with the fields of
+            `HTTPServiceConfig` will do.
 
     Raises:
         DocumentError: If it is no object.
@@ -120,11 +121,11 @@ def from_openapi(document: Any, config: HTTPServiceConfig) -> OpenAPIService:
         raise DocumentError(
             "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
         )
-    return _import(Bundle(document), config, None, None)
+    return _import(Bundle(document), _config(config), None, None)
 
 
 async def from_openapi_file(
-    path: str | Path, config: HTTPServiceConfig, read: Read | None = None
+    path: str | Path, config: HTTPServiceConfig | Mapping[str, Any], read: Read | None = None
 ) -> OpenAPIService:
     """`from_openapi` for a JSON or YAML file, and the files beside it that it refers to.
 
@@ -137,13 +138,16 @@ async def from_openapi_file(
         DocumentError: If a file cannot be read, is too large, or is neither JSON nor YAML.
         ValueError: If the configuration cannot be right.
     """
+    config = _config(config)
     document = await bundle_files(
         Path(path), read, root=config.document_root, limits=_limits(config)
     )
     return await asyncio.to_thread(_import, document, config, None, str(path))
 
 
-async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIService:
+async def from_openapi_url(
+    url: str, config: HTTPServiceConfig | Mapping[str, Any]
+) -> OpenAPIService:
     """`from_openapi` for a document at an address, and those beside it that it refers to.
 
     The address may be any. Credentials go to its origin afterwards; to fetch it they are sent only if
@@ -153,6 +157,7 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
         DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
         ValueError: If the configuration cannot be right.
     """
+    config = _config(config)
     try:
         client = Client(config, TrustedHosts([url]))
     except ValueError as error:
@@ -173,6 +178,10 @@ async def from_openapi_url(url: str, config: HTTPServiceConfig) -> OpenAPIServic
     finally:
         await client.aclose()
     return await asyncio.to_thread(_import, document, config, url, url)
+
+
+def _config(config: HTTPServiceConfig | Mapping[str, Any]) -> HTTPServiceConfig:
+    return HTTPServiceConfig.from_entry(config) if isinstance(config, Mapping) else config
 
 
 def _limits(config: HTTPServiceConfig) -> Limits:

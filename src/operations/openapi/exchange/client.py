@@ -31,12 +31,12 @@ from operations.openapi.exchange.content_coding import ACCEPTED, decoded
 from operations.openapi.exchange.oauth import TokenRefusedError
 from operations.openapi.exchange.retrying import REPEATABLE, pause_before
 from operations.openapi.exchange.security import NOTHING, Security, Signature
-from operations.openapi.headers import header_key
+from operations.openapi.headers import header_key, merged_headers
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-_USER_AGENT = "alkdev-operations"
+_DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
 _LOGGER = logging.getLogger("operations")
 
 
@@ -152,7 +152,7 @@ class Client:
         request = HTTPRequest(
             method=method,
             url=url,
-            headers={"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **headers},
+            headers=merged_headers(_DEFAULT_HEADERS, headers),
             body=body,
             timeout=self._config.timeout,
             public_only=not self._enforce_reachable(url)[1],
@@ -184,12 +184,11 @@ class Client:
         request = HTTPRequest(
             method="GET",
             url=url,
-            headers={
-                "User-Agent": _USER_AGENT,
-                "Accept": "application/json, application/yaml;q=0.9, */*;q=0.5",
-                "Accept-Encoding": ACCEPTED,
-                **(headers or {}),
-            },
+            headers=merged_headers(
+                _DEFAULT_HEADERS,
+                {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"},
+                headers or {},
+            ),
             timeout=self._config.timeout,
         )
         shown = without_secrets(url)
@@ -240,12 +239,12 @@ class Client:
         self, draft: Draft, signature: Signature, seconds: float, *, is_stream: bool
     ) -> HTTPRequest:
         is_trusted = self._enforce_reachable(draft.base)[1]
-        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
+        headers = merged_headers(_DEFAULT_HEADERS, draft.headers)
         query, cookies = draft.query, draft.cookies
         if signature is not NOTHING:
             configured = {header_key(name) for name in signature.headers}
             headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-            headers.update(signature.headers)
+            headers = merged_headers(headers, signature.headers)
             query = [*query, *signature.query]
             cookies = [*cookies, *signature.cookies]
             if cookies and "cookie" in configured:

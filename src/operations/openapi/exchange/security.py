@@ -21,7 +21,6 @@ from operations.openapi.config import (
     HTTPServiceConfig,
     OAuthClient,
     PasswordCredentials,
-    auth_of,
     credential_of,
 )
 from operations.openapi.exchange.oauth import TokenSource, TokenSources
@@ -66,7 +65,8 @@ class Security:
     ) -> None:
         self._schemes = schemes
         self._default = default
-        self._auth = auth_of(config)
+        # A mapping has become one by now.
+        self._auth = config.auth if isinstance(config.auth, HTTPAuth) else None
         self._credentials = {
             name: credential_of(given) for name, given in config.credentials.items()
         }
@@ -190,13 +190,14 @@ def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
 
 
 def _apply_auth(signature: Signature, auth: HTTPAuth, token: str) -> None:
-    prefix = auth.prefix
     if auth.type == "basic":
         token = _basic(token)
-        prefix = "Basic" if prefix is None else prefix
-    elif auth.type == "bearer":
-        prefix = "Bearer" if prefix is None else prefix
-    signature.headers[_auth_header(auth)] = f"{prefix} {token}" if prefix else token
+    if auth.type == "apiKey":
+        value = f"{auth.prefix or ''}{token}"
+    else:
+        word = auth.type.capitalize() if auth.prefix is None else auth.prefix
+        value = f"{word} {token}" if word else token
+    signature.headers[_auth_header(auth)] = value
     signature.secrets.append(token)
 
 
