@@ -32,7 +32,7 @@ from operations import (
     build_env,
     operation,
 )
-from operations.gateway import Gateway
+from operations.front.search import Gateway
 from operations.mcp import MCPApp, MCPClientConfig, to_mcp
 from operations.openapi import (
     ClientCredentials,
@@ -51,7 +51,7 @@ from operations.server.tokens import JWTs
 from operations.telemetry.metrics import CallMetrics
 
 MODULES = [
-    "operations", "operations.calls", "operations.calls.hub", "operations.gateway", "operations.mcp",
+    "operations", "operations.calls", "operations.calls.hub", "operations.front.search", "operations.mcp",
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
     "operations.server.tokens", "operations.server.console", "operations.telemetry.access_log",
@@ -88,7 +88,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.OperationSpec": partial(OperationSpec, name="b", namespace="a", type=OperationType.QUERY),
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
     "operations.operation": lambda **options: operation("a.b", **options)(function),
-    "operations.gateway.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
+    "operations.front.search.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
     "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, 1.0, None))),
     "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,
@@ -111,7 +111,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 """How to call everything that has a list of strings, with all other arguments in place."""
 
 NOT_CALLED = {
-    "operations.gateway.Found": "made by a search, not by users",
+    "operations.front.search.Found": "made by a search, not by users",
     "operations.openapi.OpenAPIService": "made by from_openapi, not by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
 }

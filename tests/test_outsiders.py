@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from operations import CallError, ErrorCode, map_error
-from operations.outsiders import MAX_DETAILS, shown_error
+from operations.front.public_errors import MAX_DETAILS, public_error
 
 
 @pytest.mark.requirement("R16", "R17")
@@ -12,7 +12,7 @@ def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
 ) -> None:
     secret = ValueError("password hunter2")
 
-    shown = shown_error(map_error(secret), "r1")
+    shown = public_error(map_error(secret), "r1")
 
     assert shown.to_wire() == {
         "code": ErrorCode.EXECUTION_ERROR,
@@ -25,7 +25,7 @@ def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
 
 
 def test_an_operator_may_expose_what_happened() -> None:
-    shown = shown_error(map_error(KeyError("boom")), "r1", expose=True)
+    shown = public_error(map_error(KeyError("boom")), "r1", expose=True)
 
     assert shown.message == "KeyError: 'boom'"
 
@@ -34,9 +34,9 @@ def test_an_operator_may_expose_what_happened() -> None:
 def test_what_was_meant_for_the_caller_passes(caplog: pytest.LogCaptureFixture) -> None:
     error = CallError("TASK_CLOSED", "closed", {"id": 7}, retryable=True)
 
-    assert shown_error(error, "r1").to_wire() == error.to_wire()
+    assert public_error(error, "r1").to_wire() == error.to_wire()
     plain = CallError("TASK_CLOSED", "closed")
-    assert shown_error(plain, "r1") is plain
+    assert public_error(plain, "r1") is plain
     assert not caplog.records
 
 
@@ -44,7 +44,7 @@ def test_what_was_meant_for_the_caller_passes(caplog: pytest.LogCaptureFixture) 
 def test_an_upstreams_answer_passes_without_credentials() -> None:
     details = {"statusCode": 500, "headers": {"Set-Cookie": "s=1", "x-a": "1"}, "body": {"why": 1}}
 
-    shown = shown_error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 500", details), "r1")
+    shown = public_error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 500", details), "r1")
 
     assert shown.details == {"statusCode": 500, "headers": {"x-a": "1"}, "body": {"why": 1}}
     assert details["headers"] == {"Set-Cookie": "s=1", "x-a": "1"}
@@ -52,4 +52,4 @@ def test_an_upstreams_answer_passes_without_credentials() -> None:
 
 @pytest.mark.parametrize("details", ["x" * MAX_DETAILS, object()], ids=["long", "not JSON"])
 def test_details_that_cannot_be_shown_say_so(details: object) -> None:
-    assert "omitted" in shown_error(CallError("X", "y", details), "r1").details
+    assert "omitted" in public_error(CallError("X", "y", details), "r1").details

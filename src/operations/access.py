@@ -31,6 +31,9 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     resources: Mapping[str, Collection[str]] | None = None
     """What the caller may do to which resource: `{"type:id": ["action", ...]}`."""
 
+    expires_at: float | None = None
+    """When the credential expires, in milliseconds since the epoch; None if it does not."""
+
     def __post_init__(self) -> None:
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))
         for actions in (self.resources or {}).values():

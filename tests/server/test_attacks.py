@@ -29,7 +29,7 @@ async def attacked(limits: Limits | None = None) -> AsyncGenerator[int]:
         return "fine"
 
     keys = APIKeys({hash_key("key"): Identity("alice", ["run"])})
-    app = create_app(registry, identity=keys, limits=limits)
+    app = create_app(registry, identity=keys, limits=limits, scopes_supported=["run"])
     with anyio.fail_after(60):
         async with running(app) as url:
             port = int(url.rpartition(":")[2])

@@ -124,7 +124,7 @@ async def test_an_error_at_once_is_a_status() -> None:
         yield 1
 
     client = Client(serving(items, access_control=AccessControl(["x"])))
-    assert (await client.get("/test/items")).status == 401
+    assert (await client.get("/test/items")).status == 404
 
     client = Client(serving(items))
     assert (await client.post("/test/items", json=0)).status == 503
@@ -175,7 +175,7 @@ async def test_the_handler_ends_when_the_client_leaves_a_call() -> None:
             async with session.get(f"{url}/healthz") as response:
                 assert response.status == 200
 
-    assert app.state.edge.calls.total == 0
+    assert app.state.pipeline.front.calls.total == 0
 
 
 async def test_a_handler_that_never_waits_keeps_nobody_else_waiting() -> None:
@@ -229,7 +229,7 @@ async def test_a_slow_client_holds_the_handler_back() -> None:
 
 async def test_silence_is_filled_so_that_nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     app = serving(Watched())
-    object.__setattr__(app.state.edge.settings, "heartbeat", 0.02)
+    app.state.pipeline.front.heartbeat = 0.02
 
     with anyio.fail_after(10):
         async with streaming(app) as response:
@@ -301,7 +301,7 @@ async def test_streams_are_bounded_for_each_caller() -> None:
                 assert refused.status == 429
             opened[0].close()
             await handler.ended.wait()
-            while app.state.edge.streams.total > 1:
+            while app.state.pipeline.front.streams.total > 1:
                 await asyncio.sleep(0.01)
             async with session.get(f"{url}/test/items") as again:
                 assert again.status == 200
@@ -319,10 +319,10 @@ async def test_many_streams_leave_nothing_behind() -> None:
                 opened = await asyncio.gather(
                     *(session.get(f"{url}/test/items") for _ in range(200))
                 )
-                assert app.state.edge.streams.total == 200
+                assert app.state.pipeline.front.streams.total == 200
                 for response in opened:
                     response.close()
-            while app.state.edge.streams.total:
+            while app.state.pipeline.front.streams.total:
                 await asyncio.sleep(0.01)
             gc.collect()
             while len(asyncio.all_tasks()) > before:

@@ -40,6 +40,7 @@ def serving(**options: Any) -> Client:
             yield number
 
     keys = APIKeys({hash_key("k"): Identity("alice", ["write"])})
+    options.setdefault("scopes_supported", ["write"])
     return Client(create_app(registry, identity=keys, **options))
 
 

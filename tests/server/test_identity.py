@@ -343,6 +343,6 @@ async def test_a_session_does_not_beget_another() -> None:
 async def test_the_cookie_of_a_made_up_session_is_refused() -> None:
     client = serving(APIKeys({}))
 
-    response = await client.get("/who/am", headers={"cookie": "operations_session=guess"})
+    response = await client.get("/who/am", headers={"cookie": "operations_session_80=guess"})
 
     assert response.status == 401

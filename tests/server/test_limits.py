@@ -10,12 +10,12 @@ from starlette.types import Message
 from tests.server.asgi import Client
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
-from operations._rates import Gate, Rate
 from operations.calls import PendingRequestMap
 from operations.cli.serving import SocketDoor
+from operations.front.body import read_body
+from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.limits import read_body
 from operations.server.running import running
 
 
@@ -164,8 +164,8 @@ async def test_what_a_caller_may_have_at_a_time_counts_for_all_doors_together() 
         assert {await task for task in (*pending, *waiting)} == {"fine"}
         assert [item async for item in stream] == []
         assert {await over_a_socket(first), await over_http("a")} == {"fine"}
-    edge = app.state.edge
-    assert (edge.calls.total, edge.streams.total) == (0, 0)
+    front = app.state.pipeline.front
+    assert (front.calls.total, front.streams.total) == (0, 0)
 
 
 @pytest.mark.requirement("R39")
@@ -251,8 +251,8 @@ async def test_a_household_of_ipv6_has_the_places_of_one() -> None:
 
     app = create_app(registry, limits=Limits(calls_per_caller=1))
     first = asyncio.create_task(Client(app, address="2001:db8::1").post("/test/wait"))
-    edge: Any = app.state.edge
-    while not edge.calls.total:
+    front: Any = app.state.pipeline.front
+    while not front.calls.total:
         await asyncio.sleep(0)
 
     assert (await Client(app, address="2001:db8::2").post("/test/wait")).status == 429
@@ -262,8 +262,8 @@ async def test_a_household_of_ipv6_has_the_places_of_one() -> None:
 
 def test_a_rate_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("operations._rates.monotonic", lambda: now)
-    rate = Rate(2.0, 2)
+    monkeypatch.setattr("operations.front.limits.monotonic", lambda: now)
+    rate = RateLimiter(2.0, 2)
 
     rate.spend("a", 2)
     with pytest.raises(CallError):
@@ -275,7 +275,7 @@ def test_a_rate_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_rates_is_bounded() -> None:
-    rate = Rate(1.0, 1, remembered=10)
+    rate = RateLimiter(1.0, 1, remembered=10)
 
     for number in range(100):
         rate.spend(str(number))
@@ -284,7 +284,7 @@ def test_memory_of_rates_is_bounded() -> None:
 
 
 def test_a_gate_forgets_who_has_left() -> None:
-    gate = Gate(10, 10)
+    gate = ConcurrencyLimiter(10, 10)
 
     with gate.enter("a"), gate.enter("a"), gate.enter("b"):
         assert gate.total == 3

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from operations import OperationContext, OperationRegistry
-from operations._watch import Watch
+from operations.front.timing import RequestTimeout
 from operations.server import Limits, create_app
 from operations.server.running import running
 
@@ -287,15 +287,15 @@ async def test_a_watch_takes_back_its_own_cancellation_alone() -> None:
 
     task = asyncio.current_task()
     assert task is not None
-    watch = Watch()
-    watch.until(0.01, never)
+    watch = RequestTimeout()
+    watch.start(0.01, never)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
-    assert (watch.is_late, watch.is_left, watch.stop()) == (True, False, False)
+    assert (watch.timed_out, watch.disconnected, watch.stop()) == (True, False, False)
     assert task.cancelling() == 0
 
-    watch = Watch()
-    watch.until(0.01, never)
+    watch = RequestTimeout()
+    watch.start(0.01, never)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.Event().wait()
     task.cancel()

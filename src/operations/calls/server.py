@@ -48,7 +48,7 @@ from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
-from operations.outsiders import shown_error
+from operations.front.public_errors import public_error
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
@@ -460,7 +460,7 @@ class CallServer:
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
-        return shown_error(error, request.request_id, expose=self._expose_errors)
+        return public_error(error, request.request_id, expose=self._expose_errors)
 
 
 def _aged(request: RequestPayload, age: float) -> RequestPayload:

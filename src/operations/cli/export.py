@@ -16,7 +16,7 @@ from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, encoded
 from operations.cli.session import open_session
 from operations.errors import CallError, ErrorCode
-from operations.gateway import visible_specs
+from operations.front.search import visible_specs
 from operations.openapi import to_openapi
 from operations.specs import OperationSpec
 

@@ -11,7 +11,7 @@ from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
 from operations.context import OperationContext
-from operations.gateway import Gateway
+from operations.front.search import Gateway
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 

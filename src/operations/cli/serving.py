@@ -1,5 +1,6 @@
 """The doors of `operations serve`, on one ASGI application."""
 
+import asyncio
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from importlib import import_module
@@ -9,7 +10,6 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from operations._sign_ins import RefusedError, address_of
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
@@ -17,13 +17,15 @@ from operations.cli.callers import callers_by_hash, credential_resolver
 from operations.cli.hub import Hub
 from operations.config import ConfigFile
 from operations.config.model import JWTEntry
+from operations.front.front import Front
+from operations.front.hosts import LOOPBACK
+from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
+from operations.front.identity import InvalidCredentialError, caller_key, client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, IdentityResolver, Limits, create_app
 from operations.server.console import console_app
-from operations.server.edge import IDENTITY, Edge, caller_of
-from operations.server.hosts import LOOPBACK
 from operations.types import JSONObject
 
 _TOKENS = "operations.server.tokens"
@@ -128,15 +130,16 @@ class SocketDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
-        edge: Edge = scope["app"].state.edge
+        front: Front = scope[PIPELINE].front
+        address = client_address(scope)
         socket = WebSocket(scope, receive, send)
         await socket.accept()
         identity: Identity | None = scope.get(IDENTITY)
 
         def gate(identity: Identity | None, *, is_stream: bool) -> AbstractContextManager[None]:
-            caller = caller_of(scope, identity)
-            edge.rate.spend(caller)
-            return (edge.streams if is_stream else edge.calls).enter(caller)
+            caller = caller_key(identity, address)
+            front.rate.spend(caller)
+            return front.enter(caller, is_stream=is_stream)
 
         async with (
             accept_websocket(_Socket(socket), identity=identity) as target,
@@ -144,22 +147,30 @@ class SocketDoor:
                 self._registry,
                 target,
                 gate=gate,
-                resolve=self._from(address_of(scope.get("client")), edge),
+                resolve=self._from(address, front),
                 grace=0,
             ),
         ):
-            await target.wait_closed()
+            # When the credential of the connection expires or is revoked, the connection ends.
+            revoked = asyncio.Event()
+            with front.credentials.watching(scope.get(CREDENTIAL), revoked.set):
+                ends = [
+                    asyncio.ensure_future(end) for end in (target.wait_closed(), revoked.wait())
+                ]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for end in ends:
+                    end.cancel()
 
-    def _from(self, address: str, edge: Edge) -> CredentialResolver:
-        """Who a credential from an address belongs to; it may not guess as often as it likes."""
+    def _from(self, address: str, front: Front) -> CredentialResolver:
+        """Return a resolver of credentials from one address, which slows down guesses."""
 
         async def resolve(credential: str) -> Identity | None:
             try:
-                return await edge.sign_ins.judge(
-                    address, (credential,), lambda: self._resolve(credential), nobody_is_wrong=True
+                return await front.auth.authenticate(
+                    address, (credential,), lambda: self._resolve(credential), none_is_wrong=True
                 )
-            except RefusedError as refusal:
-                reason = refusal.reason
+            except InvalidCredentialError as error:
+                reason = error.reason
             raise reason
 
         return resolve

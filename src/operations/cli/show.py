@@ -16,7 +16,7 @@ from operations.cli.outline import Outline
 from operations.cli.render import STYLES, Screen, encoded, first_line, plain
 from operations.cli.samples import example
 from operations.cli.session import open_session
-from operations.gateway import Gateway
+from operations.front.search import Gateway
 from operations.specs import OperationSpec
 
 _DEPTH = 6

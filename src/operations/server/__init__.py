@@ -14,10 +14,11 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.server", extra="server") from error
 
+from operations.front.identity import CredentialError
+from operations.front.limits import Limits
 from operations.server.api_keys import APIKeys, hash_key, new_key
 from operations.server.app import create_app
-from operations.server.identity import CredentialError, IdentityResolver, any_of
-from operations.server.limits import Limits
+from operations.server.identity import IdentityResolver, any_of
 
 __all__ = [
     "APIKeys",

@@ -16,7 +16,8 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from operations.access import Identity
-from operations.server.identity import CredentialError, bearer_token, header
+from operations.front.identity import CredentialError
+from operations.server.identity import bearer_token, header
 
 HEADER = b"x-api-key"
 

@@ -1,6 +1,6 @@
 """`create_app`: a registry as an ASGI application.
 
-access log -> Host and Origin -> operations, gateway, pages, what is mounted
+access log -> root path -> Host and Origin -> operations, gateway, pages, mounted applications
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
@@ -8,23 +8,23 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Mount
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._words import enforce_lists
 from operations.calls.graph import CallGraph
+from operations.front.front import Front
+from operations.front.hosts import LOOPBACK, HostGuard
+from operations.front.http import RequestPipeline
+from operations.front.limits import Limits
 from operations.registry import OperationRegistry
-from operations.server.doors import Doors, Nothing
-from operations.server.edge import Edge, Settings
-from operations.server.gateway import GatewayDoors
-from operations.server.hosts import LOOPBACK, HostGuard
+from operations.server.gateway import GatewayRoutes
 from operations.server.identity import IdentityResolver, any_of
-from operations.server.limits import Limits
-from operations.server.mounts import HTTPMount, SocketMount
 from operations.server.overview import Overview
 from operations.server.pages import Pages, Ready
 from operations.server.routes import OperationPaths
+from operations.server.routing import HTTPMount, NotFound, RouteTable, SocketMount
+from operations.server.sessions import SessionResolver, Sessions
 from operations.telemetry.access_log import AccessLog
 from operations.telemetry.metrics import CallMetrics
 
@@ -37,6 +37,8 @@ def create_app(
     version: str = "1.0.0",
     allowed_hosts: Collection[str] = LOOPBACK,
     allowed_origins: Collection[str] = (),
+    root_path: str = "",
+    scopes_supported: Collection[str] = (),
     limits: Limits | None = None,
     timeout: float = 30,
     expose_errors: bool = False,
@@ -58,6 +60,9 @@ def create_app(
         version: Of the API, in its document.
         allowed_hosts: Names this server answers to; `*` for any. By default those of this machine alone.
         allowed_origins: `scheme://host[:port]` of pages elsewhere that may use this server (CORS).
+        root_path: The prefix under which a proxy serves this app, such as `/hub`; the proxy may strip it or not.
+        scopes_supported: Publicly known scopes. A caller that may not call an operation gets 401 or 403 if the
+            operation requires only these; any other operation then looks as if it did not exist (404).
         limits: On sizes, times and rates.
         timeout: Seconds a call may take.
         expose_errors: Show outsiders the text of unexpected exceptions. For development.
@@ -71,20 +76,34 @@ def create_app(
     A mounted application finds the caller's identity in `scope["operations.identity"]`; a credential that does not
     hold never reaches it.
     """
-    enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    enforce_lists(
+        allowed_hosts=allowed_hosts,
+        allowed_origins=allowed_origins,
+        scopes_supported=scopes_supported,
+    )
     for name, door in (("mcp", mcp), ("websocket", websocket), ("console", console)):
         if door is not None and not callable(door):
             hint = (
                 ": pass to_mcp(registry).asgi_app(path=None, hosts=None)" if name == "mcp" else ""
             )
             raise TypeError(f"{name} is an ASGI application, not {type(door).__name__}{hint}")
-    settings = Settings(timeout=timeout, expose_errors=expose_errors, limits=limits or Limits())
-    edge = Edge(registry, _one(identity), settings)
+    front = Front(
+        registry,
+        limits,
+        timeout=timeout,
+        expose_errors=expose_errors,
+        scopes_supported=scopes_supported,
+    )
+    sessions = Sessions()
+    resolver = _one(identity)
+    pipeline = RequestPipeline(
+        front, None if resolver is None else SessionResolver(resolver, sessions)
+    )
     metrics = CallMetrics(registry)
     registry.observe(metrics)
     if graph is not None:
         registry.observe(graph)
-    pages = Pages(edge, metrics, title=title, version=version, ready=ready)
+    pages = Pages(pipeline, sessions, metrics, title=title, version=version, ready=ready)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -95,62 +114,70 @@ def create_app(
             pages.is_up = False
 
     routes: list[BaseRoute] = [
-        Doors(edge, {**GatewayDoors(edge).doors, **Overview(edge, graph).doors, **pages.doors}),
+        RouteTable(
+            pipeline,
+            {
+                **GatewayRoutes(pipeline).routes,
+                **Overview(pipeline, graph).routes,
+                **pages.routes,
+            },
+        ),
     ]
     if mcp is not None:
-        routes.append(HTTPMount("/mcp", mcp, edge))
+        routes.append(HTTPMount("/mcp", mcp, pipeline))
     if websocket is not None:
-        routes.append(SocketMount("/ws", websocket, edge))
-    routes.append(Mount("/", console) if console is not None else Nothing(edge))
+        routes.append(SocketMount("/ws", websocket, pipeline))
+    routes.append(Mount("/", console) if console is not None else NotFound(pipeline))
 
-    def front(inside: ASGIApp) -> ASGIApp:
-        app: ASGIApp = OperationPaths(inside, edge)
-        if allowed_origins:
-            app = _cors(app, allowed_origins)
-        return AccessLog(HostGuard(app, hosts=allowed_hosts, origins=allowed_origins))
+    def wrap(inside: ASGIApp) -> ASGIApp:
+        app: ASGIApp = HostGuard(
+            OperationPaths(inside, pipeline), hosts=allowed_hosts, origins=allowed_origins
+        )
+        root = root_path.rstrip("/")
+        return AccessLog(_RootPath(app, root) if root else app)
 
-    app = _App(front, routes=routes, lifespan=lifespan)
+    app = _App(wrap, routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
-    app.state.edge = edge
+    app.state.pipeline = pipeline
     return app
 
 
 class _App(Starlette):
-    """What stands in front also stands in front of Starlette's own error handling, which calls do not need.
+    """Runs our middleware before Starlette's own error handling, which calls do not need.
 
-    Middleware that is added goes around all of it.
+    Middleware that is added runs before all of it.
     """
 
-    def __init__(self, front: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
+    def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
         super().__init__(**options)
-        self._front = front
+        self._wrap = wrap
 
     def build_middleware_stack(self) -> ASGIApp:
         added, self.user_middleware = self.user_middleware, []
-        app = self._front(super().build_middleware_stack())
+        app = self._wrap(super().build_middleware_stack())
         self.user_middleware = added
         for kind, args, options in reversed(added):
             app = kind(app, *args, **options)
         return app
 
 
-def _cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    return CORSMiddleware(
-        app,
-        allow_origins=[origin.rstrip("/") for origin in origins],
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=[
-            "authorization",
-            "content-type",
-            "last-event-id",
-            "operations-meta",
-            "operations-timeout",
-            "traceparent",
-            "tracestate",
-            "x-api-key",
-        ],
-        expose_headers=["operations-meta", "x-request-id"],
-    )
+class _RootPath:
+    """ASGI middleware that tells the application its prefix at a proxy, whether the proxy strips it or not."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve with the root path in the scope."""
+        if scope["type"] in ("http", "websocket"):
+            root, path = self._root, scope["path"]
+            scope["root_path"] = root
+            if not path.startswith(root + "/"):
+                scope["path"] = root + path
+                if "raw_path" in scope:
+                    scope["raw_path"] = root.encode() + scope["raw_path"]
+        await self._app(scope, receive, send)
 
 
 def _one(

@@ -4,9 +4,9 @@
     event: complete / data: {}               at the end
     event: error / data: {code, message, details}
 
-Rule 1: a call that is refused at once has its status; once items may flow, an error is an event.
-Rule 2: the handler runs in one task from beginning to end, and never ahead of what the client takes.
-Rule 3: when the client leaves, the handler ends.
+Rule 1: a call that is rejected at once has its status; once items may be sent, an error is an event.
+Rule 2: the handler runs in one task from beginning to end, and waits until the client has read.
+Rule 3: when the client disconnects, or its credential stops being valid, the handler ends.
 """
 
 import asyncio
@@ -16,18 +16,20 @@ from typing import Any
 import msgspec
 
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, map_error
-from operations.server.edge import REQUEST_ID, Edge, Visit
-from operations.server.faults import ClientLeftError, Header
-from operations.server.replies import SAFE, error_wire
+from operations.errors import CallError, ErrorCode, map_error
+from operations.front.http import REQUEST_ID, RequestPipeline, RequestState
+from operations.front.http_errors import ClientDisconnectedError, Header
+from operations.front.public_errors import public_wire
+from operations.front.replies import SAFE
+from operations.front.timing import wait_for_disconnect
 from operations.server.resuming import Resuming
 from operations.specs import OperationSpec
 
 _AT_ONCE = 0.05
-"""Seconds in which a failure still counts as a refusal; after that the response begins."""
+"""Seconds in which a failure still has its own status; after that the response begins."""
 
 _FAREWELL = 1.0
-"""Seconds a handler has to end after its client left."""
+"""Seconds a handler has to end after its client disconnected."""
 
 _HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream"),
@@ -39,43 +41,54 @@ _COMPLETE = b"event: complete\ndata: {}\n\n"
 _ALIVE = b": alive\n\n"
 
 
-async def serve_events(edge: Edge, visit: Visit, spec: OperationSpec, input: Any) -> None:
-    """Open a subscription and send its items until it ends or the client leaves.
+async def serve_events(
+    pipeline: RequestPipeline, state: RequestState, spec: OperationSpec, input: Any
+) -> None:
+    """Open a subscription and send its items until it ends or the client disconnects.
 
     Raises:
         CallError: If it failed before anything was sent.
-        ClientLeftError: If the client is gone.
+        ClientDisconnectedError: If the client has disconnected.
     """
     # The stream watches its client itself.
-    visit.watch.stop()
+    state.timeout.stop()
     resuming = Resuming(spec)
-    input = resuming.resume(input, visit.headers)  # noqa: A001 - the contract's word
-    with edge.streams.enter(visit.caller):
-        response = _Response(edge, visit, resuming)
-        subscription = edge.registry.subscribe(spec.id, input, visit.context)
+    input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
+    pipeline.take_slot(state, is_stream=True)
+    response = _Response(pipeline, state, resuming)
+    subscription = pipeline.front.registry.subscribe(spec.id, input, state.context)
+    with pipeline.front.credentials.watching(state.credential, response.revoke):
         await response.run(subscription)
 
 
 class _Response:
-    """One response on its way."""
+    """One response that is being sent."""
 
-    def __init__(self, edge: Edge, visit: Visit, resuming: Resuming) -> None:
-        self._edge = edge
-        self._visit = visit
-        self._send = visit.send
+    def __init__(self, pipeline: RequestPipeline, state: RequestState, resuming: Resuming) -> None:
+        self._pipeline = pipeline
+        self._state = state
+        self._send = state.send
         self._resuming = resuming
         self._started = False
         self._silent = True
-        """Whether nothing was sent since the last look."""
+        """Whether nothing was sent since the last heartbeat."""
+        self._is_revoked = False
+        self._pump_task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
+    def revoke(self) -> None:
+        """End the stream: the caller's credential is no longer valid."""
+        self._is_revoked = True
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+
     async def run(self, items: Any) -> None:
-        pump = asyncio.create_task(self._pump(items))
-        gone = asyncio.create_task(self._gone())
+        pump = self._pump_task = asyncio.create_task(self._pump(items))
+        gone = asyncio.create_task(wait_for_disconnect(self._state.receive))
         try:
             if await _both_run(pump, gone, _AT_ONCE):
                 await self._begin()
-            while await _both_run(pump, gone, self._edge.settings.heartbeat):
+            while await _both_run(pump, gone, self._pipeline.front.heartbeat):
                 if self._silent:
                     await self._write(_ALIVE)
                 self._silent = True
@@ -84,22 +97,23 @@ class _Response:
             pump.cancel()
             await asyncio.wait({pump}, timeout=_FAREWELL)
             if not pump.done():
-                self._edge.registry.keep(pump)
+                self._pipeline.front.registry.keep(pump)
+        if self._is_revoked:
+            error = CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
+            if not self._started:
+                raise error
+            await self._write(self._failure(error), last=True)
+            return
         if pump.cancelled() or not pump.done():
-            raise ClientLeftError
+            raise ClientDisconnectedError
         pump.result()
-
-    async def _gone(self) -> None:
-        while (await self._visit.receive())["type"] != "http.disconnect":
-            pass
 
     async def _pump(self, items: Any) -> None:
         try:
             async with aclosing(items):
                 async for envelope in items:
                     await self._write(self._event(envelope))
-                    # A handler that never waits would keep everybody else from working, and us from noticing
-                    # that the client left.
+                    # A handler that never waits would block the event loop.
                     await asyncio.sleep(0)
         except CallError as error:
             if not self._started:
@@ -115,15 +129,15 @@ class _Response:
             await self._write(_COMPLETE, last=True)
 
     def _event(self, envelope: ResponseEnvelope[Any]) -> bytes:
-        """One item. JSON has no line breaks, so that it is one line of data."""
+        """Return the event of one item. JSON has no line breaks, so it is one line of data."""
         data = envelope.raise_for_error().data
         text = b"data: " + msgspec.json.encode(data) + b"\n\n"
         event_id = self._resuming.event_id(data)
         return text if event_id is None else b"id: " + event_id + b"\n" + text
 
     def _failure(self, error: CallError) -> bytes:
-        wire = error_wire(
-            error, self._visit.context.request_id, exposed=self._edge.settings.expose_errors
+        wire = public_wire(
+            error, self._state.context.request_id, expose=self._pipeline.front.expose_errors
         )
         return b"event: error\ndata: " + msgspec.json.encode(wire) + b"\n\n"
 
@@ -135,7 +149,7 @@ class _Response:
         if self._started:
             return
         self._started = True
-        request_id = self._visit.scope[REQUEST_ID] = self._visit.context.request_id
+        request_id = self._state.scope[REQUEST_ID] = self._state.context.request_id
         await self._send(
             {
                 "type": "http.response.start",
@@ -150,10 +164,12 @@ class _Response:
         self._silent = False
         async with self._turn:
             await self._start()
-            await self._send({"type": "http.response.body", "body": text, "more_body": not last})
+            await self._pipeline.send_part(self._state, text)
+            if last:
+                await self._send({"type": "http.response.body", "body": b""})
 
 
 async def _both_run(pump: "asyncio.Task[None]", gone: "asyncio.Task[None]", seconds: float) -> bool:
-    """Whether both still run after so long; False as soon as one does not."""
+    """Return whether both still run after some time; False as soon as one has ended."""
     done, _ = await asyncio.wait({pump, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     return not done

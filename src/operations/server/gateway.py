@@ -1,6 +1,6 @@
-"""The fixed doors to a whole registry: `/search`, `/schema`, `/call`, `/batch`, `/subscribe`.
+"""The fixed paths to a whole registry: `/search`, `/schema`, `/call`, `/batch`, `/subscribe`.
 
-Rule 1: they do what `operations.gateway` does, as the caller; only reading and writing HTTP is here.
+Rule 1: they do what `operations.front.search` does, as the caller; this module only translates HTTP.
 """
 
 from typing import Annotated, Any, TypeVar
@@ -8,13 +8,15 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from operations.errors import CallError, ErrorCode, operation_not_found
-from operations.gateway import BatchCall
-from operations.server.doors import Door
-from operations.server.edge import Edge, Visit, decode_json
+from operations.errors import CallError, ErrorCode
+from operations.front.body import decode_json
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.http_errors import RequestError, malformed
+from operations.front.public_errors import public_wire
+from operations.front.replies import JSON, Reply, json_reply
+from operations.front.search import BatchCall
 from operations.server.events import serve_events
-from operations.server.faults import RequestError, malformed
-from operations.server.replies import JSON, Reply, error_wire, json_reply
+from operations.server.routing import Route
 from operations.specs import OperationType
 
 T = TypeVar("T")
@@ -33,7 +35,7 @@ class Search(_Body, frozen=True, kw_only=True):
     query: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESULTS)] = 20
     namespace: str | None = None
-    tags: list[str] = []
+    tags: Annotated[list[str], msgspec.Meta(max_length=100)] = []
     type: OperationType | None = None
 
 
@@ -56,24 +58,24 @@ class Batch(_Body, frozen=True, kw_only=True):
     calls: list[BatchCall]
 
 
-class GatewayDoors:
+class GatewayRoutes:
     """The five paths."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self.doors = {
-            "/search": Door(methods=("GET", "POST"), endpoint=self._search),
-            "/schema": Door(methods=("GET", "POST"), endpoint=self._schema),
-            "/call": Door(methods=("POST",), endpoint=self._call),
-            "/batch": Door(methods=("POST",), endpoint=self._batch),
-            "/subscribe": Door(methods=("GET", "POST"), endpoint=self._subscribe, is_stream=True),
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self._pipeline = pipeline
+        self.routes = {
+            "/search": Route(methods=("GET", "POST"), endpoint=self._search),
+            "/schema": Route(methods=("GET", "POST"), endpoint=self._schema),
+            "/call": Route(methods=("POST",), endpoint=self._call),
+            "/batch": Route(methods=("POST",), endpoint=self._batch),
+            "/subscribe": Route(methods=("GET", "POST"), endpoint=self._subscribe, is_stream=True),
         }
 
-    async def _search(self, visit: Visit) -> Reply:
-        wanted = await self._read(visit, Search, many=("tags",))
-        found = self._edge.gateway.search(
+    async def _search(self, state: RequestState) -> Reply:
+        wanted = await self._read(state, Search, many=("tags",))
+        found = self._pipeline.front.gateway.search(
             wanted.query,
-            visit.context,
+            state.context,
             limit=wanted.limit,
             namespace=wanted.namespace,
             tags=wanted.tags,
@@ -81,51 +83,52 @@ class GatewayDoors:
         )
         return json_reply({"operations": found})
 
-    async def _schema(self, visit: Visit) -> Reply:
-        wanted = await self._read(visit, Named)
-        return json_reply(self._edge.gateway.schema(wanted.operation, visit.context).to_wire())
+    async def _schema(self, state: RequestState) -> Reply:
+        wanted = await self._read(state, Named)
+        return json_reply(
+            self._pipeline.front.gateway.schema(wanted.operation, state.context).to_wire()
+        )
 
-    async def _call(self, visit: Visit) -> Reply:
-        edge = self._edge
-        with edge.calls.enter(visit.caller):
-            wanted = await self._read(visit, Called)
-            visit.spec = edge.registry.get_spec(wanted.operation)
-            edge.watch_work(visit)
-            envelope = await edge.registry.execute(wanted.operation, wanted.input, visit.context)
-        request_id = (b"x-request-id", visit.context.request_id.encode())
+    async def _call(self, state: RequestState) -> Reply:
+        pipeline = self._pipeline
+        pipeline.take_slot(state)
+        wanted = await self._read(state, Called)
+        state.spec = pipeline.front.find(wanted.operation, state.identity)
+        pipeline.start_work(state)
+        envelope = await pipeline.front.registry.execute(
+            wanted.operation, wanted.input, state.context
+        )
+        request_id = (b"x-request-id", state.context.request_id.encode())
         return Reply(200, envelope.encode(), [JSON, request_id])
 
-    async def _batch(self, visit: Visit) -> Reply:
-        edge = self._edge
-        with edge.calls.enter(visit.caller):
-            wanted = await self._read(visit, Batch)
-            try:
-                edge.rate.spend(visit.caller, len(wanted.calls), paid=1)
-            except CallError as error:
-                if error.retryable:
-                    raise
-                # Nobody is to come back with it: unlike other refusals by rate, this one names no time.
-                raise RequestError(429, error.code, error.message) from None
+    async def _batch(self, state: RequestState) -> Reply:
+        pipeline = self._pipeline
+        front = pipeline.front
+        pipeline.take_slot(state)
+        wanted = await self._read(state, Batch)
+        try:
+            front.rate.spend(state.caller, len(wanted.calls), paid=1)
+        except CallError as error:
+            if error.retryable:
+                raise
+            # Sending it again cannot help, so this response has no Retry-After.
+            raise RequestError(429, error.code, error.message) from None
 
-            def shown(error: CallError) -> dict[str, Any]:
-                return error_wire(
-                    error, visit.context.request_id, exposed=edge.settings.expose_errors
-                )
+        def public(error: CallError) -> dict[str, Any]:
+            return public_wire(error, state.context.request_id, expose=front.expose_errors)
 
-            edge.watch_work(visit)
-            results = await edge.gateway.batch(wanted.calls, visit.context, describe=shown)
-            return json_reply({"results": results})
+        pipeline.start_work(state)
+        results = await front.gateway.batch(wanted.calls, state.context, describe=public)
+        return json_reply({"results": results})
 
-    async def _subscribe(self, visit: Visit) -> None:
-        wanted = await self._read(visit, Called, as_json=("input",))
-        spec = visit.spec = self._edge.registry.get_spec(wanted.operation)
-        if spec is None:
-            raise operation_not_found(wanted.operation)
-        await serve_events(self._edge, visit, spec, wanted.input)
+    async def _subscribe(self, state: RequestState) -> None:
+        wanted = await self._read(state, Called, as_json=("input",))
+        spec = state.spec = self._pipeline.front.find(wanted.operation, state.identity)
+        await serve_events(self._pipeline, state, spec, wanted.input)
 
     async def _read(
         self,
-        visit: Visit,
+        state: RequestState,
         kind: type[T],
         *,
         many: tuple[str, ...] = (),
@@ -136,29 +139,31 @@ class GatewayDoors:
         Raises:
             CallError: `VALIDATION_ERROR` naming the place that is wrong.
         """
-        is_query = visit.scope["method"] == "GET"
+        is_query = state.scope["method"] == "GET"
         asked = (
-            _query(visit.scope["query_string"], many, as_json)
+            self._query(state.scope["query_string"], many, as_json)
             if is_query
-            else await self._edge.read_json(visit)
+            else await self._pipeline.read_json(state)
         )
         try:
             return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
         except msgspec.ValidationError as error:
             raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {error}") from None
 
-
-def _query(query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    try:
-        pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
-    except ValueError as error:
-        raise malformed(f"The query cannot be read: {error}") from None
-    for name, text in pairs:
-        if name in many:
-            values.setdefault(name, []).append(text)
-        elif name in values:
-            raise malformed(f"{name!r} is given more than once")
-        else:
-            values[name] = decode_json(text) if name in as_json else text
-    return values
+    def _query(
+        self, query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]
+    ) -> dict[str, Any]:
+        limits = self._pipeline.front.limits
+        values: dict[str, Any] = {}
+        try:
+            pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
+        except ValueError as error:
+            raise malformed(f"The query cannot be read: {error}") from None
+        for name, text in pairs:
+            if name in many:
+                values.setdefault(name, []).append(text)
+            elif name in values:
+                raise malformed(f"{name!r} is given more than once")
+            else:
+                values[name] = decode_json(text, limits) if name in as_json else text
+        return values

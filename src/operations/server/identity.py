@@ -1,68 +1,60 @@
-"""Who sends a request.
+"""Resolvers of identities from HTTP requests.
 
 Rule 1: an identity comes from a verified credential of the request, never from what the request says about itself.
-Rule 2: anything that goes wrong while finding out refuses the request. No credential at all is nobody, which is fine
-        for operations that require nothing.
+Rule 2: an exception rejects the request. A request without a credential has no identity, which is enough for
+        operations that require nothing.
 """
 
-import logging
 from collections.abc import Awaitable
 from typing import Protocol, cast
 
 from starlette.requests import HTTPConnection
 
-from operations._sign_ins import resolved
 from operations.access import Identity
-from operations.errors import OperationsError
-
-logger = logging.getLogger("operations.server")
-
-
-class CredentialError(OperationsError):
-    """A credential was shown and does not hold. The text is for logs and never holds the credential."""
+from operations.front.identity import CredentialError, resolved
 
 
 class IdentityResolver(Protocol):
-    """Finds out who sends a request, or opens a WebSocket."""
+    """Finds out who sends a request or opens a WebSocket."""
 
     def __call__(
         self, connection: HTTPConnection, /
     ) -> Identity | Awaitable[Identity | None] | None:
-        """The identity, or None where the request carries no credential of the kind this resolver knows.
+        """Return the identity, or None if the request has no credential of the kind this resolver knows.
 
         May be a coroutine function.
 
         Raises:
-            Exception: Whatever it raises refuses the request.
+            Exception: Any exception rejects the request.
         """
         ...
 
 
 def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
-    """The first identity that one of several resolvers finds.
+    """Return a resolver that tries several, and returns the first identity that one finds.
 
-    A credential that one refuses may be another's; the request is refused when one refused and none vouched.
+    A credential that one rejects may be valid for another; the request is rejected if one rejects and none accepts.
     """
 
     async def resolve(connection: HTTPConnection) -> Identity | None:
-        refusal: Exception | None = None
+        problem: Exception | None = None
         for resolver in resolvers:
             try:
                 identity = await resolved(resolver(connection))
-            except Exception as error:  # noqa: BLE001 - kept, and raised unless another vouches
-                refusal = error
+            except Exception as error:  # noqa: BLE001 - raised unless another accepts
+                problem = error
                 continue
             if identity is not None:
                 return identity
-        if refusal is not None:
-            raise refusal
+        if problem is not None:
+            raise problem
         return None
 
     return resolve
 
 
 def bearer_token(connection: HTTPConnection) -> str | None:
-    """The token of `Authorization: Bearer`, if there is one.
+    """Return the token of `Authorization: Bearer`, if there is one.
 
     Raises:
         CredentialError: If there are two such headers.
@@ -75,10 +67,10 @@ def bearer_token(connection: HTTPConnection) -> str | None:
 
 
 def header(connection: HTTPConnection, name: bytes) -> str | None:
-    """The one value of a header that names the caller.
+    """Return the only value of a header that contains a credential.
 
     Raises:
-        CredentialError: If there are several: no telling which one a proxy looked at.
+        CredentialError: If there are several: a proxy may have checked another one.
     """
     values = [value for key, value in connection.scope["headers"] if key == name]
     if not values:

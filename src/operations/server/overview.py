@@ -14,11 +14,11 @@ import msgspec
 
 from operations.access import Identity
 from operations.calls.graph import CallGraph, CallRecord
-from operations.gateway import visible_specs
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.replies import Reply, json_reply
+from operations.front.search import visible_specs
 from operations.observe import CallEvent
-from operations.server.doors import Door
-from operations.server.edge import Edge, Visit
-from operations.server.replies import Reply, json_reply
+from operations.server.routing import Route
 from operations.specs import OperationSpec, OperationType
 
 MAX_CALLS = 500
@@ -65,16 +65,16 @@ class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 class Overview:
     """The two paths; `/calls` only where calls are recorded."""
 
-    def __init__(self, edge: Edge, graph: CallGraph | None = None) -> None:
-        self._edge = edge
+    def __init__(self, pipeline: RequestPipeline, graph: CallGraph | None = None) -> None:
+        self._pipeline = pipeline
         self._has_calls = graph is not None
         self._version = 0
         self._start = token_hex(16)
-        edge.registry.watch(self._changed)
-        self.doors = {"/operations": Door(methods=("GET",), endpoint=self._operations)}
+        pipeline.front.registry.watch(self._changed)
+        self.routes = {"/operations": Route(methods=("GET",), endpoint=self._operations)}
         if graph is not None:
             self._graph = graph
-            self.doors["/calls"] = Door(methods=("GET",), endpoint=self._calls)
+            self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
     def _changed(self, _event: CallEvent) -> None:
         self._version += 1
@@ -84,22 +84,24 @@ class Overview:
         who = msgspec.json.encode([self._start, self._version, identity])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
 
-    async def _operations(self, visit: Visit) -> Reply:
-        tag = self._tag(visit.identity)
-        if _is_held(visit.headers.get(b"if-none-match", b""), tag):
+    async def _operations(self, state: RequestState) -> Reply:
+        tag = self._tag(state.identity)
+        if _is_held(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
-        specs = sorted(visible_specs(self._edge.registry, visit.context), key=lambda spec: spec.id)
+        specs = sorted(
+            visible_specs(self._pipeline.front.registry, state.context), key=lambda spec: spec.id
+        )
         listed = [_listed(spec) for spec in specs]
         told = {"operations": listed, "hasCalls": self._has_calls}
         return json_reply(told, headers=[(b"etag", tag)])
 
-    async def _calls(self, visit: Visit) -> Reply:
-        named = {spec.id for spec in visible_specs(self._edge.registry, visit.context)}
-        latest = islice(reversed(self._mine(visit.identity)), MAX_CALLS)
+    async def _calls(self, state: RequestState) -> Reply:
+        named = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
+        latest = islice(reversed(self._mine(state.identity)), MAX_CALLS)
         return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
 
     def _mine(self, identity: Identity | None) -> list[CallRecord]:
-        if identity is None and self._edge.resolver is not None:
+        if identity is None and self._pipeline.resolve is not None:
             # Nobody is not somebody: those who did not sign in do not share what they did.
             return []
         caller = None if identity is None else identity.id

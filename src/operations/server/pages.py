@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import msgspec
-from starlette.requests import HTTPConnection
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
-from operations.gateway import visible_specs
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.replies import JSON, Reply, json_reply
+from operations.front.search import visible_specs
 from operations.openapi.exporting.export import to_openapi
-from operations.server.doors import Door
-from operations.server.edge import BY_COOKIE, Edge, Visit
-from operations.server.replies import JSON, Reply, json_reply
+from operations.server.routing import Route
+from operations.server.sessions import BY_COOKIE, Sessions
 from operations.specs import OperationSpec
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 
@@ -33,9 +33,17 @@ class Pages:
     """The fixed paths that are no gateway."""
 
     def __init__(
-        self, edge: Edge, metrics: CallMetrics, *, title: str, version: str, ready: Ready | None
+        self,
+        pipeline: RequestPipeline,
+        sessions: Sessions,
+        metrics: CallMetrics,
+        *,
+        title: str,
+        version: str,
+        ready: Ready | None,
     ) -> None:
-        self._edge = edge
+        self._pipeline = pipeline
+        self._sessions = sessions
         self._metrics = metrics
         self._title = title
         self._version = version
@@ -43,18 +51,18 @@ class Pages:
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self.is_up = True
         """Whether new requests are welcome; not any more once the server is shutting down."""
-        self.doors = {
-            "/openapi.json": Door(methods=("GET",), endpoint=self._openapi),
-            "/session": Door(methods=("GET", "POST", "DELETE"), endpoint=self._session),
-            "/metrics": Door(methods=("GET",), endpoint=self._show_metrics),
-            "/healthz": Door(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
-            "/readyz": Door(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
+        self.routes = {
+            "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
+            "/session": Route(methods=("GET", "POST", "DELETE"), endpoint=self._session),
+            "/metrics": Route(methods=("GET",), endpoint=self._show_metrics),
+            "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
+            "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
         }
 
-    async def _openapi(self, visit: Visit) -> Reply:
-        specs = list(visible_specs(self._edge.registry, visit.context))
-        root: str = visit.scope.get("root_path", "")
-        key = (self._edge.registry.revision, root, *(spec.id for spec in specs))
+    async def _openapi(self, state: RequestState) -> Reply:
+        specs = list(visible_specs(self._pipeline.front.registry, state.context))
+        root: str = state.scope.get("root_path", "")
+        key = (self._pipeline.front.registry.revision, root, *(spec.id for spec in specs))
         document = self._documents.pop(key, None)
         if document is None:
             # A large registry takes a while, which others should not wait for.
@@ -69,34 +77,35 @@ class Pages:
             to_openapi(specs, title=self._title, version=self._version, server_url=server_url)
         )
 
-    async def _session(self, visit: Visit) -> Reply:
+    async def _session(self, state: RequestState) -> Reply:
         """GET: who am I. POST with a credential: sign in. DELETE: sign out."""
-        sessions = self._edge.sessions
-        is_secure = visit.scope.get("scheme") == "https"
-        match visit.scope["method"]:
+        sessions, scope = self._sessions, state.scope
+        match scope["method"]:
             case "DELETE":
-                sessions.sign_out(HTTPConnection(visit.scope))
-                cookie = (b"set-cookie", sessions.cookie("", secure=is_secure))
+                sessions.sign_out(scope)
+                cookie = (b"set-cookie", sessions.cookie("", scope))
                 return json_reply({"identity": None}, headers=[cookie])
             case "POST":
-                if visit.identity is None or BY_COOKIE in visit.scope:
-                    # A session does not beget another: it would never end.
+                if state.credential is None or BY_COOKIE in scope:
+                    # A session cannot begin another one: it would never end.
                     raise CallError(ErrorCode.ACCESS_DENIED, "Show a credential to sign in")
-                secret = sessions.sign_in(visit.identity)
-                cookie = (b"set-cookie", sessions.cookie(secret, secure=is_secure))
-                return json_reply(_who(visit.identity), headers=[cookie])
+                cookie = (
+                    b"set-cookie",
+                    sessions.cookie(sessions.sign_in(state.credential), scope),
+                )
+                return json_reply(_who(state.identity), headers=[cookie])
             case _:
-                return json_reply(_who(visit.identity))
+                return json_reply(_who(state.identity))
 
-    async def _show_metrics(self, visit: Visit) -> Reply:
-        shown = {spec.id for spec in visible_specs(self._edge.registry, visit.context)}
+    async def _show_metrics(self, state: RequestState) -> Reply:
+        shown = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
         return Reply(200, self._metrics.render(shown), [(b"content-type", CONTENT_TYPE)])
 
-    async def _healthz(self, visit: Visit) -> Reply:
+    async def _healthz(self, state: RequestState) -> Reply:
         """Whether this process can answer at all."""
         return json_reply({"status": "ok"})
 
-    async def _readyz(self, visit: Visit) -> Reply:
+    async def _readyz(self, state: RequestState) -> Reply:
         """Whether this process should be given work."""
         is_ready = self.is_up
         if is_ready and self._ready is not None:

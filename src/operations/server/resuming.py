@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from operations._json import is_object
+from operations.front.http_errors import malformed
 from operations.openapi.exporting.query_arguments import QueryArguments
-from operations.server.faults import malformed
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 

@@ -49,7 +49,7 @@ def build_server(
     Raises:
         InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
     """
-    if not is_loopback(host) and app.state.edge.resolver is None:
+    if not is_loopback(host) and app.state.pipeline.resolve is None:
         if not allow_anonymous:
             raise InsecureBindError(
                 f"{host} can be reached by others, but the app has no identity resolver: "

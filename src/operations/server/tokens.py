@@ -17,7 +17,8 @@ from starlette.requests import HTTPConnection
 from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import MissingExtraError
-from operations.server.identity import CredentialError, bearer_token
+from operations.front.identity import CredentialError
+from operations.server.identity import bearer_token
 from operations.types import JSONObject
 
 try:

@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from operations._sign_ins import RefusedError
-from operations._watch import Ahead, Watch
 from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import CallError
+from operations.front.identity import InvalidCredentialError
+from operations.front.timing import PeekableReceive, RequestTimeout
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.replay import ReplayStore
 
@@ -166,7 +166,7 @@ class MCPApp:
             await refusal(scope, receive, send)
             return
         if IDENTITY not in scope:
-            ahead = Ahead(receive)
+            ahead = PeekableReceive(receive)
             if not await self._is_identified(scope, ahead, send):
                 return
             receive = ahead.receive
@@ -230,7 +230,7 @@ class MCPApp:
         ours = _name_of(origin) in hosts if hosts is not None else origin.endswith(f"://{host}")
         return None if ours else PlainTextResponse("Invalid Origin header", 403)
 
-    async def _is_identified(self, scope: Scope, ahead: Ahead, send: Send) -> bool:
+    async def _is_identified(self, scope: Scope, ahead: PeekableReceive, send: Send) -> bool:
         """Find out who asks, in time and while its client is there; False where it was refused, or has left."""
         late: list[asyncio.Future[None]] = []
 
@@ -238,28 +238,28 @@ class MCPApp:
             # Asking was cancelled, and takes no notice.
             late.append(asyncio.ensure_future(_too_late()(scope, ahead.read, send)))
 
-        watch = Watch(insist)
-        watch.until(self._timeout, ahead.look)
+        watch = RequestTimeout(insist)
+        watch.start(self._timeout, ahead.peek)
         refusal: PlainTextResponse | None = None
         try:
             await self._identify(Request(scope))
         except CallError as error:
             refusal = PlainTextResponse(error.message, 429, {"Retry-After": "5"})
-        except RefusedError as error:
+        except InvalidCredentialError as error:
             logger.warning("a request was refused: %s", type(error.reason).__name__)
             refusal = PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
         except asyncio.CancelledError:
-            if not (watch.is_late or watch.is_left) or watch.stop():
+            if not (watch.timed_out or watch.disconnected) or watch.stop():
                 raise
         finally:
             watch.stop()
-        if watch.is_late:
+        if watch.timed_out:
             refusal = _too_late()
         if late:
             await late[0]
-        elif refusal is not None and not watch.is_left:
+        elif refusal is not None and not watch.disconnected:
             await refusal(scope, ahead.read, send)
-        return refusal is None and not watch.is_left
+        return refusal is None and not watch.disconnected
 
 
 def _too_late() -> PlainTextResponse:

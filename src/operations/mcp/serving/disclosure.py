@@ -11,10 +11,10 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.gateway import MAX_BATCH, BatchCall, Gateway
+from operations.front.public_errors import public_error
+from operations.front.search import MAX_BATCH, BatchCall, Gateway
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
 from operations.mcp.serving.results import error_result, text_block, text_of
-from operations.outsiders import shown_error
 from operations.schema import Schema, format_value_errors
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -192,7 +192,7 @@ async def _answer(
         ]
 
         def describe(error: CallError) -> JSONObject:
-            return shown_error(error, context.request_id, expose=expose).to_wire()
+            return public_error(error, context.request_id, expose=expose).to_wire()
 
         return {"results": await gateway.batch(calls, context, describe=describe)}
     kind = arguments.get("type")

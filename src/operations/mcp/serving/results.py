@@ -13,8 +13,8 @@ import msgspec
 from operations.context import OperationContext
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError
+from operations.front.public_errors import public_error
 from operations.mcp.restoring import DATA_KEY, RESULT
-from operations.outsiders import shown_error
 from operations.types import JSONObject
 
 _MAGIC: Final = (
@@ -80,7 +80,7 @@ def _box(data: Any, boxed: bool) -> Any:
 
 def error_result(error: CallError, context: OperationContext, *, expose: bool) -> JSONObject:
     """The `tools/call` result of an error."""
-    wire = shown_error(error, context.request_id, expose=expose).to_wire()
+    wire = public_error(error, context.request_id, expose=expose).to_wire()
     text = f"{wire['code']}: {wire['message']}"
     if "details" in wire:
         text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"

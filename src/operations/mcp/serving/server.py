@@ -39,9 +39,10 @@ from mcp_types import (
 )
 from starlette.requests import Request
 
-from operations._sign_ins import SignIns, address_of, shown_in
 from operations.access import Identity
 from operations.context import Door
+from operations.front.identity import AuthThrottle, client_address, credentials_in
+from operations.front.limits import Limits
 from operations.mcp.serving.app import IDENTITY, AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.conversations import Conversations, can_answer
@@ -74,7 +75,7 @@ class RegistryServer(Server[None]):
         self.service = Service(registry, settings)
         self.conversations = Conversations()
         self._settings = settings
-        self._sign_ins = SignIns()
+        self._sign_ins = AuthThrottle(Limits())
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._connections: set[Connection] = set()
@@ -122,7 +123,7 @@ class RegistryServer(Server[None]):
         """Who sent a request. Asked once for each; None stands for stdio and memory.
 
         Raises:
-            RefusedError: If the application's `identify` raises.
+            InvalidCredentialError: If the application's `identify` raises.
             CallError: If nobody is asked: too many from there were wrong, or are being asked for.
         """
         if request is None:
@@ -130,9 +131,9 @@ class RegistryServer(Server[None]):
         scope, identify = request.scope, self._settings.identify
         if IDENTITY not in scope:
             # Whoever mounted us may have asked already, and counted.
-            scope[IDENTITY] = identify and await self._sign_ins.judge(
-                address_of(scope.get("client")),
-                shown_in(scope["headers"]),
+            scope[IDENTITY] = identify and await self._sign_ins.authenticate(
+                client_address(scope),
+                credentials_in(scope["headers"]),
                 lambda: identify(request),
             )
         return cast("Identity | None", scope[IDENTITY])

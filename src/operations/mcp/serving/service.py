@@ -17,7 +17,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from operations.access import Identity
 from operations.context import CLOSED, Door, OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.gateway import Gateway, may_call
+from operations.front.public_errors import public_error
+from operations.front.search import Gateway, may_call
 from operations.mcp.restoring import INPUT
 from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
@@ -26,7 +27,6 @@ from operations.mcp.serving.resources import arguments_from_text, resource_resul
 from operations.mcp.serving.results import error_result, text_of, tool_result
 from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import now
-from operations.outsiders import shown_error
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -278,7 +278,7 @@ class Service:
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
-            wire = shown_error(
+            wire = public_error(
                 error, context.request_id, expose=self.settings.expose_errors
             ).to_wire()
             code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR

@@ -13,6 +13,7 @@ import msgspec
 
 from operations._json import is_list
 from operations.errors import HTTP_STATUS, ErrorCode
+from operations.front.public_errors import declared_status
 from operations.openapi.exporting.components import Components, has_definitions
 from operations.openapi.exporting.extension import KEY, PLACED, Exported, event_schema
 from operations.openapi.exporting.query_arguments import (
@@ -307,11 +308,6 @@ def _code_schema(code: str, status: int) -> JSONObject:
     if code == f"HTTP_{status}":
         return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
     return {"const": code}
-
-
-def declared_status(status: int | None) -> int:
-    """The status of a declared error: its own where that is one of an error, else 500."""
-    return status if status is not None and 400 <= status <= 599 else 500
 
 
 def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:

@@ -1,8 +1,6 @@
-"""Find and call operations one did not know of: search, schema, call, batch.
+"""Search, describe and call any operation of a registry: the fixed gateway of HTTP, MCP and the command line.
 
-Every door that offers a fixed set of verbs over a whole registry (HTTP, MCP, the command line) offers these.
-
-Rule 1: everything here happens as the caller. What it may not call, it does not find, and cannot read.
+Rule 1: everything runs as the caller. Operations that it may not call are neither found nor described.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ import msgspec
 
 from operations._json import to_json
 from operations._words import enforce_lists
-from operations.access import check_access
+from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, map_error, operation_not_found
@@ -75,10 +73,24 @@ def visible_specs(
 
 
 class Gateway:
-    """A registry's operations, to be searched, read and called by somebody."""
+    """Search, describe and call the operations of a registry as one caller.
 
-    def __init__(self, registry: OperationRegistry) -> None:
+    Args:
+        registry: The operations.
+        admit: Raises unless the identity may know of an operation; called before each call.
+        max_query: Characters of a search query.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        *,
+        admit: Callable[[str, Identity | None], object] | None = None,
+        max_query: int = 1_000,
+    ) -> None:
         self._registry = registry
+        self._admit = admit
+        self._max_query = max_query
         self._index = _Index([])
         self._revision = -1
 
@@ -104,8 +116,14 @@ class Gateway:
 
         Raises:
             ValueError: If `tags` is a single string.
+            CallError: `VALIDATION_ERROR` if the query is too long.
         """
         enforce_lists(tags=tags)
+        if len(query) > self._max_query:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"A search query has at most {self._max_query} characters, not {len(query)}",
+            )
 
         def wanted(spec: OperationSpec) -> bool:
             return (
@@ -151,6 +169,8 @@ class Gateway:
         Raises:
             CallError: As `execute`.
         """
+        if self._admit is not None:
+            self._admit(operation_id, context.identity)
         return await self._registry.execute(operation_id, input, _as_caller(context))
 
     async def batch(

@@ -1,6 +1,7 @@
-"""Requests that fail as HTTP before they are calls."""
+"""Requests that cannot become a call, and the status of their response."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from operations.errors import CallError, ErrorCode
 
@@ -10,7 +11,7 @@ CLOSE: Header = (b"connection", b"close")
 
 
 class RequestError(CallError):
-    """A request that cannot be answered with a call, and the status that says so.
+    """A request that cannot be answered with a call.
 
     Attributes:
         status: Of the response.
@@ -18,34 +19,45 @@ class RequestError(CallError):
     """
 
     def __init__(
-        self, status: int, code: str, message: str, *, headers: Sequence[Header] = ()
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        headers: Sequence[Header] = (),
     ) -> None:
-        super().__init__(code, message)
+        super().__init__(code, message, details)
         self.status = status
         self.headers = tuple(headers)
 
 
-class ClientLeftError(Exception):
-    """Nobody is there to be answered."""
+class ClientDisconnectedError(Exception):
+    """The client has disconnected, so no response is sent."""
 
 
 def malformed(message: str) -> RequestError:
-    """What was sent cannot be read."""
+    """Return the error for a request that cannot be read."""
     return RequestError(400, ErrorCode.VALIDATION_ERROR, message)
 
 
+def too_large(message: str, *, headers: Sequence[Header] = ()) -> RequestError:
+    """Return the error for a request beyond a size limit."""
+    return RequestError(413, ErrorCode.RESOURCE_EXHAUSTED, message, headers=headers)
+
+
 def slow_body() -> RequestError:
-    """The body takes too long to arrive."""
+    """Return the error for a body that arrives too slowly."""
     return RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
 
 
 def unsupported(message: str) -> RequestError:
-    """The body is of a kind nobody here reads."""
+    """Return the error for a body of an unsupported type."""
     return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
 
 
-def refused_credential(headers: Sequence[Header] = ()) -> RequestError:
-    """A credential was shown and does not hold, or could not be judged."""
+def invalid_credential(headers: Sequence[Header] = ()) -> RequestError:
+    """Return the error for a credential that is wrong or could not be checked."""
     return RequestError(
         401,
         ErrorCode.ACCESS_DENIED,
@@ -55,7 +67,7 @@ def refused_credential(headers: Sequence[Header] = ()) -> RequestError:
 
 
 def wrong_method(allowed: Sequence[str]) -> RequestError:
-    """The path is right, the method is not."""
+    """Return the error for a method that the path does not have."""
     methods = ", ".join(allowed)
     return RequestError(
         405,
@@ -66,5 +78,5 @@ def wrong_method(allowed: Sequence[str]) -> RequestError:
 
 
 def not_found() -> RequestError:
-    """There is nothing at this path."""
+    """Return the error for a path where nothing is served to this caller."""
     return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")

@@ -1,0 +1,118 @@
+"""The steps that every external call takes, for all entry points of one server.
+
+Rule 1: limits count per caller across all entry points together.
+Rule 2: an operation that a caller may not call looks as if it did not exist, unless its scopes are advertised.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from operations.access import Identity, access_denied
+from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.errors import operation_not_found
+from operations.front.http_errors import RequestError
+from operations.front.identity import AuthThrottle, CredentialMonitor
+from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
+from operations.front.search import Gateway, may_call
+from operations.registry import OperationRegistry
+from operations.specs import OperationSpec
+
+
+class Front:
+    """The shared state of a server's entry points.
+
+    Args:
+        registry: The operations that are served.
+        limits: On sizes, times and rates.
+        timeout: Seconds a call may take, unless the request asks for another time.
+        max_timeout: The longest time a request may ask for, in seconds.
+        expose_errors: Show callers the text of unexpected exceptions.
+        scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        limits: Limits | None = None,
+        *,
+        timeout: float = 30,
+        max_timeout: float = 600,
+        expose_errors: bool = False,
+        scopes_supported: Collection[str] = (),
+    ) -> None:
+        self.registry = registry
+        self.limits = limits = limits or Limits()
+        self.gateway = Gateway(registry, admit=self.find, max_query=limits.query_characters)
+        self.timeout = timeout
+        self.max_timeout = max_timeout
+        self.heartbeat = 15.0
+        """Seconds without an item before a stream sends a comment, so that proxies keep the connection open."""
+        self.expose_errors = expose_errors
+        self.scopes_supported = frozenset(scopes_supported)
+        self.calls = ConcurrencyLimiter(limits.calls, limits.calls_per_caller)
+        self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
+        self.output = ConcurrencyLimiter(
+            limits.output_bytes, limits.output_bytes_per_caller, "response bytes that were not read"
+        )
+        self.rate = RateLimiter(limits.rate_per_caller, limits.burst)
+        self.auth = AuthThrottle(limits)
+        self.credentials = CredentialMonitor()
+
+    def enter(self, caller: str, *, is_stream: bool = False) -> Slot:
+        """Return a slot for a call or a stream.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if none is free.
+        """
+        return (self.streams if is_stream else self.calls).enter(caller)
+
+    def context(
+        self,
+        identity: Identity | None,
+        *,
+        deadline: float | None,
+        metadata: Mapping[str, Any] = NOTHING,
+        door: Door = CLOSED,
+    ) -> OperationContext:
+        """Return the context of one call; `deadline` is in milliseconds since the epoch."""
+        return OperationContext(
+            identity=identity,
+            deadline=deadline,
+            metadata=metadata,
+            door=door,
+            registry=self.registry,
+        )
+
+    def enforce_visible(self, spec: OperationSpec, identity: Identity | None) -> None:
+        """Reject a caller that may not call an operation.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else `OPERATION_NOT_FOUND` exactly as
+                for an operation that does not exist.
+        """
+        access = spec.access_control
+        if access.is_open or may_call(spec, OperationContext(identity=identity)):
+            return
+        scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
+        if not scopes or not scopes <= self.scopes_supported:
+            raise operation_not_found(spec.id)
+        denied = access_denied(spec.id)
+        if identity is None:
+            raise denied
+        needed = " ".join(sorted(scopes))
+        challenge = f'Bearer error="insufficient_scope", scope="{needed}"'.encode()
+        raise RequestError(
+            403, denied.code, denied.message, headers=[(b"www-authenticate", challenge)]
+        )
+
+    def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
+        """Return the spec of an operation that a caller may call.
+
+        Raises:
+            CallError: `OPERATION_NOT_FOUND` or `ACCESS_DENIED`.
+        """
+        spec = self.registry.get_spec(operation_id)
+        if spec is None:
+            raise operation_not_found(operation_id)
+        self.enforce_visible(spec, identity)
+        return spec

@@ -1,0 +1,397 @@
+"""The steps of one HTTP request: identify, admit, read, run, respond. HTTP and MCP requests take the same ones.
+
+Rule 1: an endpoint returns a `Reply`, sends its response itself and returns None, or raises; only this module turns
+        errors into responses.
+Rule 2: the request's own task does the work. When its time is over or its client has disconnected, the task is
+        cancelled; the response is sent in time even if the work goes on.
+Rule 3: a slot is free again when the response has been sent, and unread responses count against their caller.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from time import time
+from typing import Any, Final, TypeAlias
+
+from operations._words import in_seconds
+from operations.access import Identity
+from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.errors import CallError, map_error, timed_out, timeout_error
+from operations.front.body import check_json_body, decode_json, read_body
+from operations.front.front import Front
+from operations.front.http_errors import (
+    ClientDisconnectedError,
+    invalid_credential,
+    malformed,
+    slow_body,
+)
+from operations.front.identity import (
+    Credential,
+    CredentialError,
+    InvalidCredentialError,
+    Resolve,
+    caller_key,
+    client_address,
+    credentials_in,
+)
+from operations.front.limits import Slot
+from operations.front.replies import Reply, error_reply, send_parts
+from operations.front.timing import Message, PeekableReceive, Receive, RequestTimeout, Scope, Send
+from operations.specs import OperationSpec
+
+logger = logging.getLogger("operations.server")
+
+IDENTITY: Final = "operations.identity"
+"""Scope key of the caller's identity, for mounted applications."""
+
+CREDENTIAL: Final = "operations.credential"
+"""Scope key of the caller's `Credential`, if it has one."""
+
+REQUEST_ID: Final = "operations.request_id"
+
+PIPELINE: Final = "operations.pipeline"
+"""Scope key of the pipeline that a mounted application shares."""
+
+_AUTH_ERROR: Final = "operations.auth_error"
+
+_UNCOUNTED: Final = 32 * 1024
+"""Response bytes that a connection may buffer without being counted."""
+
+
+class RequestState:
+    """One request in the pipeline."""
+
+    __slots__ = (
+        "_context", "caller", "credential", "headers", "identity", "is_answered", "receive", "scope", "seconds",
+        "send", "slot", "spec", "started", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        on_overdue: Callable[["RequestState"], None],
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.started = time()
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.timeout = RequestTimeout(lambda: on_overdue(self))
+        self.identity: Identity | None = None
+        self._context: OperationContext | None = None
+
+        self.credential: Credential | None = None
+        """What the caller showed, if it is valid."""
+
+        self.spec: OperationSpec | None = None
+        """The operation that is called, once it is known."""
+
+        self.caller = ""
+        """The key by which limits count the caller, once it is known."""
+
+        self.seconds: float | None = None
+        """How long the request may take, once it is known."""
+
+        self.slot: Slot | None = None
+        """The capacity that the request holds."""
+
+        self.is_answered = False
+        """Whether the response was sent while the work was still running."""
+
+    @property
+    def context(self) -> OperationContext:
+        """The context of the call; before the request is admitted, one without identity."""
+        if self._context is None:
+            self._context = OperationContext()
+        return self._context
+
+    @context.setter
+    def context(self, context: OperationContext) -> None:
+        self._context = context
+
+    def identified(self, identity: Identity | None) -> None:
+        """Note who sends the request."""
+        self.identity = identity
+        self.caller = caller_key(identity, client_address(self.scope))
+
+
+Endpoint: TypeAlias = Callable[[RequestState], Awaitable[Reply | None]]
+
+
+class RequestPipeline:
+    """Serves HTTP requests for one front.
+
+    Args:
+        front: The shared limits and rules.
+        resolve: Returns the identity behind a scope; None if clients cannot authenticate.
+    """
+
+    def __init__(self, front: Front, resolve: Resolve | None = None) -> None:
+        self.front = front
+        self.resolve = resolve
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
+        """Take one request through all steps and send the response."""
+        state = RequestState(scope, receive, send, self._answer_overdue)
+        timeout = state.timeout
+        try:
+            try:
+                reply = await endpoint(state)
+            except CallError as error:
+                reply = self.failure(error, state)
+            except ClientDisconnectedError:
+                reply = None
+            except asyncio.CancelledError:
+                if not (timeout.timed_out or timeout.disconnected) or timeout.stop():
+                    raise
+                reply = self._ended(state)
+            except Exception as error:  # noqa: BLE001 - the caller gets a response in any case
+                unexpected = map_error(error)
+                unexpected.__cause__ = error
+                reply = self.failure(unexpected, state)
+            timeout.stop()
+            if reply is not None and not state.is_answered:
+                scope[REQUEST_ID] = state.context.request_id
+                await self._respond(reply, state)
+        finally:
+            if state.slot is not None:
+                state.slot.release()
+
+    async def _respond(self, reply: Reply, state: RequestState) -> None:
+        size = len(reply.body)
+        if size <= _UNCOUNTED:
+            await reply.send(state.send)
+            return
+        try:
+            unread = self.front.output.enter(state.caller, size)
+        except CallError as error:
+            await self.failure(error, state).send(state.send)
+            return
+        with unread:
+            await reply.send(state.send, in_parts=True)
+
+    async def send_part(self, state: RequestState, part: bytes) -> None:
+        """Send a part of a response that stays open; a large one counts until the client has read it.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        if len(part) <= _UNCOUNTED:
+            await state.send({"type": "http.response.body", "body": part, "more_body": True})
+            return
+        with self.front.output.enter(state.caller, len(part)):
+            await send_parts(state.send, part)
+            await state.send({"type": "http.response.body", "body": b"", "more_body": True})
+
+    def _ended(self, state: RequestState) -> Reply | None:
+        """Return the response to a request that its timeout ended; None if the client has disconnected."""
+        if state.timeout.disconnected:
+            return None
+        if state.timeout.is_reading:
+            return self.failure(slow_body(), state)
+        return self.failure(_too_late(state), state)
+
+    def _answer_overdue(self, state: RequestState) -> None:
+        """Respond although the work is still running: it was cancelled and does not react."""
+        state.is_answered = True
+        state.context.abort_nested()
+        reply = self.failure(_too_late(state), state)
+        self.front.registry.keep(asyncio.ensure_future(reply.send(state.send)))
+
+    async def identify(self, state: RequestState) -> Identity | None:
+        """Find out who sends a request, also for mounted applications. The request's time counts.
+
+        Raises:
+            CallError: If that takes too long or a limit is reached.
+            RequestError: 401 if a credential is wrong or could not be checked.
+        """
+        scope = state.scope
+        if _AUTH_ERROR in scope:
+            raise scope[_AUTH_ERROR]
+        if IDENTITY in scope:
+            # An application around this one did it.
+            state.credential = scope.get(CREDENTIAL)
+            state.identified(scope[IDENTITY])
+            return state.identity
+        identity = None
+        if self.resolve is not None:
+            timeout, ahead = state.timeout, PeekableReceive(state.receive)
+            state.seconds = self._seconds(state.headers, self.front.timeout)
+            timeout.start(state.seconds, ahead.peek)
+            try:
+                identity = await self.authenticate(scope)
+            except CallError as error:
+                # The same at every path: an application around this one may pass the request on.
+                scope[_AUTH_ERROR] = error
+                timeout.pause()
+                state.receive = ahead.receive
+                raise
+            if timeout.disconnected:
+                raise ClientDisconnectedError
+            if timeout.timed_out:
+                raise _too_late(state)
+            timeout.pause()
+            state.receive = ahead.receive
+            state.credential = scope.get(CREDENTIAL)
+        scope[IDENTITY] = identity
+        state.identified(identity)
+        return identity
+
+    async def authenticate(self, scope: Scope) -> Identity | None:
+        """Return whose credential a request shows; the credential itself is noted in the scope.
+
+        Raises:
+            RequestError: 401 if it is wrong or could not be checked.
+            CallError: `RESOURCE_EXHAUSTED` beyond a limit.
+        """
+        resolve = self.resolve
+        if resolve is None:
+            return None
+        shown = credentials_in(scope["headers"])
+        try:
+            identity = await self.front.auth.authenticate(
+                client_address(scope), shown, lambda: resolve(scope)
+            )
+        except InvalidCredentialError as error:
+            logger.info("rejected a credential: %s", error)
+            logger.debug("rejected a credential", exc_info=error.reason)
+            reason = error.reason
+            headers = reason.headers if isinstance(reason, CredentialError) else ()
+            raise invalid_credential(headers) from reason
+        if identity is not None and CREDENTIAL not in scope:
+            key = (identity.id, hash(shown) if shown else id(scope))
+            scope[CREDENTIAL] = Credential(identity, lambda: resolve(scope), key)
+        return identity
+
+    async def enter(self, state: RequestState, *, is_stream: bool = False) -> None:
+        """Identify and admit a request.
+
+        Raises:
+            CallError: If it is rejected.
+        """
+        await self.identify(state)
+        self.admit(state, is_stream=is_stream)
+
+    def admit(
+        self, state: RequestState, *, is_stream: bool = False, keeps_time: bool = False
+    ) -> None:
+        """Make the context of an identified request's call.
+
+        A stream has no deadline unless the request asks for one.
+
+        Args:
+            state: The request.
+            is_stream: Whether it stays open.
+            keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
+
+        Raises:
+            CallError: If it is rejected.
+        """
+        front = self.front
+        front.rate.spend(state.caller)
+        headers = state.headers
+        trace = headers.get(b"traceparent")
+        state.seconds = seconds = self._seconds(headers, None if is_stream else front.timeout)
+        deadline = None if seconds is None else (state.started + seconds) * 1000
+        state.context = front.context(
+            state.identity,
+            deadline=deadline,
+            metadata=NOTHING if trace is None else _trace(trace, headers),
+            door=Door(deadline=deadline) if keeps_time else CLOSED,
+        )
+
+    def take_slot(self, state: RequestState, *, is_stream: bool = False) -> None:
+        """Take a slot that the request holds until its response has been sent.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if none is free.
+        """
+        state.slot = self.front.enter(state.caller, is_stream=is_stream)
+
+    def start_work(self, state: RequestState) -> None:
+        """From now on the work ends with the request's time, if the caller channel has it, and with its client.
+
+        Raises:
+            CallError: `TIMEOUT` if no time is left, for example because reading took all of it.
+        """
+        deadline = state.context.door.deadline
+        seconds = None if deadline is None else deadline / 1000 - time()
+        if seconds is not None and seconds <= 0:
+            had = in_seconds(state.seconds or 0)
+            message = f"{_called(state)} was not started: its {had} had run out"
+            raise timeout_error(message, deadline)
+        state.timeout.start(seconds, state.receive)
+
+    def failure(self, error: CallError, state: RequestState) -> Reply:
+        """Return the response to a request that failed."""
+        return error_reply(
+            error,
+            state.context.request_id,
+            identity=state.identity,
+            spec=state.spec,
+            expose=self.front.expose_errors,
+        )
+
+    def _seconds(self, headers: dict[bytes, bytes], default: float | None) -> float | None:
+        wanted = headers.get(b"operations-timeout")
+        if wanted is None:
+            return default
+        if not wanted.isdigit() or len(wanted) > 12:
+            raise malformed("Operations-Timeout is a number of milliseconds")
+        return min(int(wanted) / 1000, self.front.max_timeout)
+
+    async def read_json(self, state: RequestState) -> Any:
+        """Return the body as JSON; None if there is none.
+
+        Raises:
+            RequestError: If it is not JSON, or beyond a limit.
+        """
+        body = await self.read(state)
+        return decode_json(body, self.front.limits) if body else None
+
+    async def read(self, state: RequestState) -> bytes:
+        """Return the body, which is empty or declared as JSON.
+
+        Raises:
+            RequestError: 413, 408, 415.
+        """
+        limits = self.front.limits
+        state.timeout.start(limits.body_seconds)
+        body = await read_body(state.receive, state.headers, limits)
+        if body:
+            check_json_body(state.headers)
+        return body
+
+
+def _too_late(state: RequestState) -> CallError:
+    return timed_out(_called(state), state.seconds, deadline=state.context.door.deadline)
+
+
+def _called(state: RequestState) -> str:
+    return state.spec.id if state.spec is not None else "The call"
+
+
+def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
+    """Return the W3C trace context of a request."""
+    trace = {"traceparent": traceparent.decode("latin-1")}
+    state = headers.get(b"tracestate")
+    if state is not None:
+        trace["tracestate"] = state.decode("latin-1")
+    return trace
+
+
+def counted_send(pipeline: RequestPipeline, state: RequestState) -> Send:
+    """Return a `send` for a mounted application, whose large parts count until the client has read them."""
+
+    async def send(message: Message) -> None:
+        body = message.get("body", b"")
+        if message["type"] != "http.response.body" or len(body) <= _UNCOUNTED:
+            await state.send(message)
+            return
+        await pipeline.send_part(state, body)
+        if not message.get("more_body", False):
+            await state.send({"type": "http.response.body", "body": b""})
+
+    return send

@@ -1,0 +1,198 @@
+"""Limit how much one caller, and all callers together, may use: the only limits for all entry points.
+
+Rule 1: a limit is checked before the work it protects, and rejects at once; nothing is queued here.
+Rule 2: memory is bounded: the caller that was idle longest is forgotten first.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final
+
+from operations._json import MAX_DEPTH
+from operations.errors import CallError, ErrorCode
+
+REMEMBERED: Final = 10_000
+"""Callers, addresses or credentials that are told apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a server, for all its entry points together."""
+
+    body_bytes: int = 4 * 1024 * 1024
+    """Size of a request body or a WebSocket message."""
+
+    body_seconds: float = 15
+    """Time for a whole request body to arrive, in seconds."""
+
+    values: int = 100_000
+    """JSON values in one request: every object, array, name, string, number and literal."""
+
+    depth: int = MAX_DEPTH
+    """Nesting of JSON in one request."""
+
+    query_characters: int = 1_000
+    """Length of a search query."""
+
+    calls: int = 1000
+    """Concurrent calls from all callers."""
+
+    calls_per_caller: int = 250
+    """Concurrent calls. A caller without identity counts by its address."""
+
+    streams: int = 10_000
+    """Open streams from all callers."""
+
+    streams_per_caller: int = 2_000
+
+    rate_per_caller: float | None = None
+    """Requests per second, on average; None for no limit."""
+
+    burst: int = 100
+    """Requests that a caller may send at once after a pause."""
+
+    failed_attempts_per_second: float | None = 0.2
+    """Different wrong credentials per second from one address, on average; None for no limit. Beyond that, every
+    credential is still checked, but the response to a wrong one is delayed and becomes RESOURCE_EXHAUSTED."""
+
+    failed_attempts: int = 20
+    """Wrong credentials that an address may show at once."""
+
+    output_bytes: int = 256 * 1024 * 1024
+    """Response bytes that clients have not read yet, for all callers."""
+
+    output_bytes_per_caller: int = 64 * 1024 * 1024
+
+    sessions: int = 1_000
+    """Open MCP sessions."""
+
+    sessions_per_caller: int = 100
+    """Open MCP sessions of one caller. Its oldest idle session ends when it opens another."""
+
+
+class RateLimiter:
+    """A token bucket for each caller.
+
+    Args:
+        per_second: Tokens that a bucket gains; None for no limit.
+        burst: Tokens that it holds at most.
+        remembered: Callers that are told apart.
+    """
+
+    def __init__(
+        self, per_second: float | None, burst: int, *, remembered: int = REMEMBERED
+    ) -> None:
+        self._per_second = per_second
+        self._burst = float(burst)
+        self._remembered = remembered
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def spend(self, caller: str, amount: int = 1, *, paid: int = 0) -> None:
+        """Take the cost of a request, less the part that was `paid` before.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has spent its tokens; not retryable if `amount` can never
+                be available.
+        """
+        if self._per_second is None:
+            return
+        if amount > self._burst:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"This counts as {amount} requests, but at most {self._burst:.0f} are allowed at once: send fewer",
+            )
+        due = max(0, amount - paid)
+        if self._tokens(caller) < due:
+            self._take(caller, 0)
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, "Too many requests: slow down", retryable=True
+            )
+        self._take(caller, due)
+
+    def charge(self, caller: str) -> bool:
+        """Take one token even if none is left; return whether there was one.
+
+        A debt is limited to one burst, so that a caller recovers within a bounded time.
+        """
+        if self._per_second is None:
+            return True
+        had = self._tokens(caller) >= 1
+        if self._tokens(caller) > -self._burst:
+            self._take(caller, 1)
+        return had
+
+    def _tokens(self, caller: str) -> float:
+        tokens, then = self._buckets.get(caller, (self._burst, 0.0))
+        return min(self._burst, tokens + (monotonic() - then) * (self._per_second or 0))
+
+    def _take(self, caller: str, amount: int) -> None:
+        self._buckets[caller] = (self._tokens(caller) - amount, monotonic())
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > self._remembered:
+            self._buckets.popitem(last=False)
+
+
+class ConcurrencyLimiter:
+    """Counts what is in use now, and limits it for each caller and in total.
+
+    Args:
+        limit: For all callers together.
+        limit_per_caller: For one caller.
+        what: The noun for messages, in the plural.
+    """
+
+    def __init__(self, limit: int, limit_per_caller: int, what: str = "concurrent calls") -> None:
+        self._limit = limit
+        self._limit_per_caller = limit_per_caller
+        self._what = what
+        self._by_caller: dict[str, int] = {}
+        self.total = 0
+
+    def enter(self, caller: str, amount: int = 1) -> "Slot":
+        """Return a slot, which a `with` block or `release` gives back.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if none is free.
+        """
+        mine = self._by_caller.get(caller, 0)
+        if mine + amount > self._limit_per_caller:
+            message = f"Too many {self._what}: you have {mine} of {self._limit_per_caller}"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
+        if self.total + amount > self._limit:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"Too many {self._what}", retryable=True)
+        self._by_caller[caller] = mine + amount
+        self.total += amount
+        return Slot(self, caller, amount)
+
+    def leave(self, caller: str, amount: int) -> None:
+        """Give back what a slot held."""
+        self.total -= amount
+        left = self._by_caller[caller] - amount
+        if left:
+            self._by_caller[caller] = left
+        else:
+            del self._by_caller[caller]
+
+
+class Slot:
+    """Capacity that one caller holds until it is released."""
+
+    __slots__ = ("_amount", "_caller", "_limiter")
+
+    def __init__(self, limiter: ConcurrencyLimiter, caller: str, amount: int) -> None:
+        self._limiter: ConcurrencyLimiter | None = limiter
+        self._caller = caller
+        self._amount = amount
+
+    def release(self) -> None:
+        """Give the capacity back; once is enough."""
+        limiter, self._limiter = self._limiter, None
+        if limiter is not None:
+            limiter.leave(self._caller, self._amount)
+
+    def __enter__(self) -> None:
+        """Do nothing: the capacity was taken when the slot was made."""
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()

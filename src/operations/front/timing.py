@@ -1,0 +1,167 @@
+"""End the task that serves a request when its time is over or its client has disconnected.
+
+One timer serves a whole request. A timer costs a microsecond; `asyncio.timeout` costs five and a task for the
+client ten, and most requests end before the timer fires.
+
+Rule 1: the task is cancelled, and the code that serves the request asks for the reason. If the work ignores
+        cancellation, the response is sent without waiting for it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeAlias, cast
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+"""ASGI's: returns the next message of the client, finally that it disconnected."""
+
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Scope: TypeAlias = MutableMapping[str, Any]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PATIENCE: Final = 0.05
+"""Seconds before the client's connection is watched."""
+
+GRACE: Final = 0.05
+"""Seconds that work has to end after it was cancelled."""
+
+_MAX_PEEKED: Final = 64 * 1024
+"""Bytes of a body that are kept while the caller is not identified."""
+
+_NEVER = float("inf")
+
+
+class PeekableReceive:
+    """Reads a client's messages ahead: only reading shows whether it has disconnected.
+
+    Args:
+        receive: The client's.
+    """
+
+    __slots__ = ("_kept", "_wire")
+
+    def __init__(self, receive: Receive) -> None:
+        self._wire = receive
+        self._kept: deque[Message] = deque()
+
+    async def peek(self) -> Message:
+        """Return the next message, which can still be read. Waits forever if enough of the body was read ahead."""
+        if sum(len(message.get("body", b"")) for message in self._kept) > _MAX_PEEKED:
+            await asyncio.get_running_loop().create_future()
+        message = await self._wire()
+        if message["type"] != "http.disconnect":
+            self._kept.append(message)
+        return message
+
+    async def read(self) -> Message:
+        """Return the next message."""
+        return self._kept.popleft() if self._kept else await self._wire()
+
+    @property
+    def receive(self) -> Receive:
+        """The fastest way to read on."""
+        return self.read if self._kept else self._wire
+
+
+class RequestTimeout:
+    """Watches the task it is created in.
+
+    timeout.start(15)             # reading the body: only time counts
+    timeout.start(30, receive)    # working: the client must stay connected as well
+    timeout.stop()
+
+    Args:
+        on_overdue: Called if the time is over and the work did not end after it was cancelled.
+    """
+
+    __slots__ = (
+        "_due", "_fired", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer", "_watcher", "disconnected",
+        "is_reading", "timed_out",
+    )  # fmt: skip
+
+    def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task(self._loop))
+        self._on_overdue = on_overdue
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._receive: Receive | None = None
+        self._due = self._over = _NEVER
+        self._fired = False
+        self.timed_out = False
+        """Whether the task was cancelled because its time was over."""
+        self.disconnected = False
+        """Whether the task was cancelled because its client disconnected."""
+        self.is_reading = True
+        """Whether the request is still being read, so that the client is not watched."""
+
+    def start(self, seconds: float | None, receive: Receive | None = None) -> None:
+        """Allow this much time from now on; with `receive`, only while the client is connected."""
+        now = self._loop.time()
+        self._over = over = _NEVER if seconds is None else now + seconds
+        self._receive = receive
+        self.is_reading = receive is None
+        due = min(over, now + PATIENCE)
+        if self._timer is not None:
+            if self._due <= due:
+                # It fires early enough and reads the new settings then.
+                return
+            self._timer.cancel()
+        self._set(due)
+
+    def pause(self) -> None:
+        """Allow any time, and do not watch the client, until the next `start`."""
+        self._over = _NEVER
+        self._receive = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    def stop(self) -> bool:
+        """End the watch; return whether the task was also cancelled by somebody else."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+        # Break the reference cycle, so that the request is freed without the garbage collector.
+        self._on_overdue = self._receive = None
+        if not self._fired:
+            return False
+        self._fired = False
+        return self._task.uncancel() > 0
+
+    def _set(self, due: float) -> None:
+        self._due = due
+        self._timer = self._loop.call_at(due, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._over:
+            self.timed_out = self._fire()
+            if self.timed_out and self._on_overdue is not None:
+                self._timer = self._loop.call_later(GRACE, self._on_overdue)
+            return
+        if self._receive is not None and self._watcher is None:
+            self._watcher = self._loop.create_task(self._watch_client(self._receive))
+        if self._over != _NEVER:
+            self._set(self._over)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        await wait_for_disconnect(receive)
+        self.disconnected = self._fire()
+
+    def _fire(self) -> bool:
+        """Cancel the task; return False if that was done before."""
+        if self._fired:
+            return False
+        self._fired = True
+        self._task.cancel()
+        return True
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected; whatever it still sends is dropped."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,97 @@
+"""Operations that a caller may not call look as if they did not exist, unless their scopes are advertised."""
+
+import re
+from typing import Any
+
+import pytest
+from tests.server.asgi import Client, Response
+
+from operations import AccessControl, Identity, OperationRegistry
+from operations.server import APIKeys, create_app, hash_key
+from operations.server.console import console_app
+
+_REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
+KEY = {"x-api-key": "bob"}
+
+
+def serving(**options: Any) -> Client:
+    registry = OperationRegistry()
+
+    @registry.operation("task.secret", scopes=["admin"])
+    async def secret() -> str:
+        return "secret"
+
+    @registry.operation("task.known", scopes=["write"])
+    async def known() -> str:
+        return "known"
+
+    @registry.operation("task.owned", access=AccessControl(resource_type="t", resource_action="r"))
+    async def owned() -> str:
+        return "owned"
+
+    keys = APIKeys({hash_key("bob"): Identity("bob", ["read"])})
+    return Client(create_app(registry, identity=keys, scopes_supported=["write"], **options))
+
+
+def seen(response: Response) -> tuple[int, dict[str, str], bytes]:
+    """What a client can compare, without the request id."""
+    request_id = response.headers.get("x-request-id", "-")
+    headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
+    return response.status, headers, response.body.replace(request_id.encode(), b"")
+
+
+@pytest.mark.requirement("R07", "R54")
+@pytest.mark.parametrize("options", [{}, {"console": console_app()}], ids=["plain", "console"])
+@pytest.mark.parametrize(
+    "headers", [{}, KEY, {"x-api-key": "wrong"}], ids=["nobody", "bob", "wrong"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize("hidden", ["secret", "owned"])
+async def test_a_hidden_operation_answers_like_a_path_without_one(
+    hidden: str, method: str, headers: dict[str, str], options: Any
+) -> None:
+    client = serving(**options)
+
+    there = await client.request(method, f"/task/{hidden}", headers=headers)
+    nowhere = await client.request(method, "/task/nothing", headers=headers)
+
+    assert seen(there) == seen(nowhere)
+    assert there.status in (401, 404, 405)
+
+
+@pytest.mark.requirement("R07")
+@pytest.mark.parametrize("headers", [{}, KEY], ids=["nobody", "bob"])
+async def test_the_gateway_does_not_reveal_hidden_operations(headers: dict[str, str]) -> None:
+    client = serving()
+    answers: list[Any] = []
+    for name in ("task.secret", "task.nothing"):
+        call = {"operation": name}
+        replies = [
+            await client.post("/call", json=call, headers=headers),
+            await client.post("/schema", json=call, headers=headers),
+            await client.post("/subscribe", json=call, headers=headers),
+            await client.post("/batch", json={"calls": [call]}, headers=headers),
+        ]
+        answers.append(
+            [
+                (r.status, _REQUEST_ID.sub(b"", seen(r)[2].replace(name.encode(), b"")))
+                for r in replies
+            ]
+        )
+
+    assert answers[0] == answers[1]
+    assert [status for status, _ in answers[0]] == [404, 404, 404, 200]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "challenge"),
+    [({}, 401, "Bearer"), (KEY, 403, 'Bearer error="insufficient_scope", scope="write"')],
+)
+async def test_an_operation_with_advertised_scopes_has_a_challenge(
+    headers: dict[str, str], status: int, challenge: str
+) -> None:
+    response = await serving().post("/task/known", headers=headers)
+
+    assert (response.status, response.headers["www-authenticate"]) == (status, challenge)
+    response = await serving().post("/call", json={"operation": "task.known"}, headers=headers)
+    assert (response.status, response.headers["www-authenticate"]) == (status, challenge)
