@@ -25,10 +25,10 @@ from tests.calls.worlds import (
 from tests.leftovers import resident_kilobytes
 from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
+from operations._backoff import Backoff
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -422,7 +422,7 @@ async def test_f7_a_websocket_peer_that_vanishes_is_noticed_at_both_ends(
 @pytest.mark.requirement("R48", "F27")
 def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
     now = 0.0
-    backoff = Backoff(lambda: now)
+    backoff = Backoff(clock=lambda: now)
 
     def pauses() -> list[float]:
         return [backoff.pause() for _ in range(500)]

@@ -26,7 +26,7 @@ from tests.mcp_import.support import (
     serving_demo,
 )
 
-from operations import CallError, ErrorCode, OperationRegistry
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.mcp import ClientCredentials, MCPClientConfig, connect_mcp
 
 
@@ -363,9 +363,12 @@ async def test_memory_stays_small_while_too_much_arrives() -> None:
 
 
 @asynccontextmanager
-async def recording() -> AsyncGenerator[tuple[str, list[dict[str, str]]]]:
+async def recording(
+    transport: str = "http",
+) -> AsyncGenerator[tuple[str, list[dict[str, str]]]]:
     """The demo server, and the headers it is sent."""
-    app = demo_server().streamable_http_app()
+    server = demo_server()
+    app = server.sse_app() if transport == "sse" else server.streamable_http_app()
     seen: list[dict[str, str]] = []
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
@@ -374,13 +377,13 @@ async def recording() -> AsyncGenerator[tuple[str, list[dict[str, str]]]]:
         await app(scope, receive, send)
 
     async with serving(outer) as base:
-        yield base + "/mcp", seen
+        yield base + ("/sse" if transport == "sse" else "/mcp"), seen
 
 
 async def test_headers_and_tokens_are_sent_and_a_function_is_asked_each_time() -> None:
     tokens = iter(range(1000))
 
-    async def token() -> str:
+    async def token(context: OperationContext) -> str:
         return f"token-{next(tokens)}"
 
     async with recording() as (url, seen):
@@ -392,6 +395,30 @@ async def test_headers_and_tokens_are_sent_and_a_function_is_asked_each_time() -
     sent = [headers["authorization"] for headers in seen]
     assert len(set(sent)) == len(sent) > 2
     assert all(each.startswith("Bearer token-") for each in sent)
+
+
+@pytest.mark.parametrize("transport", ["http", "sse"])
+async def test_a_token_function_receives_the_context_of_the_call(transport: Any) -> None:
+    async def token(context: OperationContext) -> str | None:
+        return None if context.identity is None else f"token-of-{context.identity.id}"
+
+    async with recording(transport) as (url, seen):
+        config = MCPClientConfig(url=url, auth=token, transport=transport)
+        async with connect_mcp("demo", config) as client:
+            registry = OperationRegistry(client)
+            assert all("authorization" not in headers for headers in seen)
+            seen.clear()
+            await asyncio.gather(
+                *(
+                    registry.execute(
+                        "demo.add", {"a": 1, "b": 2}, OperationContext(identity=Identity(who, []))
+                    )
+                    for who in ("ann", "ben", "cat")
+                )
+            )
+
+    sent = [headers["authorization"] for headers in seen if "authorization" in headers]
+    assert sorted(sent) == ["Bearer token-of-ann", "Bearer token-of-ben", "Bearer token-of-cat"]
 
 
 @pytest.mark.requirement("R16")
@@ -413,7 +440,7 @@ async def test_a_refused_token_is_told_without_the_token(caplog: pytest.LogCaptu
 
 @pytest.mark.requirement("R16")
 async def test_a_function_that_has_no_token_fails_the_connection_and_keeps_its_secret() -> None:
-    def token() -> str:
+    def token(context: OperationContext) -> str:
         raise RuntimeError("canary")
 
     async with serving_demo() as url:
@@ -593,7 +620,7 @@ async def test_what_a_server_echoes_of_our_secrets_stays_here(
             config = MCPClientConfig(
                 url=f"{base}/mcp?key=canary-query",
                 headers={"X-K": "canary-header"},
-                auth=(lambda: token) if asks else token,
+                auth=(lambda context: token) if asks else token,
             )
             async with connect_mcp("web", config) as client:
                 with pytest.raises(CallError) as caught:

@@ -1,5 +1,6 @@
 """A real HTTP server in the test's own loop, and documents in one line."""
 
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncGenerator[str]:
+async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncGenerator[str]:
     """Answer every request with `handler`; gives the server's address."""
     application = web.Application(client_max_size=1 << 26)
     application.router.add_route("*", "/{path:.*}", handler)
@@ -21,7 +22,7 @@ async def serving(handler: Handler) -> AsyncGenerator[str]:
         application, auto_decompress=False, shutdown_timeout=0.1, access_log=None
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -431,23 +431,33 @@ async def test_cancelling_a_call_closes_its_request() -> None:
             await left.wait()
 
 
-@pytest.mark.parametrize("status", [429, 502, 503, 504])
 @pytest.mark.parametrize(
-    ("method", "expected"), [("get", 3), ("put", 3), ("post", 1), ("patch", 1)]
+    ("status", "headers", "options", "unsafe"),
+    [
+        (429, {"Retry-After": "0"}, {}, 3),
+        (429, {}, {}, 1),
+        (502, {"Retry-After": "0"}, {}, 1),
+        (503, {"Retry-After": "0"}, {}, 1),
+        (503, {"Retry-After": "0"}, {"retry_refused": True}, 3),
+        (503, {}, {"retry_refused": True}, 3),
+        (504, {"Retry-After": "0"}, {"retry_refused": True}, 1),
+    ],
 )
+@pytest.mark.parametrize("method", ["get", "put", "post", "patch"])
 async def test_only_what_is_safe_to_repeat_is_repeated(
-    status: int, method: str, expected: int
+    status: int, headers: dict[str, str], options: dict[str, Any], unsafe: int, method: str
 ) -> None:
     count = 0
+    expected = 3 if method in {"get", "put"} else unsafe
 
     async def respond(request: web.Request) -> web.Response:
         nonlocal count
         count += 1
-        return web.Response(status=status, headers={"Retry-After": "0"})
+        return web.Response(status=status, headers=headers)
 
     async with (
         serving(respond) as url,
-        imported(document("/thing", method), base_url=url, timeout=10) as registry,
+        imported(document("/thing", method), base_url=url, timeout=10, **options) as registry,
     ):
         with pytest.raises(CallError) as caught:
             await registry.execute("api.call", {})
@@ -472,6 +482,28 @@ async def test_retry_after_beyond_the_calls_time_is_not_waited_for() -> None:
     async with serving(respond) as url, imported(document(), base_url=url) as registry:
         with anyio.fail_after(2), pytest.raises(CallError):
             await registry.execute("api.call", {})
+
+
+async def test_a_post_waits_as_long_as_a_429_asks_for_but_not_beyond_its_deadline() -> None:
+    arrived: list[float] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        arrived.append(time.time())
+        return web.Response(status=429 if len(arrived) < 2 else 200, headers={"Retry-After": "1"})
+
+    async with (
+        serving(respond) as url,
+        imported(document("/thing", "post"), base_url=url) as registry,
+    ):
+        soon = OperationContext(deadline=(time.time() + 0.8) * 1000)
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {}, soon)
+        assert caught.value.details["statusCode"] == 429
+        arrived.clear()
+        await registry.execute("api.call", {})
+
+    assert len(arrived) == 2
+    assert arrived[1] - arrived[0] >= 1
 
 
 def test_retry_after_is_a_number_or_a_date() -> None:

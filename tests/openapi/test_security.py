@@ -235,18 +235,41 @@ async def test_a_token_is_renewed_before_it_expires() -> None:
     assert provider.used == ["Bearer token1", "Bearer token1", "Bearer token2"]
 
 
-async def test_a_refused_token_is_not_used_again() -> None:
+@pytest.mark.parametrize("method", ["get", "post"])
+async def test_a_refused_token_is_renewed_and_the_request_sent_once_more(method: str) -> None:
     provider = Provider(lifetime=None)
-    provider.refused.add("Bearer token1")
+    provider.refused = {"Bearer token1", "Bearer token3", "Bearer token4"}
+    doc = oauth("/token")
+    doc["paths"]["/thing"] = {method: doc["paths"]["/thing"]["get"]}
     async with (
         serving(provider.answer) as url,
-        imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}) as registry,
+        imported(doc, base_url=url, credentials={"key": CLIENT}, retries=0) as registry,
     ):
-        with pytest.raises(CallError):
-            await registry.execute("api.call", {})
         await registry.execute("api.call", {})
+        assert provider.used == ["Bearer token1", "Bearer token2"]
 
-    assert provider.used == ["Bearer token1", "Bearer token2"]
+        provider.refused.add("Bearer token2")
+        with pytest.raises(CallError, match="401"):
+            await registry.execute("api.call", {})
+
+    assert provider.used[2:] == ["Bearer token2", "Bearer token3"]
+
+
+async def test_a_401_without_a_token_to_renew_is_final() -> None:
+    seen: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.Response(status=401)
+
+    async with (
+        serving(refuse) as url,
+        imported(secured(BEARER), base_url=url, credentials={"key": "fixed"}) as registry,
+    ):
+        with pytest.raises(CallError, match="401"):
+            await registry.execute("api.call", {})
+
+    assert len(seen) == 1
 
 
 async def test_one_callers_leaving_does_not_take_the_token_from_others() -> None:
@@ -527,7 +550,7 @@ async def test_a_refresh_token_outlives_a_provider_that_is_away() -> None:
     assert asked == ["password", "refresh_token", "refresh_token"]
 
 
-async def test_a_token_that_a_stream_is_refused_with_is_not_used_again() -> None:
+async def test_a_stream_is_opened_with_a_new_token_after_a_401() -> None:
     provider = Provider()
     provider.refused = {"Bearer token1"}
     doc = oauth("/token")
@@ -537,8 +560,6 @@ async def test_a_token_that_a_stream_is_refused_with_is_not_used_again() -> None
         serving(provider.answer) as url,
         imported(doc, base_url=url, credentials={"key": CLIENT}) as registry,
     ):
-        with pytest.raises(CallError, match="401"):
-            await anext(registry.subscribe("api.call", {}))
         assert [envelope.data async for envelope in registry.subscribe("api.call", {})] == [{}]
 
     assert provider.used == ["Bearer token1", "Bearer token2"]

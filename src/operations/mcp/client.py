@@ -21,6 +21,7 @@ from operations.mcp.catalogue import Catalogue
 from operations.mcp.config import MCPClientConfig
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
+from operations.mcp.http import sending_for
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import list_everything, pages
 from operations.mcp.names import safe_namespace
@@ -241,7 +242,8 @@ class MCPClient:
         while True:
             session = connection.session or await connection.acquire()
             try:
-                result = await session.relay(method, dict(params), context.door.progress)
+                with sending_for(context):
+                    result = await session.relay(method, dict(params), context.door.progress)
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name, connection.concealer)
                 if failure.broken:

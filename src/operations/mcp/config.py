@@ -19,6 +19,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
+from operations.context import OperationContext
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
@@ -46,8 +47,14 @@ class ClientCredentials:
     scope: str | None = None
 
 
-Auth: TypeAlias = str | Callable[[], str | Awaitable[str]] | ClientCredentials | httpx2.Auth
-"""A bearer token, a function that gives one for each request, OAuth credentials, or any `httpx2.Auth`."""
+TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
+"""Returns the bearer token of a call, or None for none; may be a coroutine function.
+
+Requests of no call (connecting, listing) have a context without an identity.
+"""
+
+Auth: TypeAlias = str | TokenFunction | ClientCredentials | httpx2.Auth
+"""A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ import asyncio
 import inspect
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
 import anyio
@@ -27,9 +28,10 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
+from operations.context import OperationContext
 from operations.errors import CallError
 from operations.mcp.concealing import Concealer, conceal_logged_addresses
-from operations.mcp.config import ClientCredentials, MCPClientConfig
+from operations.mcp.config import ClientCredentials, MCPClientConfig, TokenFunction
 from operations.mcp.failures import Kind, seal
 from operations.types import JSONObject
 
@@ -363,19 +365,36 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
     return _Bearer(auth)
 
 
-class _Bearer(httpx2.Auth):
-    """A token that is fixed, or asked for before each request."""
+_context: ContextVar[OperationContext] = ContextVar("operations_mcp_call")
+"""The call that a request is sent for; the SDK carries it to the task that sends."""
 
-    def __init__(self, token: str | Callable[[], str | Awaitable[str]]) -> None:
+
+@contextmanager
+def sending_for(context: OperationContext) -> Generator[None]:
+    """Make `context` the one that token functions receive within this block."""
+    token = _context.set(context)
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class _Bearer(httpx2.Auth):
+    """A token that is fixed, or that a function returns for each request."""
+
+    def __init__(self, token: str | TokenFunction) -> None:
         self._token = token
 
     async def async_auth_flow(
         self, request: httpx2.Request
     ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        token: Any = self._token if isinstance(self._token, str) else self._token()
+        token: Any = self._token
+        if callable(token):
+            token = token(_context.get(None) or OperationContext())
         if inspect.isawaitable(token):
             token = await token
-        request.headers["authorization"] = f"Bearer {token}"
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
         yield request
 
 

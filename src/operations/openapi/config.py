@@ -13,7 +13,7 @@ from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
-from operations.openapi.transport import HTTPTransport
+from operations.openapi.transport import HTTPTransport, TLSFiles
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
 """A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
@@ -184,10 +184,12 @@ class HTTPServiceConfig:
     base_url: str | None = None
     """Where the API lives, path included, instead of the document's servers. May be any address."""
 
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Sent with every request to hosts that may have credentials; no argument can override one.
+    headers: Mapping[str, Secret] = field(default_factory=dict[str, Any], repr=False)
+    """Sent with every request to hosts that may receive credentials; no argument can override one.
 
-    Where its name says that a header is secret (`X-Api-Key`, `Authorization`), errors do not show its value.
+    A value may be a function of the call's context, such as `lambda context: context.request_id`; it is called once for
+    a call, also if the request is repeated, and None omits the header. Errors do not show the value of a header whose
+    name marks it as secret (`X-Api-Key`, `Authorization`).
     """
 
     auth: HTTPAuth | Mapping[str, Any] | None = field(default=None, repr=False)
@@ -230,7 +232,13 @@ class HTTPServiceConfig:
     """Follow redirects within the same origin. They are never followed to another."""
 
     retries: int = 2
-    """How often to repeat a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504."""
+    """How often to repeat a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504.
+
+    A 429 with Retry-After is repeated for every method. A 401 is repeated once with a new token, if one can be fetched.
+    """
+
+    retry_refused: bool = False
+    """Also repeat a request of any method after a 503: this API answers so only if it did nothing."""
 
     restore: bool = False
     """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
@@ -256,6 +264,25 @@ class HTTPServiceConfig:
     connections: int = 100
     """How many connections may be open at once."""
 
+    proxy: str | None = field(default=None, repr=False)
+    """The URL of an HTTP proxy, `http://[user:password@]host:port`.
+
+    Hosts that only the document names are called directly: a proxy would resolve their names, and so could reach
+    private addresses. Name such a host in `base_url` or `allowed_hosts` to call it through the proxy.
+    """
+
+    trust_env: bool = False
+    """Take proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
+
+    ca_file: str | None = None
+    """A PEM file of the certificate authorities to trust instead of the system's."""
+
+    client_certificate: str | None = None
+    """A PEM file with the certificate to present to hosts that may receive credentials, and its key."""
+
+    client_key: str | None = None
+    """A PEM file with the key of `client_certificate`, if it is in a file of its own."""
+
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
         if self.base_url is not None:
@@ -266,13 +293,23 @@ class HTTPServiceConfig:
                     f"base_url is {error}: {self.base_url!r}. It looks like https://api.example.com/v1"
                 ) from None
         for name, value in self.headers.items():
-            if not is_header(name, value):
+            if not is_header(name, "" if callable(value) else value):
                 raise ValueError(
                     f"headers: {name!r} is not a header name, or its value has line breaks"
                 )
         if isinstance(self.auth, Mapping):
             auth = HTTPAuth(**_fields(HTTPAuth, self.auth, "auth"))
             object.__setattr__(self, "auth", auth)
+        if self.proxy is not None and not re.match(r"https?://[^/\s]", self.proxy):
+            raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
+        if self.client_key is not None and self.client_certificate is None:
+            raise ValueError("client_key is set without client_certificate")
+        self.tls.context(presents_certificate=True)
+
+    @property
+    def tls(self) -> TLSFiles:
+        """The certificates."""
+        return TLSFiles(self.ca_file, self.client_certificate, self.client_key)
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":

@@ -1,14 +1,57 @@
 """The seam between operations and HTTP: one method, so that a test, an ASGI application or another client fits.
 
-Rule: a transport sends what it is given. It follows no redirect, keeps no cookie, reads no proxy from the
-environment, and hands back the body as it arrives, with its content coding still on.
+Rule: a transport sends what it is given. It follows no redirect, keeps no cookie, reads nothing from the environment
+unless it is told to, and hands back the body as it arrives, with its content coding still on.
 """
 
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
+
+
+class TLSFiles(NamedTuple):
+    """PEM files for connections by TLS."""
+
+    ca_file: str | None = None
+    """The certificate authorities to trust instead of the system's."""
+
+    certificate: str | None = None
+    """The certificate to present to servers that may receive credentials."""
+
+    key: str | None = None
+    """The certificate's private key; None if it is in the same file."""
+
+    def context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
+        """Return the settings for a connection, or None for the defaults.
+
+        Raises:
+            ValueError: If a file cannot be used.
+        """
+        certificate = self.certificate if presents_certificate else None
+        if self.ca_file is None and certificate is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise ValueError(f"ca_file {self.ca_file!r} cannot be used: {_why(error)}") from error
+        if certificate is not None:
+            try:
+                # Without a password, a key that needs one must fail, not ask a person.
+                context.load_cert_chain(certificate, self.key, password=lambda: "")
+            except OSError as error:
+                raise ValueError(
+                    f"client_certificate {certificate!r} cannot be used: {_why(error)}"
+                ) from error
+        return context
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "it is not a valid PEM file, or certificate and key do not belong together"
+    return error.strerror or type(error).__name__
 
 
 class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import TypeAlias
+from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.exchange.retrying import REPEATABLE
-from operations.openapi.transport import HTTPRequest, HTTPResponse
+from operations.openapi.transport import HTTPRequest, HTTPResponse, TLSFiles
 
 try:
     import aiohttp
@@ -32,11 +33,26 @@ class AiohttpTransport:
     Args:
         connections: How many may be open at once, per pool.
         resolver: Resolves names; for tests.
+        proxy: The URL of a proxy. It would resolve names, so requests that must reach a public address do not use it.
+        trust_env: Whether the environment names proxies, unless `proxy` is set.
+        tls: Certificates.
     """
 
-    def __init__(self, *, connections: int = 100, resolver: AbstractResolver | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        connections: int = 100,
+        resolver: AbstractResolver | None = None,
+        proxy: str | None = None,
+        trust_env: bool = False,
+        tls: TLSFiles = TLSFiles(),  # noqa: B008 - a tuple
+    ) -> None:
         self._connections = connections
         self._resolver = resolver
+        self._tls = tls
+        self._proxies = getproxies() if trust_env and proxy is None else {}
+        if proxy is not None:
+            self._proxies = {"http": proxy, "https": proxy}
         self._pools: dict[asyncio.AbstractEventLoop, _Sessions] = {}
         self._timeouts: dict[tuple[float | None, bool], aiohttp.ClientTimeout] = {}
 
@@ -64,6 +80,7 @@ class AiohttpTransport:
             session = sessions[public_only] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
+                    ssl=self._tls.context(presents_certificate=not public_only) or True,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
                     # A cached name would be checked once and used again; the check is per connection.
                     use_dns_cache=not public_only,
@@ -73,6 +90,12 @@ class AiohttpTransport:
                 trust_env=False,
             )
         return session
+
+    def proxy(self, request: HTTPRequest, url: URL) -> str | None:
+        """Return the proxy for a request."""
+        if not self._proxies or request.public_only or _is_direct(url, self._proxies.get("no", "")):
+            return None
+        return self._proxies.get(url.scheme) or self._proxies.get("all")
 
     def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
         """The time a request has, as aiohttp wants it."""
@@ -125,6 +148,18 @@ def _payload(body: bytes) -> aiohttp.Payload:
     return aiohttp.BytesPayload(body)
 
 
+def _is_direct(url: URL, exceptions: str) -> bool:
+    """Return whether NO_PROXY names the host of `url`: itself, a domain above it, or all."""
+    host = (url.raw_host or "").lower()
+    for entry in exceptions.lower().split(","):
+        name = entry.strip().lstrip(".")
+        if name == "*" or (name and name in {host, f"{host}:{url.port}"}):
+            return True
+        if name and host.endswith(f".{name}"):
+            return True
+    return False
+
+
 @lru_cache(maxsize=512)
 def _parsed(url: str) -> URL:
     """`url` as aiohttp wants it, with all that it works out about it."""
@@ -156,6 +191,7 @@ class _Exchange:
             skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
             timeout=self._transport.timeout(request),
             allow_redirects=False,
+            proxy=self._transport.proxy(request, url),
         )
         try:
             if request.is_stream:

@@ -1,13 +1,14 @@
 """One exchange after another with one service: signing, sending, repeating, redirecting, limiting.
 
-Rule 1: only what is safe to repeat is repeated, and never beyond the call's time.
+Rule 1: a request is repeated only if that is safe (`retrying`), and never beyond the call's time.
 Rule 2: a redirect is followed within its origin, when asked for, and never to another.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from time import monotonic, time
 from typing import Any, cast
@@ -29,7 +30,7 @@ from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.exchange.content_coding import ACCEPTED, decoded
 from operations.openapi.exchange.oauth import TokenRefusedError
-from operations.openapi.exchange.retrying import REPEATABLE, pause_before
+from operations.openapi.exchange.retrying import Attempts
 from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.headers import header_key, merged_headers
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
@@ -59,6 +60,28 @@ class Draft(msgspec.Struct, kw_only=True):
 
     keeps_redirects: bool = False
     """Whether the document declares redirects as answers."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call through all its attempts."""
+
+    draft: Draft
+    security: Security
+    context: OperationContext
+    attempts: Attempts
+
+    end: float
+    """When its time is up, by the monotonic clock."""
+
+    closings: int
+    """The client's `closings` when it began."""
+
+    headers: Mapping[str, str] | None = None
+    """The configured headers; None until they are first needed."""
+
+    signature: Signature = field(default_factory=lambda: NOTHING)
+    """What the last attempt was signed with."""
 
 
 class Client:
@@ -100,20 +123,21 @@ class Client:
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
         """
-        seconds = self._seconds(context)
-        end = monotonic() + seconds
-        repeats = self._config.retries if draft.method in REPEATABLE else 0
-        closings = self.closings
-        for attempt in range(repeats + 1):
+        call = self._call(draft, security, context)
+        while True:
             try:
-                return await self._exchange_once(draft, security, context, seconds)
+                async with AsyncExitStack() as stack:
+                    request, response = await self._respond(call, stack, is_stream=False)
+                    content = b""
+                    if request.method != "HEAD":
+                        content = await self._read(response, self._config.max_response_bytes)
+                    secrets = call.signature.secrets
+                    return Answer(request.url, response.status, response.headers, content, secrets)
             except CallError as error:
-                pause = pause_before(error, attempt) if attempt < repeats else None
-                if pause is None or monotonic() + pause >= end or closings != self.closings:
+                pause = self._pause_after(error, call)
+                if pause is None:
                     raise
             await asyncio.sleep(pause)
-            seconds = end - monotonic()
-        raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
     async def stream(
@@ -124,21 +148,21 @@ class Client:
         Raises:
             CallError: As `exchange` does.
         """
-        end = monotonic() + self._seconds(context)
-        signature = await self._signature(draft, security, context)
-        request = self._request(draft, signature, end - monotonic(), is_stream=True)
-        for _ in range(_MAX_REDIRECTS):
-            async with self._sender().send(request) as response:
-                if 200 <= response.status < 300:
+        call = self._call(draft, security, context)
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    _, response = await self._respond(call, stack, is_stream=True)
+                except CallError as error:
+                    pause = self._pause_after(error, call)
+                    if pause is None:
+                        raise
+                else:
                     coding = response.headers.get("content-encoding", "")
                     async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
                         yield response, body
                     return
-                onward = self._onward(request, response, end)
-                if onward is None:
-                    raise await self._error(request, response, signature, end)
-            request = onward
-        raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
+            await asyncio.sleep(pause)
 
     async def fetch(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
@@ -203,37 +227,58 @@ class Client:
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
 
-    async def _exchange_once(
-        self, draft: Draft, security: Security, context: OperationContext, seconds: float
-    ) -> Answer:
-        signature = NOTHING
-        if not security.is_empty:
-            signature = await self._signature(draft, security, context)
-        end = monotonic() + seconds
-        request = self._request(draft, signature, seconds, is_stream=False)
+    def _call(self, draft: Draft, security: Security, context: OperationContext) -> "_Call":
+        config = self._config
+        attempts = Attempts(
+            draft.method, retries=config.retries, retry_refused=config.retry_refused
+        )
+        end = monotonic() + self._seconds(context)
+        return _Call(draft, security, context, attempts, end, self.closings)
+
+    def _pause_after(self, error: CallError, call: "_Call") -> float | None:
+        """Return the seconds to wait before the request is sent again, or None if it must not be."""
+        pause = call.attempts.pause_after(error, has_token=bool(call.signature.tokens))
+        if pause is None or monotonic() + pause >= call.end or call.closings != self.closings:
+            return None
+        return pause
+
+    async def _respond(
+        self, call: "_Call", stack: AsyncExitStack, *, is_stream: bool
+    ) -> tuple[HTTPRequest, HTTPResponse]:
+        """Send a call's request once, and after redirects; the response lives as long as `stack`.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
+        """
+        draft = call.draft
+        call.signature = NOTHING
+        if not call.security.is_empty:
+            call.signature = await self._signature(call)
+        request = self._request(draft, call.signature, call.end - monotonic(), is_stream=is_stream)
         for _ in range(_MAX_REDIRECTS):
-            async with self._sender().send(request) as response:
-                status = response.status
-                if 200 <= status < 300 or (300 <= status < 400 and draft.keeps_redirects):
-                    content = b""
-                    if request.method != "HEAD":
-                        content = await self._read(response, self._config.max_response_bytes)
-                    return Answer(request.url, status, response.headers, content, signature.secrets)
-                onward = self._onward(request, response, end)
-                if onward is None:
-                    raise await self._error(request, response, signature, end)
+            response = await stack.enter_async_context(self._sender().send(request))
+            status = response.status
+            if 200 <= status < 300 or (
+                300 <= status < 400 and draft.keeps_redirects and not is_stream
+            ):
+                return request, response
+            onward = self._onward(request, response, call.end)
+            if onward is None:
+                raise await self._error(request, response, call.signature, call.end)
+            await stack.aclose()
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
-    async def _signature(
-        self, draft: Draft, security: Security, context: OperationContext
-    ) -> Signature:
-        """What signs a request in, where its host may know."""
-        origin, is_trusted = self._enforce_reachable(draft.base)
-        if is_trusted:
-            return await security.sign(draft.security, context)
-        self._warn(origin)
-        return NOTHING
+    async def _signature(self, call: "_Call") -> Signature:
+        """Return what signs a request, if its host may receive credentials."""
+        origin, is_trusted = self._enforce_reachable(call.draft.base)
+        if not is_trusted:
+            self._warn(origin)
+            return NOTHING
+        if call.headers is None:
+            # Once for a call: an idempotency key must be the same for every attempt.
+            call.headers = await call.security.headers_of(call.context)
+        return await call.security.sign(call.draft.security, call.context, call.headers)
 
     def _request(
         self, draft: Draft, signature: Signature, seconds: float, *, is_stream: bool
@@ -386,8 +431,15 @@ class Client:
         if transport is None:
             # Only now is aiohttp needed, and a missing extra worth a complaint.
             module = import_module("operations.openapi.exchange.aiohttp_transport")
+            config = self._config
             transport = cast(
-                "HTTPTransport", module.AiohttpTransport(connections=self._config.connections)
+                "HTTPTransport",
+                module.AiohttpTransport(
+                    connections=config.connections,
+                    proxy=config.proxy,
+                    trust_env=config.trust_env,
+                    tls=config.tls,
+                ),
             )
             self._transport = transport
         return transport

@@ -8,7 +8,7 @@ import base64
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from operations._json import list_of, object_of, text_of
@@ -71,12 +71,7 @@ class Security:
             name: credential_of(given) for name, given in config.credentials.items()
         }
         self._headers = dict(config.headers)
-        self._header_secrets = [
-            text
-            for name, value in config.headers.items()
-            if names_a_secret(name)
-            for text in (value, value.partition(" ")[2])
-        ]
+        self._has_functions = any(callable(value) for value in self._headers.values())
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
@@ -84,7 +79,7 @@ class Security:
         """Return the keys (see `name_key`) of everything that configuration sets and no argument may."""
         names = {name_key("header", name) for name in self._headers}
         for name, value in self._headers.items():
-            if header_key(name) == "cookie":
+            if header_key(name) == "cookie" and not callable(value):
                 names.update(written_names("cookie", [value]))
         if self._auth is not None:
             names.add(name_key("header", _auth_header(self._auth)))
@@ -94,15 +89,40 @@ class Security:
                 names.add(name_key(text_of(scheme.get("in")), text_of(scheme.get("name"))))
         return frozenset(names)
 
-    async def sign(self, requirement: Any, context: OperationContext) -> Signature:
-        """What to add to a request of an operation with this security requirement.
+    async def headers_of(self, context: OperationContext) -> Mapping[str, str]:
+        """Return the configured headers of one call.
 
         Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be had, and what a provider of tokens raises.
+            CallError: `ACCESS_DENIED` if a function fails.
         """
+        if not self._has_functions:
+            return cast("Mapping[str, str]", self._headers)
+        found = {name: await _secret(value, context) for name, value in self._headers.items()}
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    async def sign(
+        self,
+        requirement: Any,
+        context: OperationContext,
+        headers: Mapping[str, str] | None = None,
+    ) -> Signature:
+        """Return what to add to a request.
+
+        Args:
+            requirement: The operation's own security requirement; None for the document's.
+            context: Of the call.
+            headers: The configured headers of the call, if they are known already.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and what a provider of tokens raises.
+        """
+        if headers is None:
+            headers = await self.headers_of(context)
         signature = Signature()
-        signature.headers.update(self._headers)
-        signature.secrets.extend(self._header_secrets)
+        signature.headers.update(headers)
+        for name, value in headers.items():
+            if names_a_secret(name):
+                signature.secrets += (value, value.partition(" ")[2])
         for name, scopes in self._chosen(requirement).items():
             scheme = object_of(self._schemes.get(name))
             await self._apply(

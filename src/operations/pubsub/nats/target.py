@@ -19,11 +19,11 @@ from typing import Any
 
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
+from operations._backoff import Backoff
 from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.addresses import enforce_address
-from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,

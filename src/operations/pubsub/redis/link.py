@@ -15,9 +15,9 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from operations._backoff import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.addresses import enforce_address
-from operations.pubsub.backoff import Backoff
 from operations.pubsub.base import NOT_PERMITTED
 from operations.pubsub.seldom import Seldom
 

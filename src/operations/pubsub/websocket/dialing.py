@@ -9,11 +9,11 @@ from typing import Any
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
+from operations._backoff import Backoff
 from operations._words import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
 from operations.pubsub.addresses import enforce_address
-from operations.pubsub.backoff import Backoff
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 

@@ -1,0 +1,292 @@
+"""The ways a request takes: proxies, certificates, and headers that depend on the call."""
+
+import asyncio
+import base64
+import ssl
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, ErrorCode, Identity, OperationContext
+from operations.openapi import HTTPServiceConfig, from_openapi
+
+
+class Proxy:
+    """An HTTP proxy that forwards to this machine, whatever host is asked for, and writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+        self.logins: list[str] = []
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, target, _ = head.partition("\r\n")[0].split(" ")
+        self.targets.append(f"{method} {target}")
+        for line in head.splitlines():
+            if line.lower().startswith("proxy-authorization:"):
+                self.logins.append(line.partition(":")[2].strip())
+        authority = target if method == "CONNECT" else target.split("/")[2]
+        port = int(authority.rpartition(":")[2])
+        inward, outward = await asyncio.open_connection("127.0.0.1", port)
+        if method == "CONNECT":
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        else:
+            path = "/" + target.split("/", 3)[3]
+            rest = head.partition("\r\n")[2].replace("keep-alive", "close")
+            outward.write(f"{method} {path} HTTP/1.1\r\nConnection: close\r\n{rest}".encode())
+        await asyncio.gather(_pipe(reader, outward), _pipe(inward, writer))
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+@pytest.fixture
+async def proxy() -> AsyncGenerator[Proxy]:
+    found = Proxy()
+    server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
+    found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield found
+    server.close()
+
+
+async def test_requests_go_through_the_proxy(proxy: Proxy, echo: Echo) -> None:
+    echo.seen.clear()
+    login = proxy.url.replace("//", "//me:s3cret@")
+    base = echo.url.replace("127.0.0.1", "api.example.com")
+    async with imported(document(), base_url=base, proxy=login) as registry:
+        await registry.execute("api.call", {})
+
+    assert proxy.targets == [f"GET {base}/thing"]
+    assert proxy.logins == ["Basic " + base64.b64encode(b"me:s3cret").decode()]
+    assert echo.seen[0].header("host") == base.removeprefix("http://")
+    assert echo.seen[0].header("proxy-authorization") in (None, proxy.logins[0])
+
+
+async def test_proxies_of_the_environment_are_used_only_if_that_is_allowed(
+    proxy: Proxy, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy.url)
+    async with imported(document(), base_url=echo.url) as registry:
+        await registry.execute("api.call", {})
+    assert proxy.targets == []
+
+    async with imported(document(), base_url=echo.url, trust_env=True) as registry:
+        await registry.execute("api.call", {})
+    assert len(proxy.targets) == 1
+
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "example.com, 127.0.0.1")
+    async with imported(document(), base_url=echo.url, trust_env=True) as registry:
+        await registry.execute("api.call", {})
+    assert len(proxy.targets) == 1
+
+
+@pytest.mark.requirement("R05")
+@pytest.mark.parametrize("host", ["10.0.0.1", "metadata.internal", "nowhere.invalid"])
+async def test_a_proxy_does_not_reach_hosts_that_only_the_document_names(
+    host: str, proxy: Proxy
+) -> None:
+    doc = document(servers=[{"url": f"http://{host}/"}])
+    async with imported(doc, proxy=proxy.url, retries=0) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    expected = ErrorCode.UNAVAILABLE if host.endswith("invalid") else ErrorCode.ACCESS_DENIED
+    assert caught.value.code == expected
+    assert proxy.targets == []
+
+
+async def test_a_proxy_that_is_away_is_named_without_its_login(unused_port: int) -> None:
+    proxy = f"http://me:s3cret@127.0.0.1:{unused_port}"
+    config = {"base_url": "http://api.example.com", "proxy": proxy, "retries": 0}
+    assert "s3cret" not in repr(HTTPServiceConfig(namespace="api", **config))
+    async with imported(document(), **config) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert "s3cret" not in str(caught.value.to_wire())
+
+
+# ------------------------------------------------------------ certificates
+
+
+def openssl(folder: Path, arguments: str) -> None:
+    subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Create a certificate authority, and a server and a client that it signed."""
+    folder = tmp_path_factory.mktemp("certificates")
+    curve = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    openssl(folder, f"req -x509 {curve} -keyout ca.key -out ca.pem -subj /CN=ca -days 2")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:api.example.com")
+    for name in ("server", "client"):
+        openssl(folder, f"req {curve} -keyout {name}.key -out {name}.csr -subj /CN={name}")
+        signer = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
+        openssl(folder, f"x509 -req -in {name}.csr -out {name}.pem {signer}")
+    both = (folder / "client.pem").read_text() + (folder / "client.key").read_text()
+    (folder / "both.pem").write_text(both)
+    return folder
+
+
+@asynccontextmanager
+async def tls_server(certificates: Path, *, wants_client: bool) -> AsyncGenerator[str]:
+    """A server that says as whom its client came."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED if wants_client else ssl.CERT_OPTIONAL
+
+    async def respond(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        shown: Any = request.transport.get_extra_info("peercert")
+        return web.json_response({"client": shown["subject"][0][0][1] if shown else None})
+
+    async with serving(respond, context) as url:
+        yield url.replace("http://", "https://")
+
+
+async def test_a_certificate_authority_can_be_named(certificates: Path, proxy: Proxy) -> None:
+    async with tls_server(certificates, wants_client=False) as url:
+        async with imported(document(), base_url=url, retries=0) as registry:
+            with pytest.raises(CallError, match="TLS"):
+                await registry.execute("api.call", {})
+        named = {"ca_file": str(certificates / "ca.pem"), "retries": 0}
+        async with imported(document(), base_url=url, **named) as registry:
+            assert (await registry.execute("api.call", {})).data == {"client": None}
+        away = url.replace("127.0.0.1", "api.example.com")
+        async with imported(document(), base_url=away, proxy=proxy.url, **named) as registry:
+            assert (await registry.execute("api.call", {})).data == {"client": None}
+    assert proxy.targets == [f"CONNECT {away.removeprefix('https://')}"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"client_certificate": "both.pem"},
+        {"client_certificate": "client.pem", "client_key": "client.key"},
+    ],
+)
+async def test_a_client_certificate_is_presented(certificates: Path, files: dict[str, str]) -> None:
+    paths = {name: str(certificates / file) for name, file in files.items()}
+    async with (
+        tls_server(certificates, wants_client=True) as url,
+        imported(
+            document(), base_url=url, ca_file=str(certificates / "ca.pem"), **paths
+        ) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == {"client": "client"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"ca_file": "missing.pem"}, "ca_file"),
+        ({"ca_file": "ca.key"}, "ca_file"),
+        ({"client_certificate": "client.pem"}, "client_certificate"),
+        ({"client_certificate": "client.pem", "client_key": "server.key"}, "client_certificate"),
+        ({"client_key": "client.key"}, "client_key"),
+        ({"proxy": "proxy:3128"}, "proxy"),
+    ],
+)
+def test_files_that_cannot_be_used_are_told_at_import(
+    certificates: Path, options: dict[str, str], told: str
+) -> None:
+    paths = {
+        name: value if name == "proxy" else str(certificates / value)
+        for name, value in options.items()
+    }
+    with pytest.raises(ValueError, match=told):
+        from_openapi(document(), HTTPServiceConfig(namespace="api", **paths))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------ headers of the call
+
+
+async def test_a_header_can_be_a_function_of_the_call(echo: Echo) -> None:
+    echo.seen.clear()
+
+    async def tenant(context: OperationContext) -> str | None:
+        return context.identity.id if context.identity is not None else None
+
+    headers = {"X-Request-Id": lambda context: context.request_id, "X-Tenant": tenant, "X-Fix": "1"}
+    async with imported(document(), base_url=echo.url, headers=headers) as registry:
+        await registry.execute(
+            "api.call", {}, OperationContext(request_id="r1", identity=Identity("ann", []))
+        )
+        await registry.execute("api.call", {}, OperationContext(request_id="r2"))
+
+    names = ("x-request-id", "x-tenant", "x-fix")
+    assert [[seen.header(name) for name in names] for seen in echo.seen] == [
+        ["r1", "ann", "1"],
+        ["r2", None, "1"],
+    ]
+
+
+async def test_an_idempotency_key_is_the_same_for_every_attempt() -> None:
+    keys: list[str | None] = []
+    numbers = iter(range(10))
+
+    async def respond(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Idempotency-Key"))
+        return web.Response(status=429 if len(keys) < 3 else 200, headers={"Retry-After": "0"})
+
+    headers = {"Idempotency-Key": lambda context: f"key-{next(numbers)}"}
+    async with (
+        serving(respond) as url,
+        imported(document("/thing", "post"), base_url=url, headers=headers) as registry,
+    ):
+        await registry.execute("api.call", {})
+        await registry.execute("api.call", {})
+
+    assert keys == ["key-0", "key-0", "key-0", "key-1"]
+
+
+@pytest.mark.requirement("R02")
+async def test_no_argument_can_set_a_header_that_a_function_sets(echo: Echo) -> None:
+    parameter = {"in": "header", "name": "X_Tenant", "schema": {"type": "string"}}
+    headers = {"X-Tenant": lambda context: "genuine"}
+    doc = document(parameters=[parameter])
+    async with imported(doc, base_url=echo.url, headers=headers) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"X_Tenant": "evil"})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+@pytest.mark.requirement("R03", "R08")
+@pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", None])
+async def test_a_header_function_that_fails_or_breaks_out_stops_the_call(
+    value: str | None, echo: Echo
+) -> None:
+    echo.seen.clear()
+
+    def build(context: OperationContext) -> str:
+        if value is None:
+            raise KeyError("CANARY")
+        return value
+
+    async with imported(document(), base_url=echo.url, headers={"X-A": build}) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert "CANARY" not in str(caught.value.to_wire())
+    assert echo.seen == []
