@@ -115,7 +115,7 @@ async def test_a_proxy_does_not_reach_hosts_that_only_the_document_names(
 
 async def test_a_proxy_that_is_away_is_named_without_its_login(unused_port: int) -> None:
     proxy = f"http://me:s3cret@127.0.0.1:{unused_port}"
-    config = {"base_url": "http://api.example.com", "proxy": proxy, "retries": 0}
+    config: dict[str, Any] = {"base_url": "http://api.example.com", "proxy": proxy, "retries": 0}
     assert "s3cret" not in repr(HTTPServiceConfig(namespace="api", **config))
     async with imported(document(), **config) as registry:
         with pytest.raises(CallError) as caught:
@@ -227,7 +227,11 @@ async def test_a_header_can_be_a_function_of_the_call(echo: Echo) -> None:
     async def tenant(context: OperationContext) -> str | None:
         return context.identity.id if context.identity is not None else None
 
-    headers = {"X-Request-Id": lambda context: context.request_id, "X-Tenant": tenant, "X-Fix": "1"}
+    headers: dict[str, Any] = {
+        "X-Request-Id": lambda context: context.request_id,
+        "X-Tenant": tenant,
+        "X-Fix": "1",
+    }
     async with imported(document(), base_url=echo.url, headers=headers) as registry:
         await registry.execute(
             "api.call", {}, OperationContext(request_id="r1", identity=Identity("ann", []))
