@@ -197,3 +197,88 @@ def test_methods_are_not_found_and_that_is_told(tmp_path: Path) -> None:
 def test_an_empty_name_is_nothing_to_scan() -> None:
     with pytest.raises(FileNotFoundError, match="name a folder"):
         scan_operations("")
+
+
+SPECS = """
+from operations import OperationSpec, OperationType
+
+def spec(name):
+    return OperationSpec(name=name, namespace="scan", type=OperationType.QUERY)
+
+create = spec("create")
+async def create_handler(input, context):
+    return "created"
+
+delete = {"name": "delete", "namespace": "scan", "type": "mutation"}
+whole = {"name": "whole", "namespace": "scan", "type": "query", "handler": lambda input, context: "whole"}
+wrong = {"name": "wrong", "namespace": "no namespace", "type": "query"}
+settings = {"name": "not a spec"}
+_private = spec("private")
+"""
+
+
+async def test_specs_are_found_under_any_public_name(tmp_path: Path) -> None:
+    (tmp_path / "specs.py").write_text(SPECS)
+    (tmp_path / "only.py").write_text(SPEC_WITH_HANDLER.replace("operation =", "listing ="))
+    (tmp_path / "other.py").write_text("from .specs import create, delete")
+
+    found = scan_operations(tmp_path)
+
+    assert {known.spec.id for known in found.operations} == {
+        "scan.create",
+        "scan.whole",
+        "scan.handled",
+    }
+    assert [known.id for known in found.specs] == ["scan.delete"]
+    (skipped,) = found.skipped
+    assert "`wrong` is no spec" in skipped.reason
+    registry = OperationRegistry()
+    registry.register_all(found)
+    assert (await registry.execute("scan.create")).data == "created"
+    assert (await registry.execute("scan.whole")).data == "whole"
+    assert (await registry.execute("scan.handled")).data == "handled"
+
+
+FILES: dict[str, str | bytes | list[str]] = {
+    "app/ops": ["good.py", "deep/", "shared.py", "broken.py", "notes.txt", "package/"],
+    "app/ops/good.py": GOOD.format(name="good"),
+    "app/ops/shared.py": b"VALUE = 1",
+    "app/ops/broken.py": "def (",
+    "app/ops/deep": ["er/"],
+    "app/ops/deep/er": ["nested.py"],
+    "app/ops/deep/er/nested.py": "from ...shared import VALUE\n" + GOOD.format(name="nested"),
+    "app/ops/package": ["__init__.py", "inner.py"],
+    "app/ops/package/__init__.py": "from .inner import operation",
+    "app/ops/package/inner.py": SPEC,
+}
+
+
+async def test_files_can_be_read_from_elsewhere() -> None:
+    found = scan_operations("app/ops", read=FILES.__getitem__)
+
+    assert {known.spec.id for known in found.operations} == {
+        "scan.good",
+        "scan.good.made",
+        "scan.nested",
+        "scan.nested.made",
+    }
+    assert [known.id for known in found.specs] == ["scan.declared"]
+    assert [item.where for item in found.skipped] == ["app/ops/broken.py"]
+    registry = OperationRegistry()
+    registry.register_all(found)
+    assert (await registry.execute("scan.nested", {"n": 1})).data == 2
+
+
+def test_one_file_can_be_read_from_elsewhere() -> None:
+    found = scan_operations("app/ops/good.py", read=FILES.__getitem__)
+
+    assert [known.spec.id for known in found.operations] == ["scan.good", "scan.good.made"]
+    with pytest.raises(FileNotFoundError, match="app/nowhere"):
+        scan_operations("app/nowhere", read=FILES.__getitem__)
+
+
+def test_two_sources_do_not_share_modules() -> None:
+    for name in ("one", "two"):
+        files = {"ops": ["a.py"], "ops/a.py": GOOD.format(name=name)}
+        found = scan_operations("ops", read=files.__getitem__)
+        assert found.operations[0].spec.id == f"scan.{name}"

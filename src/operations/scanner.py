@@ -1,7 +1,7 @@
 """Find operations in a folder or package of Python modules.
 
-Scanning imports code, so it is for the operator's own modules. What is broken is skipped and told, and never
-keeps the rest from being found.
+Scanning imports code, so scan only modules that the operator trusts. A broken module is skipped and reported; it does
+not prevent the others from being found.
 """
 
 import importlib
@@ -9,18 +9,30 @@ import importlib.util
 import logging
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from itertools import count
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from operations.specs import Operation, OperationSpec, operation_of
 
 logger = logging.getLogger("operations")
+
+Read: TypeAlias = Callable[[str], bytes | str | Iterable[str]]
+"""Reads a path: the source of a file, or the names in a folder, where a name that ends in `/` is a folder.
+
+Raises `OSError` or `LookupError` for a path that does not exist.
+"""
+
+_SPEC_KEYS = frozenset({"name", "namespace", "type"})
+"""A mapping with these keys is taken for a spec, whatever it is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +62,19 @@ class ScanResult:
         return len(self.operations) + len(self.specs)
 
 
-def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
+def scan_operations(
+    source: str | PathLike[str] | ModuleType, *, read: Read | None = None
+) -> ScanResult:
     """Import every module of `source` and collect the operations in it.
 
-    A module offers operations as functions marked by `@operation`, as `Operation` objects, or as a spec
-    (an `OperationSpec`, or its JSON) called `operation`, with a function called `handler` beside it if it has one.
+    A module offers operations as functions marked by `@operation`, as `Operation` objects, or as specs (an
+    `OperationSpec`, or its JSON) under any public name. The handler of a spec is the function called `<name>_handler`;
+    the one called `handler`, if the spec is called `operation` or is the only one in its module; or `handler` in JSON.
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
+        read: Reads files and folders instead of the file system, for example from an archive; see `Read`. `source` is
+            then a path that `read` knows.
 
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found.
@@ -65,7 +82,11 @@ def scan_operations(source: str | PathLike[str] | ModuleType) -> ScanResult:
     scan = _Scan()
     if not isinstance(source, ModuleType) and not str(source):
         raise FileNotFoundError("name a folder, a Python file or a package; '.' is this folder")
-    if isinstance(source, ModuleType):
+    if read is not None:
+        if isinstance(source, ModuleType):
+            raise TypeError("read= needs a path, not a module")
+        scan.files(str(PurePath(source).as_posix()), read)
+    elif isinstance(source, ModuleType):
         scan.package(source.__name__)
     elif Path(source).exists():
         scan.folder(Path(source).resolve())
@@ -85,7 +106,15 @@ def _can_be_found(name: str) -> bool:
         return False
 
 
-def _make_package(name: str, root: Path) -> None:
+def _is_spec(name: str, value: object) -> bool:
+    if isinstance(value, OperationSpec):
+        return not name.startswith("_")
+    return isinstance(value, Mapping) and (
+        name == "operation" or (not name.startswith("_") and value.keys() >= _SPEC_KEYS)
+    )
+
+
+def _make_package(name: str, root: PurePath) -> None:
     """Let modules under `root` be imported below a package called `name`."""
     if name not in sys.modules:
         package = ModuleType(name)
@@ -107,6 +136,67 @@ def _hint(error: BaseException, file: Path) -> str:
     )
 
 
+_scans = count()
+
+
+def _walk(folder: PurePath, read: Read) -> Iterator[PurePath]:
+    """Yield the Python files in `folder` and below, sorted."""
+    for name in sorted(cast("Iterable[str]", read(folder.as_posix()))):
+        path = folder / name
+        if name.endswith("/"):
+            yield from _walk(path, read)
+        elif path.suffix == ".py":
+            yield path
+
+
+class _ReadFinder(MetaPathFinder, InspectLoader):
+    """Finds and loads the modules of one made-up package through `read`."""
+
+    def __init__(self, package: str, root: PurePath, read: Read) -> None:
+        self._package = package
+        self._root = root
+        self._read = read
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{self._package}."):
+            return None
+        for is_package in (True, False):
+            file = self._file(fullname, is_package)
+            if self._source(file) is not None:
+                return importlib.util.spec_from_loader(
+                    fullname, self, origin=file, is_package=is_package
+                )
+        folder = self._root.joinpath(*fullname.split(".")[1:]).as_posix()
+        with suppress(OSError, LookupError):
+            if not isinstance(self._read(folder), (str, bytes)):
+                # A folder without `__init__.py` is a package all the same.
+                spec = ModuleSpec(fullname, None, is_package=True)
+                spec.submodule_search_locations = [folder]
+                return spec
+        return None
+
+    def is_package(self, fullname: str) -> bool:
+        return self._source(self._file(fullname, is_package=True)) is not None
+
+    def get_source(self, fullname: str) -> str | None:
+        return self._source(self._file(fullname, is_package=self.is_package(fullname)))
+
+    def _file(self, fullname: str, is_package: bool) -> str:
+        path = self._root.joinpath(*fullname.split(".")[1:])
+        return f"{path.as_posix()}/__init__.py" if is_package else f"{path.as_posix()}.py"
+
+    def _source(self, file: str) -> str | None:
+        try:
+            found = self._read(file)
+        except (OSError, LookupError):
+            return None
+        if isinstance(found, bytes):
+            return importlib.util.decode_source(found)
+        return found if isinstance(found, str) else None
+
+
 class _Scan:
     """One scan on its way: what was found, and by which id it is taken."""
 
@@ -123,7 +213,27 @@ class _Scan:
         root = path if path.is_dir() else path.parent
         package = f"_operations_{sha256(str(root).encode()).hexdigest()[:16]}"
         _make_package(package, root)
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        self._files(package, root, files)
+
+    def files(self, path: str, read: Read) -> None:
+        """Scan the modules under `path`, or the one that it is, as `read` returns them.
+
+        Raises:
+            FileNotFoundError: If `read` does not know `path`.
+        """
+        try:
+            is_file = isinstance(read(path), (str, bytes))
+        except (OSError, LookupError) as error:
+            raise FileNotFoundError(f"{path} cannot be read: {error!r}") from error
+        root = PurePath(path).parent if is_file else PurePath(path)
+        package = f"_operations_read_{next(_scans)}"
+        _make_package(package, root)
+        sys.meta_path.append(_ReadFinder(package, root, read))
+        self._files(package, root, [PurePath(path)] if is_file else _walk(root, read))
+
+    def _files(self, package: str, root: PurePath, files: Iterable[PurePath]) -> None:
+        for file in files:
             parts = file.relative_to(root).with_suffix("").parts
             if any(part.startswith(".") or part == "__pycache__" for part in parts):
                 continue
@@ -158,27 +268,38 @@ class _Scan:
         return module
 
     def _collect(self, module: ModuleType, where: str) -> None:
+        specs: dict[str, Any] = {}
         for name, value in tuple(vars(module).items()):
             try:
                 found = operation_of(value)
+                is_spec = _is_spec(name, value)
             except Exception as error:  # noqa: BLE001 - a proxy may refuse to be looked at
                 self._skip(f"{where}: {name}", f"{type(error).__name__}: {error}")
                 continue
             if found is not None:
                 self._add(found, found.spec.id, where)
+            elif is_spec:
+                specs[name] = value
             elif isinstance(value, type) and value.__module__ == module.__name__:
                 self._tell_methods(value, where)
-        declared = vars(module).get("operation")
-        if isinstance(declared, Mapping):
+        for name, value in specs.items():
+            handler = vars(module).get(f"{name}_handler")
+            if handler is None and (name == "operation" or len(specs) == 1):
+                handler = vars(module).get("handler")
+            self._add_spec(name, value, handler, where)
+
+    def _add_spec(self, name: str, value: Any, handler: Any, where: str) -> None:
+        spec = value
+        if not isinstance(spec, OperationSpec):
+            fields = dict(cast("Mapping[str, Any]", value))
+            handler = fields.pop("handler", handler)
             try:
-                declared = OperationSpec.from_wire(dict(cast("Mapping[str, Any]", declared)))
+                spec = OperationSpec.from_wire(fields)
             except ValueError as error:
-                self._skip(where, f"its `operation` is no spec: {error}")
-        if isinstance(declared, OperationSpec):
-            handler = vars(module).get("handler")
-            self._add(
-                Operation(declared, handler) if callable(handler) else declared, declared.id, where
-            )
+                self._skip(where, f"its `{name}` is no spec: {error}")
+                return
+        found = Operation(spec, handler) if callable(handler) else spec
+        self._add(found, spec.id, where, origin=value)
 
     def _tell_methods(self, owner: type, where: str) -> None:
         """A method has no object to be called on: what marks one is told, so that nobody looks for it in vain."""
@@ -192,16 +313,27 @@ class _Scan:
                     f"{found.spec.id} is a method, and a scan finds functions of a module: move it out of the class",
                 )
 
-    def _add(self, found: Operation | OperationSpec, operation_id: str, where: str) -> None:
+    def _add(
+        self,
+        found: Operation | OperationSpec,
+        operation_id: str,
+        where: str,
+        origin: object = None,
+    ) -> None:
+        origin = found if origin is None else origin
         taken = self._taken.get(operation_id)
         if taken is None:
-            self._taken[operation_id] = found, where
+            self._taken[operation_id] = origin, where
             if isinstance(found, OperationSpec):
                 self.result.specs.append(found)
             else:
                 self.result.operations.append(found)
-        elif taken[0] is not found:
+        elif taken[0] is not origin:
             self._skip(where, f"{operation_id} was found in {taken[1]} already")
+        elif isinstance(found, Operation) and found.spec in self.result.specs:
+            # A module that imports a spec may be read before the one that has its handler.
+            self.result.specs.remove(found.spec)
+            self.result.operations.append(found)
 
     def _skip(self, where: str, reason: str) -> None:
         self.result.skipped.append(Skipped(where, reason))
