@@ -13,7 +13,7 @@ Rule 4: within one process there is nothing to write: a transport that has a `lo
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from operations.access import Identity
@@ -233,15 +233,29 @@ def usable(target: EventTarget) -> EventTarget:
 
 
 class Registration:
-    """A receiver in a list, until closed; closing twice is harmless."""
+    """A receiver in a list, until closed; closing twice is harmless.
 
-    def __init__(self, receivers: list[Receiver], receiver: Receiver) -> None:
+    Args:
+        receivers: The list.
+        receiver: The receiver to add.
+        removed: Awaited after the receiver was removed.
+    """
+
+    def __init__(
+        self,
+        receivers: list[Receiver],
+        receiver: Receiver,
+        removed: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._receivers = receivers
         self._receiver: Receiver | None = receiver
+        self._removed = removed
         receivers.append(receiver)
 
     async def aclose(self) -> None:
-        """Take the receiver out of the list."""
+        """Remove the receiver from the list."""
         if self._receiver is not None:
             self._receivers.remove(self._receiver)
             self._receiver = None
+            if self._removed is not None:
+                await self._removed()

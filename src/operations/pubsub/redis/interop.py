@@ -2,6 +2,9 @@
 
 The channel of an event is `prefix + type + ":" + id`; the id is empty, but one is accepted. Everyone who listens gets
 every answer, so nothing is private here, and every worker gets every request, so there should be one.
+
+Rule: a client subscribes only to what it needs. Redis counts the subscribers of a request, so a caller is told at once
+      that there is no worker.
 """
 
 import asyncio
@@ -20,6 +23,13 @@ from operations.pubsub.redis.link import SILENCE, Link, open_pool
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
+
+
+_REPLIES = (
+    *("call.responded", "call.completed", "call.error", "call.aborted"),
+    *("call.credit", "call.probed", "call.alive"),
+)
+"""The types of all events but requests."""
 
 
 class _Frame(msgspec.Struct):
@@ -44,31 +54,24 @@ class RedisInteropTarget:
         self._link = Link(self._pool, _nothing, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
-        self._confirmed = asyncio.Event()
+        self._confirmed: dict[str, asyncio.Event] = {}
         self._ear = Ear(
             self._pool,
             self._link,
-            wanted=lambda: ("PSUBSCRIBE", f"{_literally(prefix)}call.*"),
+            wanted=self._wanted,
             deliver=self._deliver,
             lost=self._lost,
             restored=self._restored,
         )
 
     async def open(self) -> None:
-        """Connect, and subscribe to every event.
+        """Connect.
 
         Raises:
             TransportError: If Redis cannot be reached.
         """
         await self._link.open()
         await self._ear.open()
-        try:
-            async with asyncio.timeout(SILENCE):
-                await self._confirmed.wait()
-        except TimeoutError:
-            raise TransportError(
-                "Redis does not confirm a subscription to every event: may this user have one?"
-            ) from None
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -92,13 +95,57 @@ class RedisInteropTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get every event that is no request."""
         enforce_lists(addresses=addresses)
-        return Registration(self._listeners, receiver)
+        return await self._register(self._listeners, receiver)
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Registration:
         """Get every request."""
-        return Registration(self._takers, receiver)
+        return await self._register(self._takers, receiver)
+
+    async def _register(self, receivers: list[Receiver], receiver: Receiver) -> Registration:
+        """Add a receiver; return when Redis has confirmed the subscriptions.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        registration = Registration(receivers, receiver, self._update_patterns)
+        try:
+            await self._update_patterns()
+            async with asyncio.timeout(SILENCE):
+                for confirmed in tuple(self._confirmed.values()):
+                    await confirmed.wait()
+        except BaseException as error:
+            await registration.aclose()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise TransportError(
+                "Redis does not confirm the subscriptions: may this user subscribe to "
+                f"{self._prefix}call.*?"
+            ) from None
+        return registration
+
+    async def _update_patterns(self) -> None:
+        """Subscribe to what is needed now, and release the rest."""
+        needed = self._patterns()
+        added = [pattern for pattern in needed if pattern not in self._confirmed]
+        released = [pattern for pattern in self._confirmed if pattern not in needed]
+        for pattern in added:
+            self._confirmed[pattern] = asyncio.Event()
+        for pattern in released:
+            del self._confirmed[pattern]
+        if added:
+            await self._ear.tell("PSUBSCRIBE", *added)
+        if released:
+            await self._ear.tell("PUNSUBSCRIBE", *released)
+
+    def _patterns(self) -> list[str]:
+        types = [*(_REPLIES if self._listeners else ()), *((PUT_TYPE,) if self._takers else ())]
+        return [f"{_literally(self._prefix)}{kind}:*" for kind in types]
+
+    def _wanted(self) -> Sequence[str]:
+        patterns = self._patterns()
+        return ("PSUBSCRIBE", *patterns) if patterns else ()
 
     async def send(self, address: str, body: bytes) -> None:
         """Publish to everyone."""
@@ -136,7 +183,9 @@ class RedisInteropTarget:
 
     def _deliver(self, message: Any) -> None:
         if message[0] == b"psubscribe":
-            self._confirmed.set()
+            confirmed = self._confirmed.get(message[1].decode())
+            if confirmed is not None:
+                confirmed.set()
         elif message[0] == b"pmessage":
             is_request = message[2].startswith(f"{self._prefix}{PUT_TYPE}:".encode())
             for receiver in tuple(self._takers if is_request else self._listeners):

@@ -24,8 +24,8 @@ from operations.pubsub.websocket.topics import (
     CONTROLS,
     WORKER_TOPICS,
     Topics,
+    control_message,
     read_frame,
-    subscription_to,
 )
 
 logger = logging.getLogger("operations")
@@ -56,6 +56,8 @@ class WebSocketTarget:
         self.local = None
         self.malformed = 0
         self._topics = Topics() if interop else None
+        self._subscribed: set[str] = set()
+        self._subscribed_on: Socket | None = None
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
@@ -80,18 +82,18 @@ class WebSocketTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
         enforce_lists(addresses=addresses)
-        registration = Registration(self._listeners, receiver)
+        registration = Registration(self._listeners, receiver, self._update_topics)
         self._attach()
-        await self._announce(CALLER_TOPICS)
+        await self._update_topics()
         return registration
 
     async def take(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
-        registration = Registration(self._takers, receiver)
+        registration = Registration(self._takers, receiver, self._update_topics)
         self._attach()
-        await self._announce(WORKER_TOPICS)
+        await self._update_topics()
         return registration
 
     async def send(self, address: str, body: bytes) -> None:
@@ -136,8 +138,7 @@ class WebSocketTarget:
         self._connected.set()
         reason = "the WebSocket was closed"
         try:
-            await self._announce(CALLER_TOPICS if self._listeners else ())
-            await self._announce(WORKER_TOPICS if self._takers else ())
+            await self._update_topics()
             while True:
                 body = await socket.receive()
                 if self._attached.is_set():
@@ -212,13 +213,26 @@ class WebSocketTarget:
         if self._topics is not None:
             await self._topics.wait_for(topic)
 
-    async def _announce(self, topics: Sequence[str]) -> None:
+    async def _update_topics(self) -> None:
+        """Subscribe to the topics that somebody here needs, each once, and release those that nobody needs any more."""
         socket = self._socket
         if self._topics is None or socket is None:
             return
-        for topic in topics:
-            with suppress(EOFError):
-                await socket.send(subscription_to(topic))
+        if self._subscribed_on is not socket:
+            self._subscribed_on = socket
+            self._subscribed = set()
+        needed = [
+            *(CALLER_TOPICS if self._listeners else ()),
+            *(WORKER_TOPICS if self._takers else ()),
+        ]
+        added = [topic for topic in dict.fromkeys(needed) if topic not in self._subscribed]
+        released = sorted(self._subscribed.difference(needed))
+        self._subscribed = set(needed)
+        with suppress(EOFError):
+            for topic in added:
+                await socket.send(control_message("__subscribe", topic))
+            for topic in released:
+                await socket.send(control_message("__unsubscribe", topic))
 
     def _is_wanted(self, body: bytes) -> bool:
         """Whether the peer wants to hear this."""

@@ -25,9 +25,9 @@ read_frame = msgspec.json.Decoder(Frame).decode
 """The frame in a JSON text."""
 
 
-def subscription_to(topic: str) -> bytes:
-    """The control message that asks for `topic`."""
-    return msgspec.json.encode({"type": "__subscribe", "id": "", "payload": {"topic": topic}})
+def control_message(kind: str, topic: str) -> bytes:
+    """Return the control message that subscribes to a topic (`__subscribe`) or releases it (`__unsubscribe`)."""
+    return msgspec.json.encode({"type": kind, "id": "", "payload": {"topic": topic}})
 
 
 class Topics:

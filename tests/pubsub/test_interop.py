@@ -1,0 +1,135 @@
+"""The interoperable mode: which topics are subscribed to, and when they are released."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from tests.calls.waiting import until
+from tests.servers import Broker, RedisServer, running
+from websockets.asyncio.server import ServerConnection, serve
+
+from operations import OperationRegistry
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.redis import connect_redis_interop
+from operations.pubsub.websocket import connect_websocket
+
+
+@asynccontextmanager
+async def peer() -> AsyncGenerator[tuple[str, list[tuple[str, str]], list[ServerConnection]]]:
+    """A WebSocket server that keeps the control messages it gets, and its connections."""
+    controls: list[tuple[str, str]] = []
+    connections: list[ServerConnection] = []
+
+    async def keep(connection: ServerConnection) -> None:
+        connections.append(connection)
+        async for message in connection:
+            frame: Any = json.loads(message)
+            if frame["type"].startswith("__"):
+                controls.append((frame["type"], frame["payload"]["topic"]))
+
+    async with serve(keep, "127.0.0.1", 0) as server:
+        yield f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", controls, connections
+
+
+CALLER = {"call.responded:", "call.completed:", "call.error:", "call.aborted:"}
+
+
+@pytest.mark.requirement("R50")
+async def test_a_topic_is_subscribed_once_and_released_when_its_last_listener_leaves() -> None:
+    async with peer() as (url, controls, _), connect_websocket(url, interop=True) as target:
+        with anyio.fail_after(5):
+            first, second = PendingRequestMap(target), PendingRequestMap(target)
+            await first.open()
+            await second.open()
+            async with serve_calls(OperationRegistry(), target):
+                await until(lambda: len(controls) == 5)
+                assert sorted(controls) == sorted(
+                    ("__subscribe", topic) for topic in {*CALLER, "call.requested:"}
+                )
+                controls.clear()
+            await until(lambda: controls)
+            assert controls == [("__unsubscribe", "call.requested:")]
+            controls.clear()
+            await first.aclose()
+            await second.aclose()
+            await until(lambda: len(controls) == 4)
+
+    assert sorted(controls) == sorted(("__unsubscribe", topic) for topic in CALLER)
+
+
+@pytest.mark.requirement("R50")
+async def test_a_new_connection_is_told_every_topic_once() -> None:
+    async with (
+        peer() as (url, controls, connections),
+        connect_websocket(url, interop=True) as target,
+        PendingRequestMap(target),
+    ):
+        with anyio.fail_after(10):
+            await until(lambda: len(controls) == 4)
+            controls.clear()
+            await connections[0].close()
+            await until(lambda: len(controls) == 4, seconds=5)
+            # Whatever else is on its way comes before the answer to this.
+            await (await connections[1].ping())
+        assert sorted(controls) == sorted(("__subscribe", topic) for topic in CALLER)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Any:
+    with running(RedisServer()) as started:
+        yield started
+
+
+@pytest.mark.requirement("R50", "R32")
+async def test_over_redis_a_caller_is_told_at_once_that_there_is_no_worker(broker: Broker) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("math.one", type="query")
+    async def one() -> int:
+        return 1
+
+    async with (
+        connect_redis_interop(broker.url, prefix="none:") as near,
+        connect_redis_interop(broker.url, prefix="none:") as far,
+        PendingRequestMap(near) as calls,
+        PendingRequestMap(far),
+    ):
+        with anyio.fail_after(5):
+            for _ in range(2):
+                with pytest.raises(CallError) as caught:
+                    await calls.call("math.one")
+                assert caught.value.code == ErrorCode.UNAVAILABLE
+                # One that serves, and leaves again.
+                async with serve_calls(registry, far):
+                    assert (await calls.call("math.one")).data == 1
+
+
+@pytest.mark.requirement("R50", "R34")
+async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("math.one", type="query")
+    async def one() -> int:
+        return 1
+
+    async with (
+        connect_redis_interop(broker.url, prefix="again:") as near,
+        connect_redis_interop(broker.url, prefix="again:") as far,
+        serve_calls(registry, far),
+        PendingRequestMap(near) as calls,
+        connect_redis_interop(broker.url) as admin,
+    ):
+        assert (await calls.call("math.one")).data == 1
+        await admin._link.request("CLIENT", "KILL", "TYPE", "pubsub")  # pyright: ignore[reportPrivateUsage]
+        with anyio.fail_after(10):
+            while True:
+                try:
+                    assert (await calls.call("math.one", timeout=1)).data == 1
+                    break
+                except CallError:
+                    await asyncio.sleep(0.05)
