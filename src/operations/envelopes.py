@@ -261,6 +261,17 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
             raise ValueError("not a response envelope: nested too deeply") from None
 
 
+class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=True):
+    """A handler's envelope whose data is described by a schema of its own, not by the operation's output schema.
+
+    Adapters return it if responses of one operation differ. The pipeline normalises the data with `schema` and
+    returns a plain envelope.
+    """
+
+    schema: Schema | None = None
+    """None if nothing describes the data, which then stays unchanged."""
+
+
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
     structured: Any = meta.structured_content
     text = "\n".join(block.text for block in meta.content if isinstance(block, TextContent))

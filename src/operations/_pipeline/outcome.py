@@ -9,6 +9,7 @@ import msgspec
 
 from operations._json import TOO_LONG, as_json, to_json
 from operations.envelopes import (
+    DescribedEnvelope,
     LocalResponseMeta,
     MCPResponseMeta,
     ResponseEnvelope,
@@ -59,6 +60,8 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
 
     def pass_on(envelope: Envelope) -> Envelope:
         """A handler's own envelope: the same meta, and data that fits where there is something to go by."""
+        if isinstance(envelope, DescribedEnvelope):
+            return finish_described(envelope)
         meta = envelope.meta
         raw: Any = envelope.data
         if isinstance(raw, (bytes, bytearray, memoryview)):
@@ -77,7 +80,37 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
             settle(data, doubt)
         return ResponseEnvelope(data, meta)
 
+    finish_described = _described_finisher(spec, policy, pass_on)
     return finish
+
+
+def _described_finisher(
+    spec: OperationSpec, policy: OutputPolicy, finish: Finisher
+) -> Callable[[DescribedEnvelope[Any]], Envelope]:
+    """Return the function that normalises an envelope with the schema that it names.
+
+    Args:
+        spec: The operation.
+        policy: How results are normalised.
+        finish: Normalises an envelope with the operation's own output schema.
+    """
+    finishers: dict[int, tuple[Schema, Finisher]] = {
+        id(spec.output_schema): (spec.output_schema, finish)
+    }
+
+    def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
+        plain: Envelope = ResponseEnvelope(envelope.data, envelope.meta)
+        schema = envelope.schema
+        if schema is None:
+            return proper(plain)
+        known = finishers.get(id(schema))
+        if known is None:
+            # The schema is kept as well, so that its id stays its own.
+            described = msgspec.structs.replace(spec, output_schema=schema)
+            known = finishers[id(schema)] = (schema, finisher(described, policy))
+        return known[1](plain)
+
+    return finish_described
 
 
 def proper(envelope: Envelope) -> Envelope:

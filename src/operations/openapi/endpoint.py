@@ -8,18 +8,25 @@ from urllib.parse import urljoin, urlsplit
 from operations._hosts import normal_url, origin_of
 from operations._json import object_of
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope, http_envelope
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.answers import Answer, read_data, shown_headers, with_answer
+from operations.openapi.exchange.answers import (
+    Answer,
+    described_envelope,
+    read_data,
+    shown_headers,
+    with_answer,
+)
 from operations.openapi.exchange.client import Client, Draft
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.streaming import EventStream
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
 from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.expected import Expected
+from operations.openapi.reading.expected import Described, Expected
 from operations.openapi.requests.paths import template_names
 from operations.openapi.requests.plan import Plan
+from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
 MAX_PAGES = 10_000
@@ -51,16 +58,35 @@ class Shared:
 
 
 class Endpoint:
-    """One operation of a service. Costs next to nothing until it is used."""
+    """One operation of a service. Costs next to nothing until it is used.
 
-    __slots__ = ("_entry", "_expected", "_plan", "_server", "_shared", "is_stream")
+    Args:
+        shared: What all operations of the service share.
+        entry: The operation in the document.
+        is_stream: Whether this is a subscription to a stream.
+        is_split: Whether the document declares a stream and other responses, each as its own operation.
 
-    def __init__(self, shared: Shared, entry: Entry, *, is_stream: bool) -> None:
+    Attributes:
+        input: The schema of the arguments.
+        output: The schema of the data of any successful response.
+    """
+
+    __slots__ = (
+        "_entry", "_expected", "_is_split", "_plan", "_server", "_shared", "input", "is_stream",
+        "output",
+    )  # fmt: skip
+
+    def __init__(
+        self, shared: Shared, entry: Entry, *, is_stream: bool, is_split: bool = False
+    ) -> None:
         self._shared = shared
         self._entry = entry
+        self._is_split = is_split
         self._plan: Plan | None = None
         self._server: str | None = None
         self.is_stream = is_stream
+        self.input = Schema(self.input_schema, lenient=True)
+        self.output = Schema(self.output_schema, lenient=True)
 
     @property
     def has_address(self) -> bool:
@@ -99,14 +125,13 @@ class Endpoint:
             CallError: If it fails, or its answer is an error.
         """
         shared = self._shared
-        schema = object_of(self.output_schema())
         config = shared.config
         events = EventStream(
             shared.client,
             shared.security,
             self._draft(input),
             context,
-            as_text=schema.get("type") == "string",
+            describe=self._describe,
             is_ours=config.restore and "x-operations" in self._entry.operation,
             retries=config.retries,
             limits=(config.max_event_bytes, config.max_response_bytes),
@@ -178,22 +203,29 @@ class Endpoint:
 
     def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
         kind = answer.headers.get("content-type", "")
+        described = self._describe(answer.status, kind)
         try:
             data = read_data(
                 answer.content,
                 kind,
                 status=answer.status,
-                expects_json=self._expected.is_json,
-                expects_sequence=self._expected.is_sequence,
+                expects_json=described.is_json,
+                expects_items=described.is_stream,
             )
         except CallError as error:
             raise with_answer(error, answer, self._shared.config.max_error_bytes) from None
-        return http_envelope(
+        return described_envelope(
             data,
-            status_code=answer.status,
+            status=answer.status,
             headers=shown_headers(answer.headers),
             content_type=kind,
+            schema=described.listed if described.is_stream else described.schema,
         )
+
+    def _describe(self, status: int, content_type: str) -> Described:
+        """Return what describes the data of a response."""
+        self._ready()
+        return self._expected.find(status, content_type)
 
     def _draft(self, input: Any) -> Draft:
         plan = self._ready()
@@ -223,8 +255,16 @@ class Endpoint:
                 shared.description.schemas,
                 owned=shared.owned,
                 flatten=shared.config.flatten_body,
+                streams=self.is_stream if self._is_split else None,
             )
-            self._expected = Expected(model, shared.description.schemas, is_stream=self.is_stream)
+            self._expected = Expected(
+                model,
+                shared.description.schemas,
+                self.output,
+                method=entry.method,
+                is_stream=self.is_stream,
+                is_split=self._is_split,
+            )
             self._plan = plan
         return plan
 

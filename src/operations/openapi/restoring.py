@@ -19,7 +19,6 @@ from operations.openapi.exporting.extension import Exported, item_schema, restor
 from operations.openapi.reading.document import Entry
 from operations.openapi.reading.model import EVENT_STREAM
 from operations.openapi.requests.body_plan import BODY
-from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -125,8 +124,8 @@ def restored(
         title=text_of(operation.get("summary")) or None,
         description=text_of(operation.get("description")),
         tags=tuple(tag for tag in list_of(operation.get("tags")) if type(tag) is str),
-        input_schema=Schema(endpoint.input_schema, lenient=True),
-        output_schema=Schema(endpoint.output_schema, lenient=True),
+        input_schema=endpoint.input,
+        output_schema=endpoint.output,
         error_schemas=exported.error_schemas(_components(shared)),
         access_control=access,
         idempotent=exported.idempotent,

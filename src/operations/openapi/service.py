@@ -7,6 +7,7 @@ registry.register_all(service)
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -32,9 +33,8 @@ from operations.openapi.reading.declared_answers import Declared, DeclaredAnswer
 from operations.openapi.reading.declared_requests import DeclaredRequests
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
-from operations.openapi.reading.names import operation_names, safe_name
+from operations.openapi.reading.names import operation_names, safe_name, unused_name
 from operations.openapi.restoring import restored
-from operations.schema import Schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -46,6 +46,9 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 _IDEMPOTENT = frozenset({"PUT", "DELETE"})
 PAGES = ".pages"
 """Added to an operation's name for the subscription to all its pages."""
+
+STREAM = ".stream"
+"""Added to an operation's name for the subscription to its response as a stream."""
 
 
 class OpenAPIService:
@@ -248,6 +251,7 @@ class _Importer:
             description, is_signed=config.auth is not None or has_header
         )
         self._restored: list[Operation] = []
+        self._taken: set[str] = set()
         self._unaddressed: list[str] = []
         self._is_whole: bool | None = None
         """Whether the document's own server, or the operator's, is an address; asked when first needed."""
@@ -261,13 +265,14 @@ class _Importer:
         drafts = [self._draft(entry) for entry in entries]
         names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
         operations = self._restored
+        self._taken = set(names)
         if self._has_rules():
             for draft, name in zip(drafts, names, strict=True):
                 operations.extend(self._ruled(draft, _outline(draft, name)))
         else:
             for draft, name in zip(drafts, names, strict=True):
-                operations.append(self._operation(draft, name, OPEN))
-        self._warn_of_names(set(names))
+                operations.extend(self._operations(draft, name, OPEN))
+        self._warn_of_names(self._taken)
         description.problems.extend(self._requests.problems())
         for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
@@ -318,11 +323,16 @@ class _Importer:
         return any(rule is not None for rule in rules)
 
     def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
-        """What the operator's rules make of one operation: nothing, itself, or itself and its pages."""
+        """Yield what the operator's rules leave of one operation: nothing, or it and its stream and pages."""
         if self._is_wanted(outline):
-            operation = self._operation(draft, self._renamed(outline), self._access(outline))
-            yield operation
-            yield from self._pages(draft.entry, operation, outline)
+            name, access = self._renamed(outline), self._access(outline)
+            first, *streams = self._operations(draft, name, access)
+            yield first
+            exclude = self._config.exclude
+            stream = replace(outline, name=outline.name + STREAM)
+            if exclude is None or not exclude(stream):
+                yield from streams
+            yield from self._pages(draft.entry, first, outline)
 
     def _draft(self, entry: Entry) -> _Draft:
         operation = entry.operation
@@ -350,10 +360,28 @@ class _Importer:
             meta,
         )
 
-    def _operation(self, draft: _Draft, name: str, access: AccessControl) -> Operation:
-        entry, declared = draft.entry, draft.declared
-        is_stream, method = declared.is_stream, entry.method
-        endpoint = Endpoint(self._shared, entry, is_stream=is_stream)
+    def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
+        """Return an operation, and a subscription beside it if the document offers its response as a stream too."""
+        declared = draft.declared
+        if not declared.has_stream or not declared.has_other:
+            return [self._operation(draft, name, access, is_stream=declared.has_stream)]
+        stream = unused_name(name + STREAM, self._taken)
+        return [
+            self._operation(draft, name, access, is_stream=False, is_split=True),
+            self._operation(draft, stream, access, is_stream=True, is_split=True),
+        ]
+
+    def _operation(
+        self,
+        draft: _Draft,
+        name: str,
+        access: AccessControl,
+        *,
+        is_stream: bool,
+        is_split: bool = False,
+    ) -> Operation:
+        entry, method = draft.entry, draft.entry.method
+        endpoint = Endpoint(self._shared, entry, is_stream=is_stream, is_split=is_split)
         self._note_address(entry, f"{self._config.namespace}.{name}")
         if is_stream:
             kind = OperationType.SUBSCRIPTION
@@ -367,9 +395,9 @@ class _Importer:
             title=draft.title,
             description=draft.description,
             tags=draft.tags,
-            input_schema=Schema(endpoint.input_schema, lenient=True),
-            output_schema=Schema(endpoint.output_schema, lenient=True),
-            error_schemas=declared.errors,
+            input_schema=endpoint.input,
+            output_schema=endpoint.output,
+            error_schemas=draft.declared.errors,
             access_control=access,
             idempotent=method in _IDEMPOTENT,
             meta=draft.meta,
@@ -424,8 +452,8 @@ class _Importer:
                 title=spec.title,
                 description=f"Every page of {spec.id}, one by one.",
                 tags=spec.tags,
-                input_schema=spec.input_schema,
-                output_schema=spec.output_schema,
+                input_schema=endpoint.input,
+                output_schema=endpoint.output,
                 error_schemas=spec.error_schemas,
                 access_control=spec.access_control,
                 meta=spec.meta,

@@ -8,11 +8,18 @@ from typing import Any
 import msgspec
 
 from operations._json import object_of
+from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.security import redacted
+from operations.openapi.exchange.sse import EventStreamDecoder
 from operations.openapi.reading import media
+from operations.openapi.reading.model import EVENT_STREAM
 from operations.openapi.reading.texts import MARKS
+from operations.schema import Schema
 from operations.types import JSONObject
+
+DONE = "[DONE]"
+"""The data with which many APIs end a stream."""
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Headers of an answer that are credentials; they stay here."""
@@ -57,7 +64,7 @@ def read_data(
     *,
     status: int,
     expects_json: bool,
-    expects_sequence: bool = False,
+    expects_items: bool = False,
 ) -> Any:
     """The data of a good answer: JSON, text, bytes, or None where there is nothing.
 
@@ -66,7 +73,7 @@ def read_data(
         content_type: Its Content-Type; may be empty.
         status: The status code.
         expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
-        expects_sequence: Whether the document describes the items of a sequence, so that one becomes a list.
+        expects_items: Whether the document declares a stream, so that its items become a list.
 
     Raises:
         CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not.
@@ -81,12 +88,34 @@ def read_data(
         except CallError:
             if not media.says_nothing(content_type):
                 raise
-    if expects_sequence and media.is_sequence(content_type):
+    if expects_items and media.is_sequence(content_type):
         lines = content.replace(b"\x1e", b"\n").split(b"\n")
         return [_json(line, content_type) for line in lines if line.strip()]
+    if expects_items and media.essence(content_type) == EVENT_STREAM:
+        decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
+        events = decoder.feed(content)
+        return [event_data(event.data) for event in events if event.data != DONE]
     if media.is_text(content_type):
         return _text(content, content_type)
     return content
+
+
+def described_envelope(
+    data: Any, *, status: int, headers: dict[str, str], content_type: str, schema: Schema | None
+) -> DescribedEnvelope[Any]:
+    """Return the envelope of a successful response, with the schema that describes its data."""
+    meta = HTTPResponseMeta(status_code=status, headers=headers, content_type=content_type)
+    return DescribedEnvelope(data, meta, schema)
+
+
+def event_data(text: str, *, as_text: bool = False) -> Any:
+    """Return the data of an event: JSON if it is, unless the document declares text."""
+    if as_text:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return text
 
 
 def _json(content: bytes, content_type: str) -> Any:

@@ -127,3 +127,34 @@ class EventStreamDecoder:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"One event is larger than {self._max} bytes."
             )
+
+
+class JSONLinesDecoder:
+    """Splits the bytes of a response into lines of JSON (JSON Lines, NDJSON, `json-seq`).
+
+    Rules 1 and 2 hold here as well. The last line needs no line end.
+    """
+
+    def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
+        self._max = max_event_bytes
+        self._rest = bytearray()
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next bytes; return the lines they complete.
+
+        Raises:
+            CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
+        """
+        # A record of `json-seq` begins with a separator and ends with a line feed.
+        self._rest += chunk.replace(b"\x1e", b"\n")
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = bytearray(rest)
+        if len(rest) > self._max or any(len(line) > self._max for line in lines):
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, f"One line is larger than {self._max} bytes."
+            )
+        return [bytes(line) for line in lines if line.strip()]
+
+    def finish(self) -> list[bytes]:
+        """Return the last line, if it has no line end."""
+        return self.feed(b"\n")

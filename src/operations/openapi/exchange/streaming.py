@@ -7,8 +7,9 @@ such events are passed over, up to where we were.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from secrets import SystemRandom
 from typing import Any
 
@@ -16,18 +17,22 @@ import msgspec
 
 from operations._json import object_of
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope, http_envelope
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.openapi.exchange.answers import read_data, shown_headers
+from operations.openapi.exchange.answers import (
+    DONE,
+    described_envelope,
+    event_data,
+    read_data,
+    shown_headers,
+)
 from operations.openapi.exchange.client import Client, Draft
 from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.exchange.security import Security
-from operations.openapi.exchange.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.exchange.sse import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
 from operations.openapi.reading import media
+from operations.openapi.reading.expected import Described
 from operations.openapi.reading.model import EVENT_STREAM
-
-DONE = "[DONE]"
-"""The data with which many APIs end a stream."""
 
 MAX_PAUSE = 30.0
 """Seconds we wait at most before reconnecting, whatever the server asks for."""
@@ -45,7 +50,7 @@ class EventStream:
         security: Signs them.
         draft: The request.
         context: The call this serves.
-        as_text: Whether an event's data is text even where it looks like JSON.
+        describe: Returns what describes the data of a response, by its status and content type.
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
         retries: How often to reconnect in vain.
         limits: `max_event_bytes`, `max_response_bytes`.
@@ -59,7 +64,7 @@ class EventStream:
         draft: Draft,
         context: OperationContext,
         *,
-        as_text: bool,
+        describe: Callable[[int, str], Described],
         is_ours: bool,
         retries: int,
         limits: tuple[int, int],
@@ -69,7 +74,7 @@ class EventStream:
         self._security = security
         self._draft = draft
         self._context = context
-        self._as_text = as_text
+        self._describe = describe
         self._is_ours = is_ours
         self._retries = retries if draft.method in REPEATABLE else 0
         self._max_event, self._max_response = limits
@@ -122,9 +127,29 @@ class EventStream:
             if response.status == 204:
                 self._is_over = True
                 return
+            described = self._describe(response.status, kind)
+            item = partial(
+                described_envelope,
+                status=response.status,
+                content_type=kind,
+                schema=described.schema,
+            )
+            if media.is_sequence(kind):
+                self._is_over = True
+                lines = JSONLinesDecoder(max_event_bytes=self._max_event)
+                async for chunk in chunks:
+                    for line in lines.feed(chunk):
+                        yield item(_line(line), headers=headers)
+                for line in lines.finish():
+                    yield item(_line(line), headers=headers)
+                return
             if media.essence(kind) != EVENT_STREAM:
                 self._is_over = True
-                yield await self._single(response.status, headers, kind, chunks)
+                content = await self._whole(chunks)
+                data = read_data(
+                    content, kind, status=response.status, expects_json=described.is_json
+                )
+                yield item(data, headers=headers)
                 return
             # A fresh decoder: an id in this response is one the server sent in it.
             decoder = EventStreamDecoder(max_event_bytes=self._max_event)
@@ -143,7 +168,13 @@ class EventStream:
                             continue
                         is_resumed = False
                         self._remember(event.last_event_id)
-                    yield self._envelope(event, response.status, headers, kind)
+                    if self._is_ours and event.event == "error":
+                        raise CallError.from_wire(object_of(event_data(event.data)))
+                    marks = {"sse-event": event.event, "last-event-id": self._last_id}
+                    yield item(
+                        event_data(event.data, as_text=described.is_text),
+                        headers={**headers, **marks},
+                    )
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
             if is_resumed and is_behind:
@@ -165,23 +196,8 @@ class EventStream:
             # A server that begins again repeats the first ids, one that overlaps the last: forget the middle.
             del self._seen[list(self._seen)[_REMEMBERED // 2]]
 
-    def _envelope(
-        self, event: ServerSentEvent, status: int, headers: Mapping[str, str], kind: str
-    ) -> ResponseEnvelope[Any]:
-        if self._is_ours and event.event == "error":
-            raise CallError.from_wire(object_of(_data(event.data, as_text=False)))
-        return http_envelope(
-            _data(event.data, as_text=self._as_text),
-            status_code=status,
-            headers={**headers, "sse-event": event.event, "last-event-id": self._last_id},
-            content_type=kind,
-            sequence=event.last_event_id or None,
-        )
-
-    async def _single(
-        self, status: int, headers: dict[str, str], kind: str, chunks: AsyncIterator[bytes]
-    ) -> ResponseEnvelope[Any]:
-        """The server answered with one thing rather than a stream."""
+    async def _whole(self, chunks: AsyncIterator[bytes]) -> bytes:
+        """Read a response that is not a stream."""
         content = bytearray()
         try:
             async with asyncio.timeout(self._seconds):
@@ -194,15 +210,13 @@ class EventStream:
                         )
         except TimeoutError:
             raise timed_out("The answer", self._seconds, "end") from None
-        data = read_data(bytes(content), kind, status=status, expects_json=not self._as_text)
-        return http_envelope(data, status_code=status, headers=headers, content_type=kind)
+        return bytes(content)
 
 
-def _data(text: str, *, as_text: bool) -> Any:
-    """An event's data: JSON where it is, unless text is what was promised."""
-    if as_text:
-        return text
+def _line(line: bytes) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-        return text
+        return msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise CallError(
+            ErrorCode.EXECUTION_ERROR, "A line of the stream is not the JSON it should be."
+        ) from None

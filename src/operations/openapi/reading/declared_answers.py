@@ -13,7 +13,7 @@ from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.reading import media, openapi3, swagger2
 from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.model import EVENT_STREAM
+from operations.openapi.reading.media import is_stream
 from operations.openapi.reading.schemas import Direction
 from operations.schema import Schema
 from operations.specs import ErrorDefinition
@@ -25,7 +25,12 @@ class Declared(msgspec.Struct, gc=False):
 
     errors: tuple[ErrorDefinition, ...]
     links: JSONObject | None
-    is_stream: bool
+
+    has_stream: bool
+    """Whether a successful response can be a stream."""
+
+    has_other: bool
+    """Whether a successful response can be something else."""
 
 
 class DeclaredAnswers:
@@ -35,15 +40,13 @@ class DeclaredAnswers:
         self._description = description
         self._errors: dict[tuple[str, str | None], ErrorDefinition] = {}
         self._good: dict[str, JSONObject] = {}
-        self._streams_anyway = description.is_swagger and EVENT_STREAM in list_of(
-            description.document.get("produces")
-        )
+        self._produces = description.document.get("produces")
 
     def read(self, entry: Entry) -> Declared:
         """What the answers of this operation say."""
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
-        is_stream = False
+        streams = others = False
         shared = self._errors
         for status, node in object_of(entry.operation.get("responses")).items():
             if not is_object(node):
@@ -68,12 +71,15 @@ class DeclaredAnswers:
                 if "$ref" in content:
                     content = self._description.references.object_at(content)
                 for kind in content:
-                    if kind[:17] == EVENT_STREAM:
-                        is_stream = True
+                    if is_stream(kind):
+                        streams = True
+                    else:
+                        others = True
         if self._description.is_swagger:
-            produces = entry.operation.get("produces")
-            is_stream = self._streams_anyway if produces is None else EVENT_STREAM in produces
-        return Declared(tuple(errors), links, is_stream)
+            produces = entry.operation.get("produces", self._produces)
+            kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
+            streams, others = True in kinds, False in kinds
+        return Declared(tuple(errors), links, streams, others or not streams)
 
     def _followed(self, node: JSONObject) -> JSONObject:
         ref = str(node["$ref"])

@@ -179,6 +179,15 @@ class Definitions:
             if list_of(node.get(union))
         )
 
+    def is_boolean(self, schema: Any) -> bool:
+        """Return whether `schema` describes a boolean, or null."""
+        node = self.resolve(schema)
+        kind = node.get("type")
+        if kind == "boolean" or "boolean" in list_of(kind):
+            return True
+        members = [*list_of(node.get("anyOf")), *list_of(node.get("oneOf"))]
+        return any(self.resolve(member).get("type") == "boolean" for member in members)
+
     def definition(
         self, ref: str, direction: Direction, bases: Iterable[str] = ()
     ) -> Definition | None:

@@ -1,93 +1,283 @@
-"""What a good answer of one operation looks like: worked out once, when the operation is first used."""
+"""The successful responses of one operation: worked out once, when the operation is first used.
 
+Rule 1: the response that arrives decides which schema describes its data: by its exact status, then by its range
+        (`2XX`), and by its media type. `default` describes errors only.
+Rule 2: a response that the document does not describe has no schema.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
+from operations._json import list_of, object_of
 from operations.openapi.reading import media
+from operations.openapi.reading.keywords import as_object
 from operations.openapi.reading.model import EVENT_STREAM, Media, Model, Response
-from operations.openapi.reading.schemas import Direction, SchemaConverter
-from operations.types import JSONSchema
+from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
+from operations.schema import Schema
+from operations.types import JSONObject, JSONSchema
+
+_NULL: JSONObject = {"type": "null"}
+_EMPTY = frozenset({204, 205, 304})
+"""Responses without a body, whatever a document declares."""
+
+
+class Described:
+    """What describes the data of a response.
+
+    Args:
+        declared: One media type of a declared response; None for a response that the document does not describe.
+        schemas: Converts the document's schemas.
+        schema: The schema of the data, if there is one already.
+
+    Attributes:
+        media: What the document declares.
+        is_json: Whether it promises JSON.
+        is_stream: Whether it is a sequence of items.
+        schema: Describes the data of the whole response, or of one item of a stream; None if nothing does.
+        listed: Describes the items of a stream as a list.
+    """
+
+    __slots__ = ("is_json", "is_stream", "listed", "media", "schema")
+
+    def __init__(
+        self, declared: Media | None, schemas: SchemaConverter, schema: Schema | None = None
+    ) -> None:
+        kind = declared.media_type if declared is not None else ""
+        self.media = declared
+        self.is_json = media.is_json(kind)
+        self.is_stream = media.is_stream(kind)
+        self.schema = schema
+        self.listed: Schema | None = None
+        if declared is not None:
+            self.schema = schema or Schema(partial(_build, _data, declared, schemas), lenient=True)
+            self.listed = Schema(partial(_build, _listed, declared, schemas), lenient=True)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data of an event is text even if it looks like JSON."""
+        return self.schema is not None and object_of(self.schema.document).get("type") == "string"
 
 
 class Expected:
-    """The answer to expect.
+    """The successful responses to expect.
 
     Args:
-        model: What the document says.
+        model: What the document declares.
         schemas: Converts the document's schemas.
-        is_stream: Whether the answer is an event stream.
+        output: The operation's output schema, used for the data itself if there is only one successful response.
+        method: The method of the request.
+        is_stream: Whether the operation is a subscription.
+        is_split: Whether the document declares a stream and other media types, each as its own operation.
 
     Attributes:
-        accept: The Accept header: what is expected, and anything rather than nothing.
-        is_json: Whether the document promises JSON.
-        is_sequence: Whether it promises a sequence of JSON values, and describes them one by one.
-        has_redirects: Whether a redirect is one of the declared answers.
+        accept: The Accept header.
+        has_redirects: Whether a redirect is one of the declared responses.
     """
 
-    __slots__ = ("_media", "_schemas", "accept", "has_redirects", "is_json", "is_sequence")
+    __slots__ = (
+        "_described", "_is_stream", "_method", "_output", "_responses", "_schemas", "_unknown",
+        "accept", "has_redirects",
+    )  # fmt: skip
 
-    def __init__(self, model: Model, schemas: SchemaConverter, *, is_stream: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        schemas: SchemaConverter,
+        output: Schema,
+        *,
+        method: str,
+        is_stream: bool,
+        is_split: bool,
+    ) -> None:
         self._schemas = schemas
-        response = best_response(model.responses)
-        chosen = media.best(response.media) if response is not None else None
-        kind = chosen.media_type if chosen is not None else "application/json"
-        if response is not None and is_stream:
-            chosen = next(filter(_is_stream, response.media), chosen)
-        self._media = chosen
-        self.accept = kind if kind.startswith("*/*") else f"{kind}, */*;q=0.1"
-        if is_stream:
-            self.accept = f"{EVENT_STREAM}, application/json;q=0.5"
-        self.is_json = chosen is not None and media.is_json(kind)
-        self.is_sequence = chosen is not None and is_sequence(chosen)
-        self.has_redirects = any(r.status[:1] == "3" for r in model.responses)
+        self._output = output
+        self._method = method
+        self._is_stream = is_stream
+        self._responses = {r.status.upper(): r for r in model.responses}
+        self._described: dict[tuple[int, str], Described] = {}
+        self._unknown = Described(None, schemas)
+        self.accept = self._accept(is_split=is_split)
+        self.has_redirects = any(status[:1] == "3" for status in self._responses)
+
+    def find(self, status: int, content_type: str) -> Described:
+        """Return what describes the data of a response."""
+        kind = media.essence(content_type)
+        key = (status, kind)
+        found = self._described.get(key)
+        if found is not None:
+            return found
+        found = self._unknown
+        response = self._responses.get(str(status)) or self._responses.get(f"{status // 100}XX")
+        if response is not None and self._has_body(response) and status not in _EMPTY:
+            declared = _matching(response.media, kind)
+            found = self._share(declared) if declared is not None else found
+        # A server may send any number of media types.
+        if len(self._described) < 100:
+            self._described[key] = found
+        return found
+
+    def _share(self, declared: Media) -> Described:
+        """Return one description for media types that describe the same."""
+        for known in self._described.values():
+            if known.media == declared:
+                return known
+        members = self._members()
+        is_sole = len(members) == 1 and members[0] == declared
+        is_listed = media.is_stream(declared.media_type) and not self._is_stream
+        return Described(
+            declared, self._schemas, self._output if is_sole and not is_listed else None
+        )
 
     def schema(self) -> JSONSchema:
-        """The schema of the answer's data; of one item's for a stream."""
-        chosen = self._media
-        if chosen is None:
+        """Return the schema of the data of any successful response, or of an item of a stream."""
+        draft = self._schemas.draft(Direction.RESPONSE)
+        members: list[JSONObject] = []
+        are_objects = True
+        offered = self._members()
+        if not any(offered) and not self._is_always_empty():
             return {}
-        if _is_stream(chosen):
-            return self._schemas.build(self._item_schema(chosen), Direction.RESPONSE)
-        if media.is_json(chosen.media_type) or self.is_sequence:
-            return self._schemas.build(whole_schema(chosen), Direction.RESPONSE)
-        if media.is_range(chosen.media_type):
-            return {}
-        # Text is a string whatever an object schema for XML says about its tree; bytes are checked by nobody.
-        return {"type": "string"} if media.is_text(chosen.media_type) else {}
+        for declared in offered:
+            if declared is None:
+                member, is_one = _NULL, False
+            elif media.is_stream(declared.media_type) and not self._is_stream:
+                member, is_one = _listed(draft, declared, self._schemas), False
+            else:
+                member = _data(draft, declared, self._schemas)
+                is_one = self._is_object(_raw(declared, self._schemas))
+            if not member:
+                return {}
+            if member not in members:
+                members.append(member)
+            are_objects = are_objects and is_one
+        if len(members) < 2:
+            return draft.close(members[0]) if members else {}
+        union: JSONObject = {"type": "object"} if are_objects else {}
+        return draft.close({**union, "anyOf": members})
 
-    def _item_schema(self, chosen: Media) -> Any:
-        """3.2 describes a whole event; what we yield is its data."""
-        if chosen.item_schema is None:
-            return chosen.schema
-        data = self._schemas.properties(chosen.item_schema).get("data")
-        if data is None:
-            return chosen.item_schema
-        return self._schemas.resolve(data).get("contentSchema", data)
+    def _members(self) -> list[Media | None]:
+        """Return the representation that is asked for of every successful response; None without a body."""
+        members: list[Media | None] = []
+        for status, response in sorted(self._responses.items()):
+            if status[:1] == "2":
+                has_body = self._has_body(response) and status not in {"204", "205"}
+                member = media.best(self._offered(response)) if has_body else None
+                # A stream of no items has no data.
+                if member is not None or not self._is_stream:
+                    members.append(member)
+        return members
+
+    def _is_always_empty(self) -> bool:
+        """Return whether no response can have a body; one that declares none may have one all the same."""
+        successes = [status for status in self._responses if status[:1] == "2"]
+        return self._method == "HEAD" or (bool(successes) and set(successes) <= {"204", "205"})
+
+    def _has_body(self, response: Response) -> bool:
+        return bool(response.media) and self._method != "HEAD"
+
+    def _offered(self, response: Response) -> Sequence[Media]:
+        """Return the media types of a response that the operation asks for: streams, or the others."""
+        wanted = [m for m in response.media if media.is_stream(m.media_type) is self._is_stream]
+        return wanted or response.media
+
+    def _accept(self, *, is_split: bool) -> str:
+        kinds = [m.media_type for m in self._members() if m is not None]
+        if self._is_stream:
+            streams = [kind for kind in kinds if media.is_stream(kind)]
+            return f"{streams[0] if streams else EVENT_STREAM}, application/json;q=0.5"
+        kind = kinds[0] if kinds else "application/json"
+        return kind if is_split or kind.startswith("*/*") else f"{kind}, */*;q=0.1"
+
+    def _is_object(self, schema: Any) -> bool:
+        node = self._schemas.resolve(schema)
+        if "type" in node:
+            return bool(node["type"] == "object")
+        return "properties" in node or any(map(self._is_object, list_of(node.get("allOf"))))
 
 
-def best_response(responses: tuple[Response, ...]) -> Response | None:
-    """The best of the good answers."""
-    good = {r.status.upper(): r for r in responses}
-    ranked = ["200", "201", *sorted(s for s in good if s[:1] == "2" and s.isdigit()), "2XX"]
-    with_content = [good[s] for s in ranked if s in good and good[s].media]
-    if with_content:
-        return with_content[0]
-    for status in (*ranked, "DEFAULT"):
-        if status in good:
-            return good[status]
-    return None
+def is_sequence(declared: Media) -> bool:
+    """Return whether a body is a sequence of JSON values that the document describes one by one."""
+    return declared.item_schema is not None and media.is_sequence(declared.media_type)
 
 
-def is_sequence(chosen: Media) -> bool:
-    """Whether a body is a sequence of JSON values that the document describes one by one."""
-    return chosen.item_schema is not None and media.is_sequence(chosen.media_type)
+def whole_schema(declared: Media) -> Any:
+    """Return the schema of a whole body, also if the document describes only one item of it."""
+    if declared.schema is True and declared.item_schema is not None:
+        return {"type": "array", "items": declared.item_schema}
+    return declared.schema
 
 
-def whole_schema(chosen: Media) -> Any:
-    """The schema of a whole body, also where the document describes only one item of it."""
-    if chosen.schema is True and chosen.item_schema is not None:
-        return {"type": "array", "items": chosen.item_schema}
-    return chosen.schema
+def _matching(offered: Sequence[Media], kind: str) -> Media | None:
+    """Return the declared media type that a response of the type `kind` is of."""
+    for declared in offered:
+        if media.essence(declared.media_type) == kind:
+            return declared
+    for declared in offered:
+        if media.is_range(declared.media_type) and fnmatchcase(
+            kind, media.essence(declared.media_type)
+        ):
+            return replace(declared, media_type=kind)
+    is_similar = None
+    if media.is_stream(kind):
+        is_similar = media.is_stream
+    elif media.is_json(kind) or media.says_nothing(kind) or _may_be_json(kind):
+        is_similar = media.is_json
+    if is_similar is None:
+        return None
+    return next((m for m in offered if is_similar(m.media_type)), None)
 
 
-def _is_stream(candidate: Media) -> bool:
-    return media.essence(candidate.media_type) == EVENT_STREAM
+def _may_be_json(kind: str) -> bool:
+    """Return whether JSON is often sent as this type of text."""
+    return kind.startswith("text/") and kind not in {"text/xml", "text/csv"}
+
+
+def _build(
+    describe: Callable[[SchemaDraft, Media, SchemaConverter], JSONObject],
+    declared: Media,
+    schemas: SchemaConverter,
+) -> JSONSchema:
+    draft = schemas.draft(Direction.RESPONSE)
+    return draft.close(describe(draft, declared, schemas))
+
+
+def _data(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JSONObject:
+    """Return the schema of a response's data, or of one item of a stream; empty if nothing is known."""
+    kind = declared.media_type
+    if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, schemas):
+        return as_object(draft.convert(_raw(declared, schemas)))
+    # Text is a string even if an object schema describes the tree of its XML; bytes are not checked.
+    return {"type": "string"} if media.is_text(kind) else {}
+
+
+def _listed(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JSONObject:
+    """Return the schema of all items of a stream."""
+    return {"type": "array", "items": _data(draft, declared, schemas)}
+
+
+def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
+    """Return whether a range of media types (`*/*`) describes what can only be JSON."""
+    if not media.is_range(declared.media_type) or not fnmatchcase(
+        "application/json", media.essence(declared.media_type)
+    ):
+        return False
+    node = schemas.resolve(declared.schema)
+    return node.get("type") in {"object", "array"} or "properties" in node
+
+
+def _raw(declared: Media, schemas: SchemaConverter) -> Any:
+    """Return the schema, not converted, of a response's data or of one item of a stream."""
+    if not media.is_stream(declared.media_type):
+        return whole_schema(declared)
+    item = declared.item_schema
+    if item is None:
+        whole = schemas.resolve(declared.schema)
+        is_list = media.is_sequence(declared.media_type) and whole.get("type") == "array"
+        return whole.get("items", True) if is_list else declared.schema
+    if media.is_sequence(declared.media_type):
+        return item
+    # 3.2 describes a whole event; what is yielded is its data.
+    data = schemas.properties(item).get("data")
+    return item if data is None else schemas.resolve(data).get("contentSchema", data)

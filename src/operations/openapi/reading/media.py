@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from operations.openapi.reading.model import Media
+from operations.openapi.reading.model import EVENT_STREAM, Media
 
 _TEXTUAL = re.compile(
     r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv)"
@@ -67,6 +67,12 @@ def says_nothing(media_type: str) -> bool:
 def is_sequence(media_type: str) -> bool:
     """Whether it is several JSON values, one behind the other."""
     return _SEQUENCE.fullmatch(essence(media_type)) is not None
+
+
+@lru_cache
+def is_stream(media_type: str) -> bool:
+    """Return whether it is a sequence of items: server-sent events, JSON Lines or the like."""
+    return essence(media_type) == EVENT_STREAM or is_sequence(media_type)
 
 
 @lru_cache

@@ -28,6 +28,9 @@ BODY = "body"
 CONTENT_TYPE = "content_type"
 """The argument that names the body's media type, if the document offers several."""
 
+STREAM = "stream"
+"""The property or parameter that asks for a stream, if the document declares it as a boolean."""
+
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
 _PATCH: JSONObject = {
     "description": "A JSON Patch: the changes in their order.",
@@ -43,15 +46,19 @@ class BodyPlan:
         body: What the document offers.
         schemas: Converts the document's schemas.
         flatten: Whether the body's properties are arguments of their own.
+        streams: Whether a stream is wanted, if the caller has a choice; None if not.
 
     Attributes:
         flat: The names of those properties; empty if the body is one argument.
         arguments: The names of all arguments that belong to the body.
     """
 
-    def __init__(self, body: Body, schemas: SchemaConverter, *, flatten: bool) -> None:
+    def __init__(
+        self, body: Body, schemas: SchemaConverter, *, flatten: bool, streams: bool | None = None
+    ) -> None:
         self._body = body
         self._schemas = schemas
+        self._streams = streams
         offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
         self._media = media.ranked(offered) or [Media(media_type="application/json")]
         self.flat = self._flattened() if flatten else []
@@ -110,6 +117,8 @@ class BodyPlan:
         else:
             return None
         chosen = self._chosen(value, arguments.get(self._content_type))
+        if self._streams is not None and is_object(value):
+            value = self._with_stream(value, chosen)
         return write_body(
             chosen,
             value,
@@ -117,6 +126,16 @@ class BodyPlan:
             is_bytes=self._is_bytes(chosen),
             part_headers=object_of(arguments.get(self._part_headers)),
         )
+
+    def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
+        """Return a body that asks for a stream, or for none, if the document declares how."""
+        schema = self._schemas.properties(chosen.schema).get(STREAM)
+        if schema is None or not self._schemas.is_boolean(schema):
+            return value
+        if self._streams:
+            return {**value, STREAM: True}
+        is_default = self._schemas.resolve(schema).get("default") is True
+        return {**value, STREAM: False} if is_default and STREAM not in value else value
 
     def _chosen(self, value: Any, wanted: Any) -> Media:
         """Return the media type to send `value` in."""

@@ -12,7 +12,7 @@ from operations.openapi.reading.keywords import as_object, with_null
 from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.names import argument_names
 from operations.openapi.reading.schemas import Direction, SchemaConverter
-from operations.openapi.requests.body_plan import BodyPlan, closed_object, described
+from operations.openapi.requests.body_plan import STREAM, BodyPlan, closed_object, described
 from operations.openapi.requests.multipart import NO_VALUE, only_value
 from operations.openapi.requests.paths import (
     enforce_argument,
@@ -49,6 +49,7 @@ class Plan:
         schemas: Converts the document's schemas.
         owned: The keys of what configuration sets and no argument may (`name_key`).
         flatten: Whether the body's properties are arguments of their own.
+        streams: Whether a stream is wanted, if the caller has a choice; None if not.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Plan:
         *,
         owned: frozenset[tuple[str, str]],
         flatten: bool,
+        streams: bool | None = None,
     ) -> None:
         self._schemas = schemas
         self._model = model
@@ -69,7 +71,9 @@ class Plan:
         # What a template in the query stands for is a query parameter anyway.
         self.literal_query = [literal(p) for p in literal_query.split("&") if p and "{" not in p]
         self._body = (
-            BodyPlan(model.body, schemas, flatten=flatten) if model.body is not None else None
+            BodyPlan(model.body, schemas, flatten=flatten, streams=streams)
+            if model.body is not None
+            else None
         )
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         reserved = self._body.arguments if self._body is not None else []
@@ -78,6 +82,14 @@ class Plan:
         self._only_values = {
             a.name: a.only_value for a in self.arguments if a.only_value is not NO_VALUE
         }
+        self._forced: JSONObject = {}
+        for argument in self.arguments:
+            parameter = argument.parameter
+            if parameter.name == STREAM and schemas.is_boolean(parameter.schema):
+                if streams:
+                    self._forced[argument.name] = True
+                elif streams is False and schemas.resolve(parameter.schema).get("default") is True:
+                    self._only_values[argument.name] = False
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
@@ -113,7 +125,7 @@ class Plan:
         Raises:
             CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
         """
-        arguments = self._only_values | arguments
+        arguments = {**self._only_values, **arguments, **self._forced}
         draft = Draft(
             method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
         )

@@ -1,0 +1,165 @@
+"""Which schema describes a response: the one declared for its status and media type, and no other."""
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+from tests.openapi.test_corpus import SHARED, needs_documents
+
+from operations import OperationRegistry
+from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
+
+
+def answering(status: int, data: Any = None, kind: str = "application/json") -> Any:
+    async def respond(request: web.Request) -> web.Response:
+        if data is None:
+            return web.Response(status=status)
+        if isinstance(data, str):
+            return web.Response(status=status, text=data, content_type=kind)
+        return web.json_response(data, status=status, content_type=kind)
+
+    return respond
+
+
+def objects(**properties: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in properties.items()},
+        "required": list(properties),
+    }
+
+
+def response(schema: Any = None, kind: str = "application/json") -> dict[str, Any]:
+    content = {} if schema is None else {"content": {kind: {"schema": schema}}}
+    return {"description": "", **content}
+
+
+JOB: dict[str, Any] = {
+    "200": response(
+        {
+            "type": "object",
+            "required": ["id", "status"],
+            "properties": {"id": {"type": "string"}, "status": {"enum": ["CANCELED", "DONE"]}},
+        }
+    ),
+    "202": response(objects(jobId="string")),
+    "204": response(),
+}
+
+
+async def data_of(responses: Any, handler: Any, method: str = "get") -> Any:
+    doc = document("/thing", method, responses=responses)
+    async with serving(handler) as url, imported(doc, base_url=url) as registry:
+        return (await registry.execute("api.call", {})).data
+
+
+@pytest.mark.parametrize(
+    ("status", "sent"),
+    [(200, {"id": "1", "status": "DONE"}), (202, {"jobId": "j1"}), (204, None)],
+)
+async def test_data_is_normalised_by_the_schema_of_its_status(status: int, sent: Any) -> None:
+    assert await data_of(JOB, answering(status, sent)) == sent
+    if sent:
+        with_more = {**sent, "undeclared": 1}
+        assert await data_of(JOB, answering(status, with_more)) == sent
+
+
+async def test_an_exact_status_comes_before_its_range() -> None:
+    responses = {"2XX": response(objects(a="string")), "201": response(objects(b="string"))}
+    assert await data_of(responses, answering(201, {"a": "x", "b": "y"})) == {"b": "y"}
+    assert await data_of(responses, answering(200, {"a": "x", "b": "y"})) == {"a": "x"}
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [
+        {"default": response(objects(code="integer"))},
+        {"201": response(objects(id="integer"))},
+        {"200": response()},
+        {},
+    ],
+)
+async def test_a_response_that_is_not_described_stays_unchanged(responses: Any) -> None:
+    sent = {"items": [1, 2], "id": "x"}
+    assert await data_of(responses, answering(200, sent)) == sent
+
+
+async def test_head_and_redirects_have_no_invented_data() -> None:
+    responses = {"200": response(objects(id="integer")), "302": response()}
+    assert await data_of(responses, answering(200), "head") is None
+    assert await data_of(responses, answering(302)) is None
+
+
+async def test_a_declared_redirect_is_described_by_its_own_schema() -> None:
+    responses = {"200": response(objects(id="integer")), "3XX": response(objects(to="string"))}
+    assert await data_of(responses, answering(301, {"to": "/b", "x": 1})) == {"to": "/b"}
+
+
+async def test_the_media_type_decides_between_two_schemas_of_one_status() -> None:
+    content = {
+        "application/json": {"schema": objects(a="string")},
+        "application/vnd.b+json": {"schema": objects(b="string")},
+        "text/plain": {"schema": {"type": "string"}},
+    }
+    responses = {"200": {"description": "", "content": content}}
+    both = {"a": "x", "b": "y"}
+    assert await data_of(responses, answering(200, both)) == {"a": "x"}
+    assert await data_of(responses, answering(200, both, "application/vnd.b+json")) == {"b": "y"}
+    assert await data_of(responses, answering(200, both, "application/vnd.c+json")) == {"a": "x"}
+    assert await data_of(responses, answering(200, '{"a": 1}', "text/plain")) == '{"a": 1}'
+    assert await data_of(responses, answering(200, "<b/>", "application/xml")) == "<b/>"
+
+
+async def test_a_range_of_media_types_describes_json() -> None:
+    responses = {"200": response(objects(a="string"), "*/*")}
+    assert await data_of(responses, answering(200, {"a": "x", "b": 1})) == {"a": "x"}
+    assert await data_of(responses, answering(200, "text", "text/plain")) == "text"
+
+
+def output_of(responses: Any, method: str = "get") -> Any:
+    doc = document("/thing", method, responses=responses)
+    service = from_openapi(doc, HTTPServiceConfig(namespace="api"))
+    return next(iter(service)).spec.output_schema.document
+
+
+def test_the_output_says_that_it_is_an_object_if_every_response_is() -> None:
+    two = {"200": response(objects(a="string")), "201": response(objects(b="string"))}
+    assert output_of(two) == {
+        "type": "object",
+        "anyOf": [objects(a="string"), objects(b="string")],
+    }
+    assert "type" not in output_of(JOB)
+    assert {"type": "null"} in output_of(JOB)["anyOf"]
+
+
+def test_the_output_of_head_is_null() -> None:
+    assert output_of({"200": response(objects(a="string"))}, "head") == {"type": "null"}
+
+
+@needs_documents
+async def test_each_response_of_a_real_document_arrives_by_its_own_schema() -> None:
+    """GitHub: 200 is a list of repositories' statistics, 202 an empty object, 204 nothing."""
+    path = SHARED / "openapi" / "octokit__api.github.com.json"
+    statistics = {"total": 1, "week": 2, "days": [0, 1, 2, 3, 4, 5, 6]}
+    answers = [(200, [statistics]), (202, {}), (204, None)]
+
+    async def respond(request: web.Request) -> web.Response:
+        status, data = answers[int(request.headers["X-Case"])]
+        return await answering(status, data)(request)  # type: ignore[no-any-return]
+
+    async with serving(respond) as url:
+        for case, (status, data) in enumerate(answers):
+            config = HTTPServiceConfig(
+                namespace="api",
+                base_url=url,
+                headers={"X-Case": str(case)},
+                include=lambda outline: outline.name == "repos_get-commit-activity-stats",
+            )
+            async with OperationRegistry() as registry:
+                registry.register_all(await from_openapi_file(path, config))
+                envelope: Any = await registry.execute(
+                    "api.repos_get-commit-activity-stats", {"owner": "o", "repo": "r"}
+                )
+            assert envelope.meta.status_code == status
+            assert envelope.data == data
