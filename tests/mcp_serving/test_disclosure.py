@@ -16,6 +16,7 @@ from operations import (
     OperationType,
     Schema,
 )
+from operations.front.front import Front
 from operations.mcp import to_mcp
 from operations.mcp.serving.service import Asker
 from operations.openapi import HTTPServiceConfig, from_openapi
@@ -89,7 +90,7 @@ async def test_a_batch_runs_as_the_caller_and_tells_no_more_than_a_call(era: str
 
     assert results[0]["envelope"]["data"] == 2
     assert [result["error"]["code"] for result in results[1:]] == [
-        "ACCESS_DENIED",
+        "OPERATION_NOT_FOUND",
         "EXECUTION_ERROR",
         "OPERATION_NOT_FOUND",
     ]
@@ -108,7 +109,7 @@ async def test_the_gateway_hides_what_one_may_not_call() -> None:
 
     assert found == {"operations": []}
     assert read.is_error
-    assert called["code"] == "ACCESS_DENIED"
+    assert called["code"] == "OPERATION_NOT_FOUND"
     assert nothing["code"] == "OPERATION_NOT_FOUND"
 
 
@@ -160,7 +161,7 @@ async def test_a_listing_of_operations_that_share_much_stays_small() -> None:
         registry.register(Operation(spec, nothing))
 
     listing = to_mcp(registry, disclosure="tools").service
-    size = len(msgspec.json.encode(listing.list_tools(Asker(None, "2026-07-28"))))
+    size = len(msgspec.json.encode(listing.list_tools(Asker(None, "2026-07-28", Front(registry)))))
     assert size < 50 * 30_000
     assert size < 0.3 * 50 * len(msgspec.json.encode(document))
 
@@ -173,7 +174,7 @@ async def test_a_large_api_is_four_tools_or_less_than_twice_its_document() -> No
     text = STRIPE.read_bytes()
     service = from_openapi(msgspec.json.decode(text), HTTPServiceConfig(namespace="stripe"))
     registry = OperationRegistry(service)
-    asker = Asker(None, "2026-07-28")
+    asker = Asker(None, "2026-07-28", Front(registry))
 
     few = to_mcp(registry).service.list_tools(asker)
     all_of_them = to_mcp(registry, disclosure="tools", page_size=1_000).service.list_tools(asker)

@@ -18,6 +18,7 @@ from mcp_types import (
 from tests.mcp_serving.support import ERAS
 
 from operations import Door, Identity, OperationContext, OperationRegistry
+from operations.front.front import Front
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.conversations import Conversations
 from operations.mcp.serving.service import Asker
@@ -322,9 +323,9 @@ async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.Monke
 
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
-    server = to_mcp(asking(), timeout=0.1)
+    server = to_mcp(registry := asking(), timeout=0.1)
     service = server.service
-    asker = Asker(Identity("ann", []), "2026-07-28", CAN)
+    asker = Asker(Identity("ann", []), "2026-07-28", Front(registry, timeout=0.1), CAN)
 
     def run(door: Door) -> Any:
         return service.call_tool(asker, "ask.name", {}, door)

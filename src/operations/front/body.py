@@ -4,10 +4,9 @@ Rule 1: a limit is checked before the work it protects: bytes while they arrive,
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-
+from operations import _json
 from operations.front.http_errors import (
     CLOSE,
     ClientDisconnectedError,
@@ -17,9 +16,6 @@ from operations.front.http_errors import (
 )
 from operations.front.limits import Limits
 from operations.front.timing import Receive
-
-_SEPARATORS: Final = (b",", b"[", b"{", b":")
-"""Every JSON value but one is preceded by one of these."""
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
@@ -64,29 +60,18 @@ def check_json_body(headers: Mapping[bytes, bytes]) -> None:
         raise unsupported("Send the body as application/json")
 
 
-def enforce_size(body: bytes, limits: Limits) -> None:
-    """Reject JSON with too many values or too deep nesting, without decoding it.
-
-    Raises:
-        RequestError: 413.
-    """
-    # A text shorter than the limit cannot have more values, and most are.
-    if len(body) > limits.values and sum(map(body.count, _SEPARATORS)) >= limits.values:
-        raise too_large(f"The body has more than {limits.values} values")
-
-
 def decode_json(body: bytes | str, limits: Limits) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        RequestError: 400 if it is not JSON, 413 if it has too many values.
+        RequestError: 400 if it is not JSON or nested too deeply, 413 if it has too many values.
     """
-    text = body.encode(errors="surrogatepass") if isinstance(body, str) else body
-    enforce_size(text, limits)
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed(f"The body is not JSON: {error}") from None
+        return _json.decode_json(body, max_values=limits.values, max_depth=limits.depth)
+    except _json.JSONLimitError as error:
+        raise too_large(f"The body {error.reason}") from None
+    except _json.JSONValueError as error:
+        raise malformed(f"The body {error.reason}") from None
 
 
 def _is_json(content_type: bytes) -> bool:

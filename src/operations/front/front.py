@@ -4,18 +4,20 @@ Rule 1: limits count per caller across all entry points together.
 Rule 2: an operation that a caller may not call looks as if it did not exist, unless its scopes are advertised.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operations.access import Identity, access_denied
 from operations.context import CLOSED, NOTHING, Door, OperationContext
-from operations.errors import operation_not_found
+from operations.errors import CallError, operation_not_found
 from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
-from operations.front.search import Gateway, may_call
+from operations.front.public_errors import public_wire
+from operations.front.search import BatchCall, Gateway, may_call
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
+from operations.types import JSONObject
 
 
 class Front:
@@ -104,6 +106,21 @@ class Front:
         raise RequestError(
             403, denied.code, denied.message, headers=[(b"www-authenticate", challenge)]
         )
+
+    async def batch(
+        self, calls: Sequence[BatchCall], context: OperationContext, caller: str
+    ) -> list[JSONObject]:
+        """Run several calls; each counts as one request, and the first is paid for.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if these are too many; then none is run.
+        """
+        self.rate.spend(caller, len(calls), paid=1)
+
+        def describe(error: CallError) -> JSONObject:
+            return public_wire(error, context.request_id, expose=self.expose_errors)
+
+        return await self.gateway.batch(calls, context, describe=describe)
 
     def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
         """Return the spec of an operation that a caller may call.

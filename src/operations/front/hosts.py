@@ -96,11 +96,12 @@ class HostGuard:
         fetch: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name == b"host":
-                host = value
+                # Not every server strips white space around a value.
+                host = value.strip()
                 count += 1
             elif name == b"origin":
                 # Two origins are none of ours.
-                origin = value if origin is None else b"null"
+                origin = value.strip() if origin is None else b"null"
             elif name in _FETCH:
                 fetch[name] = value
         if scope["path"].endswith("z") and route_path(scope) in PROBES:

@@ -49,6 +49,9 @@ CREDENTIAL: Final = "operations.credential"
 
 REQUEST_ID: Final = "operations.request_id"
 
+STATE: Final = "operations.state"
+"""Scope key of the `RequestState`, for mounted applications that share the pipeline."""
+
 PIPELINE: Final = "operations.pipeline"
 """Scope key of the pipeline that a mounted application shares."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from operations._json import MAX_DEPTH
+from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
 from operations.errors import CallError, ErrorCode
 
 REMEMBERED: Final = 10_000
@@ -26,8 +26,8 @@ class Limits:
     body_seconds: float = 15
     """Time for a whole request body to arrive, in seconds."""
 
-    values: int = 100_000
-    """JSON values in one request: every object, array, name, string, number and literal."""
+    values: int = MAX_REQUEST_VALUES
+    """JSON values in one request."""
 
     depth: int = MAX_DEPTH
     """Nesting of JSON in one request."""

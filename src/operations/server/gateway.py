@@ -11,8 +11,7 @@ import msgspec
 from operations.errors import CallError, ErrorCode
 from operations.front.body import decode_json
 from operations.front.http import RequestPipeline, RequestState
-from operations.front.http_errors import RequestError, malformed
-from operations.front.public_errors import public_wire
+from operations.front.http_errors import malformed
 from operations.front.replies import JSON, Reply, json_reply
 from operations.front.search import BatchCall
 from operations.server.events import serve_events
@@ -103,22 +102,10 @@ class GatewayRoutes:
 
     async def _batch(self, state: RequestState) -> Reply:
         pipeline = self._pipeline
-        front = pipeline.front
         pipeline.take_slot(state)
         wanted = await self._read(state, Batch)
-        try:
-            front.rate.spend(state.caller, len(wanted.calls), paid=1)
-        except CallError as error:
-            if error.retryable:
-                raise
-            # Sending it again cannot help, so this response has no Retry-After.
-            raise RequestError(429, error.code, error.message) from None
-
-        def public(error: CallError) -> dict[str, Any]:
-            return public_wire(error, state.context.request_id, expose=front.expose_errors)
-
         pipeline.start_work(state)
-        results = await front.gateway.batch(wanted.calls, state.context, describe=public)
+        results = await pipeline.front.batch(wanted.calls, state.context, state.caller)
         return json_reply({"results": results})
 
     async def _subscribe(self, state: RequestState) -> None:

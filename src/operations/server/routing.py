@@ -102,6 +102,10 @@ class HTTPMount(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, then let the application respond."""
         scope[PIPELINE] = self._pipeline
+        if getattr(self._app, "shares_pipeline", False):
+            # It takes the steps itself, in one go with what it does.
+            await self._app(scope, receive, send)
+            return
 
         async def endpoint(state: RequestState) -> None:
             await self._pipeline.identify(state)

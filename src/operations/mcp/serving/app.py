@@ -1,56 +1,55 @@
-"""Streamable HTTP: who may knock, who it is, and which way the request goes.
+"""Streamable HTTP: MCP requests take the same steps as all others, and then go to the lean path or to the SDK.
 
-Rule 1: Host and Origin are judged before anything else is done, then who asks; only then the body is read.
-Rule 2: the SDK serves every request; the lean path only ever answers what it can answer in the same words.
+Rule 1: the SDK can serve every request; the lean path only answers what it can answer in the same way.
 """
 
 import asyncio
-import logging
-import re
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypedDict, Unpack
-from urllib.parse import urlsplit
 
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
+from operations._json import JSONLimitError, enforce_bounds
 from operations._words import enforce_lists
-from operations.access import Identity
-from operations.errors import CallError
-from operations.front.identity import InvalidCredentialError
-from operations.front.timing import PeekableReceive, RequestTimeout
+from operations.front.body import read_body
+from operations.front.hosts import LOOPBACK, HostGuard
+from operations.front.http import (
+    PIPELINE,
+    REQUEST_ID,
+    STATE,
+    RequestPipeline,
+    RequestState,
+    counted_send,
+)
+from operations.front.http_errors import not_found, too_large
+from operations.front.replies import Reply, route_path
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.replay import ReplayStore
-
-logger = logging.getLogger("operations.mcp")
-
-_HOST = re.compile(r"[^@/?#\\]+")
+from operations.mcp.serving.sessions import SessionTable
 
 _RETRY_MILLISECONDS = 500
-"""When a client whose stream ended early should come back."""
+"""When a client whose stream ended early should reconnect."""
 
-IDENTITY: Final = "operations.identity"
-"""Where the scope of a request holds who asks, once that is known."""
-
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_SESSION: Final = b"mcp-session-id"
+_STREAMS: Final = b"subscriptions/listen"
+"""The method whose response stays open."""
 
 
 class AppOptions(TypedDict, total=False):
     """How a server is reached over HTTP."""
 
     path: str | None
-    """Where it is served, `/mcp` unless given; None answers at every path, for a host that has routed already."""
+    """Where it is served, `/mcp` by default; None answers at every path."""
 
     hosts: Collection[str] | None
-    """The names in `Host` and `Origin` that are ours, without ports; None takes any. Loopback unless given."""
+    """The names in `Host` that are ours; None accepts any. Loopback by default."""
 
     origins: Collection[str]
     """Other origins whose pages may call: `https://example.com`."""
@@ -62,75 +61,69 @@ class AppOptions(TypedDict, total=False):
     """Answer clients of 2025 with JSON instead of a stream; progress and log messages are then lost."""
 
     lean: bool
-    """Answer plain requests without the SDK's streams and tasks. True unless given."""
-
-    max_body_bytes: int
-    """4 MiB unless given."""
-
-    body_timeout: float
-    """Seconds a request's body may take to arrive; 30 unless given."""
-
-    max_sessions: int
-    """1,000 unless given."""
+    """Answer plain requests without the SDK's streams and tasks. True by default."""
 
     session_idle_timeout: float
-    """Seconds."""
+    """Seconds after which an idle session ends; 30 minutes by default."""
 
 
 class _Manager(StreamableHTTPSessionManager):
-    """The SDK's sessions, each with a memory of its own."""
+    """The SDK's sessions, each with its own replay store."""
 
     @property
     def event_store(self) -> ReplayStore:
-        """A new one each time: the SDK reads this once for each session."""
+        """A new store each time: the SDK reads this once for each session."""
         return ReplayStore()
 
     @event_store.setter
     def event_store(self, _store: object) -> None:
-        """The SDK's constructor sets what is made here."""
+        """Ignore what the SDK's constructor sets."""
 
 
 class MCPApp:
-    """An ASGI application. `async with app.running():` where the host does not pass on the lifespan."""
+    """An ASGI application. Enter `async with app.running():` if the host does not pass on the lifespan.
+
+    Mounted in an application of `create_app`, it uses that application's identity and limits.
+    """
+
+    shares_pipeline = True
+    """Whether the host leaves identification and limits to this application, with the host's pipeline."""
 
     def __init__(
         self,
         server: Server[Any],
-        identify: Callable[[Request], Awaitable[Identity | None]],
-        timeout: float,
+        pipeline: RequestPipeline,
         fast_path: FastPath,
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
-        self._identify = identify
-        self._timeout = timeout
-        self._path = options.get("path", "/mcp")
+        self._pipeline = pipeline
+        path = options.get("path", "/mcp")
+        self._paths = None if path is None else (path.rstrip("/"), path.rstrip("/") + "/")
         hosts = options.get("hosts", LOOPBACK)
-        enforce_lists(hosts=hosts, origins=options.get("origins"))
-        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
-        self._origins = frozenset(options.get("origins", ()))
+        origins = options.get("origins", ())
+        enforce_lists(hosts=hosts, origins=origins)
+        self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
         self._stateless = options.get("stateless", False)
         self._json_response = options.get("json_response", False)
         self._fast_path = fast_path if options.get("lean", True) else None
-        self._max_body = options.get("max_body_bytes", 4 * 1024 * 1024)
-        self._max_sessions = options.get("max_sessions", 1_000)
-        self._body_timeout = options.get("body_timeout", 30.0)
         self._idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
+        self._sessions = SessionTable(self._idle_timeout, self._end_session)
         self._manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Serve for the length of an `async with` block."""
+        """Serve for the duration of an `async with` block."""
         manager = _Manager(
             self._server,
             json_response=self._json_response,
             stateless=self._stateless,
-            # Judged here, for every path and before the body.
+            # Limits and guards are ours; the SDK's would only repeat them.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             session_idle_timeout=self._idle_timeout,
             retry_interval=_RETRY_MILLISECONDS,
-            max_request_body_size=self._max_body,
-            max_sessions=self._max_sessions,
+            max_request_body_size=1 << 40,
+            max_sessions=None,
         )
         async with manager.run():
             self._manager = manager
@@ -143,10 +136,15 @@ class MCPApp:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            await self._request(scope, receive, send)
-        else:
+        elif scope["type"] != "http":
             raise RuntimeError("MCP is served over HTTP")
+        elif self._manager is None:
+            raise RuntimeError("the MCP application does not run: enter `async with app.running()`")
+        elif PIPELINE in scope:
+            pipeline: RequestPipeline = scope[PIPELINE]
+            await pipeline.serve(scope, receive, send, self._serve)
+        else:
+            await self._guard(scope, receive, send)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -155,136 +153,153 @@ class MCPApp:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # White space around a value is no part of it, and not every server takes it off.
-        headers = [(name, value.strip()) for name, value in scope["headers"]]
-        scope["headers"] = headers
-        refusal = self._judged(headers)
-        if refusal is None and self._path is not None and scope["path"] != self._path:
-            refusal = PlainTextResponse("Not found", 404)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        if IDENTITY not in scope:
-            ahead = PeekableReceive(receive)
-            if not await self._is_identified(scope, ahead, send):
-                return
-            receive = ahead.receive
-        _own_session(scope)
-        if self._manager is None:
-            raise RuntimeError("the MCP application does not run: enter `async with app.running()`")
-        if scope["method"] == "POST":
-            body = await self._body(headers, receive)
-            if isinstance(body, PlainTextResponse):
-                await body(scope, receive, send)
-                return
-            identity = scope[IDENTITY]
-            if self._fast_path is not None and await self._fast_path.serve(
-                headers, body, identity, receive, send, stateless=self._stateless
-            ):
-                return
-            receive = _replayed(body, receive)
-        await self._manager.handle_request(scope, receive, send)
+    async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that no host has routed."""
+        scope[PIPELINE] = self._pipeline
+        is_ours = self._paths is None or route_path(scope) in self._paths
+        endpoint = self._serve if is_ours else self._not_found
+        await self._pipeline.serve(scope, receive, send, endpoint)
 
-    async def _body(
-        self, headers: list[tuple[bytes, bytes]], receive: Receive
-    ) -> list[Message] | PlainTextResponse:
-        """The messages that make up a request's body, or the refusal of one that is too long or too slow."""
-        too_long = PlainTextResponse("Request body too large", 413)
-        for name, value in headers:
-            if name == b"content-length" and value.isdigit() and int(value) > self._max_body:
-                return too_long
-        messages: list[Message] = []
-        room = self._max_body
-        try:
-            async with asyncio.timeout(self._body_timeout):
-                while True:
-                    message = await receive()
-                    messages.append(message)
-                    if message["type"] != "http.request":
-                        return messages
-                    room -= len(message.get("body", b""))
-                    if room < 0:
-                        return too_long
-                    if not message.get("more_body", False):
-                        return messages
-        except TimeoutError:
-            return PlainTextResponse("Request body too slow", 408)
+    async def _not_found(self, state: RequestState) -> Reply:
+        await self._pipeline.enter(state)
+        raise not_found()
 
-    def _judged(self, headers: list[tuple[bytes, bytes]]) -> PlainTextResponse | None:
-        """The refusal of a request that came under another name, or from another site's page."""
-        hosts = self._hosts
-        host = origin = None
-        for name, value in headers:
-            if name == b"host":
-                # Two are as good as none: who reads which?
-                host = value.decode("latin-1") if host is None else ""
-            elif name == b"origin":
-                origin = value.decode("latin-1")
-        if hosts is not None and (
-            host is None or not _HOST.fullmatch(host) or _name_of(f"//{host}") not in hosts
-        ):
-            return PlainTextResponse("Invalid Host header", 421)
-        if origin is None or origin in self._origins:
-            return None
-        ours = _name_of(origin) in hosts if hosts is not None else origin.endswith(f"://{host}")
-        return None if ours else PlainTextResponse("Invalid Origin header", 403)
-
-    async def _is_identified(self, scope: Scope, ahead: PeekableReceive, send: Send) -> bool:
-        """Find out who asks, in time and while its client is there; False where it was refused, or has left."""
-        late: list[asyncio.Future[None]] = []
-
-        def insist() -> None:
-            # Asking was cancelled, and takes no notice.
-            late.append(asyncio.ensure_future(_too_late()(scope, ahead.read, send)))
-
-        watch = RequestTimeout(insist)
-        watch.start(self._timeout, ahead.peek)
-        refusal: PlainTextResponse | None = None
-        try:
-            await self._identify(Request(scope))
-        except CallError as error:
-            refusal = PlainTextResponse(error.message, 429, {"Retry-After": "5"})
-        except InvalidCredentialError as error:
-            logger.warning("a request was refused: %s", type(error.reason).__name__)
-            refusal = PlainTextResponse("Unauthorized", 401, {"WWW-Authenticate": "Bearer"})
-        except asyncio.CancelledError:
-            if not (watch.timed_out or watch.disconnected) or watch.stop():
-                raise
-        finally:
-            watch.stop()
-        if watch.timed_out:
-            refusal = _too_late()
-        if late:
-            await late[0]
-        elif refusal is not None and not watch.disconnected:
-            await refusal(scope, ahead.read, send)
-        return refusal is None and not watch.disconnected
-
-
-def _too_late() -> PlainTextResponse:
-    return PlainTextResponse("Finding out who asks took too long", 504)
-
-
-def _own_session(scope: Scope) -> None:
-    """Name the caller to the SDK, which by this keeps one caller's session from another."""
-    identity = scope[IDENTITY]
-    if identity is not None:
-        token = AccessToken(token="", client_id=identity.id, scopes=[])
-        scope["user"] = AuthenticatedUser(token)
-
-
-def _name_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
+    async def _serve(self, state: RequestState) -> Reply | None:
+        scope = state.scope
+        pipeline: RequestPipeline = scope[PIPELINE]
+        # Not every server strips white space around a value.
+        scope["headers"] = headers = [(name, value.strip()) for name, value in scope["headers"]]
+        state.headers = dict(headers)
+        method = scope["method"]
+        is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
+        await pipeline.enter(state, is_stream=is_stream)
+        pipeline.take_slot(state, is_stream=is_stream)
+        scope[STATE] = state
+        scope[REQUEST_ID] = state.context.request_id
+        receive = state.receive
+        if method == "POST":
+            body = await self._read(pipeline, state)
+            if self._fast_path is not None:
+                reply = await self._fast_path.serve(state, body, stateless=self._stateless)
+                if reply is not None:
+                    return reply
+            receive = _replayed(body, state.receive)
+        await self._by_sdk(pipeline, state, receive)
         return None
 
+    async def _read(self, pipeline: RequestPipeline, state: RequestState) -> bytes:
+        limits = pipeline.front.limits
+        state.timeout.start(limits.body_seconds)
+        body = await read_body(state.receive, state.headers, limits)
+        state.timeout.pause()
+        try:
+            enforce_bounds(body, max_values=limits.values, max_depth=limits.depth)
+        except JSONLimitError as error:
+            raise too_large(f"The body {error.reason}") from None
+        return body
 
-def _replayed(messages: list[Message], receive: Receive) -> Receive:
-    waiting = deque(messages)
+    async def _by_sdk(
+        self, pipeline: RequestPipeline, state: RequestState, receive: Receive
+    ) -> None:
+        """Let the SDK respond; its sessions and streams are counted, and end with the caller's credential."""
+        scope, identity = state.scope, state.identity
+        owner = None if identity is None else identity.id
+        if owner is not None:
+            scope["user"] = _user(owner)
+        session = state.headers.get(_SESSION, b"").decode("latin-1")
+        is_opening = not (session or self._stateless) and scope["method"] == "POST"
+        if is_opening and _opens_session(state):
+            await self._sessions.make_room(state.caller, pipeline.front.limits)
+        response = _Response(counted_send(pipeline, state))
+        self._sessions.begin(session)
+        try:
+            with pipeline.front.credentials.watching(state.credential, response.revoke):
+                await self._handle(scope, receive, response.send)
+        except asyncio.CancelledError:
+            if not response.is_revoked or response.task.uncancel():
+                raise
+            await response.close()
+        finally:
+            ended = response.status == 404 or (
+                scope["method"] == "DELETE" and 200 <= response.status < 300
+            )
+            self._sessions.finish(session, ended=ended)
+        if is_opening and response.session is not None:
+            self._sessions.opened(response.session, state.caller, owner)
+
+    async def _end_session(self, session_id: str, owner: str | None) -> None:
+        """End a session as its own client would."""
+        scope: Scope = {
+            "type": "http",
+            "method": "DELETE",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(_SESSION, session_id.encode("latin-1"))],
+        }
+        if owner is not None:
+            scope["user"] = _user(owner)
+
+        async def nothing() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def drop(_message: Message) -> None:
+            pass
+
+        await self._handle(scope, nothing, drop)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._manager is not None:
+            await self._manager.handle_request(scope, receive, send)
+
+
+class _Response:
+    """What the SDK sends for one request."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_complete = False
+        self.task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        self.status = 0
+        self.session: str | None = None
+        """The id of the session that the response opens."""
+        self.is_revoked = False
+
+    def revoke(self) -> None:
+        """End the response: the caller's credential is no longer valid."""
+        self.is_revoked = True
+        self.task.cancel()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            for name, value in message.get("headers", ()):
+                if name.lower() == _SESSION and self.status < 400:
+                    self.session = value.decode("latin-1")
+        elif message["type"] == "http.response.body":
+            self._is_complete = not message.get("more_body", False)
+        await self._send(message)
+
+    async def close(self) -> None:
+        """Complete a response that was ended early."""
+        if self.status and not self._is_complete:
+            await self._send({"type": "http.response.body", "body": b""})
+
+
+def _opens_session(state: RequestState) -> bool:
+    """Return whether a request without a session may open one: newer clients have none."""
+    version = state.headers.get(b"mcp-protocol-version", b"")
+    return version.decode("latin-1") in ("", *HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+def _user(owner: str) -> AuthenticatedUser:
+    """Name the caller to the SDK, which keeps one caller's session from another by this."""
+    return AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return waiting.popleft() if waiting else await receive()
+        return waiting.pop() if waiting else await receive()
 
     return replay

@@ -11,8 +11,8 @@ import msgspec
 
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.front.public_errors import public_error
-from operations.front.search import MAX_BATCH, BatchCall, Gateway
+from operations.front.front import Front
+from operations.front.search import MAX_BATCH, BatchCall
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
 from operations.mcp.serving.results import error_result, text_block, text_of
 from operations.schema import Schema, format_value_errors
@@ -154,11 +154,10 @@ def gateway_tools() -> tuple[Tool, ...]:
 async def run_gateway_tool(
     name: str,
     arguments: JSONObject,
-    gateway: Gateway,
+    front: Front,
     context: OperationContext,
     run: Run,
-    *,
-    expose: bool,
+    caller: str,
 ) -> JSONObject | None:
     """Run one of the four; None if `name` is none of them."""
     if name not in GATEWAY_TOOLS:
@@ -174,15 +173,16 @@ async def run_gateway_tool(
             )
         if name == "call":
             return await run(arguments["operation"], arguments.get("input", {}), context)
-        data = await _answer(name, arguments, gateway, context, expose)
+        data = await _answer(name, arguments, front, context, caller)
     except CallError as error:
-        return error_result(error, context, expose=expose)
+        return error_result(error, context, expose=front.expose_errors)
     return {"content": [text_block(text_of(data))], "structuredContent": data}
 
 
 async def _answer(
-    name: str, arguments: JSONObject, gateway: Gateway, context: OperationContext, expose: bool
+    name: str, arguments: JSONObject, front: Front, context: OperationContext, caller: str
 ) -> JSONObject:
+    gateway = front.gateway
     if name == "schema":
         return gateway.schema(arguments["operation"], context).to_wire()
     if name == "batch":
@@ -190,11 +190,7 @@ async def _answer(
             BatchCall(operation=call["operation"], input=call.get("input", {}))
             for call in arguments["calls"]
         ]
-
-        def describe(error: CallError) -> JSONObject:
-            return public_error(error, context.request_id, expose=expose).to_wire()
-
-        return {"results": await gateway.batch(calls, context, describe=describe)}
+        return {"results": await front.batch(calls, context, caller)}
     kind = arguments.get("type")
     found = gateway.search(
         arguments.get("query", ""),

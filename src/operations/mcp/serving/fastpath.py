@@ -5,7 +5,6 @@ Rule 1: it answers only what it is sure of: a well-formed `tools/list` or `tools
 Rule 2: its answers are the SDK's answers; a test holds them against each other.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
@@ -13,10 +12,10 @@ import msgspec
 from mcp import MCPError
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
-from starlette.types import Message, Receive, Send
 
-from operations.access import Identity
 from operations.context import NOTHING, Door
+from operations.front.http import RequestState
+from operations.front.replies import JSON, Reply
 from operations.mcp.serving.conversations import can_answer
 from operations.mcp.serving.service import Asker, Service
 from operations.types import JSONObject
@@ -84,7 +83,7 @@ class Converse(Protocol):
 
 
 class FastPath:
-    """Answers what is plain, and says so.
+    """Answers plain requests.
 
     Args:
         service: What answers.
@@ -97,43 +96,34 @@ class FastPath:
         self._converse = converse
         self._stamp = {SERVER_INFO_META_KEY: server_info}
 
-    async def serve(
-        self,
-        headers: list[tuple[bytes, bytes]],
-        body: list[Message],
-        identity: Identity | None,
-        receive: Receive,
-        send: Send,
-        *,
-        stateless: bool,
-    ) -> bool:
-        """Answer a POST if it is plain; whether it was."""
-        routing = _routing_of(headers)
-        if routing is None or len(body) != 1 or body[0]["type"] != "http.request":
-            return False
+    async def serve(self, state: RequestState, body: bytes, *, stateless: bool) -> Reply | None:
+        """Return the response to a POST if it is plain, else None."""
+        routing = _routing_of(state.scope["headers"])
+        if routing is None:
+            return None
         version = routing.get(b"mcp-protocol-version", b"2025-03-26").decode("latin-1")
         modern = version in MODERN_PROTOCOL_VERSIONS
         if not modern and not (stateless and version in HANDSHAKE_PROTOCOL_VERSIONS):
-            return False
+            return None
         try:
-            request = _decoder.decode(body[0].get("body", b""))
+            request = _decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return False
+            return None
         if not self._is_plain(request, routing, version, modern=modern):
-            return False
+            return None
         meta = request.params.meta
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
-        asker = Asker(identity, version, capabilities)
+        asker = Asker.of(state, version, capabilities)
+        # The work ends when the client disconnects; the registry keeps the deadline.
+        state.timeout.start(None, state.receive)
         try:
-            answer = await self._answer(request, asker, receive)
+            answer = await self._answer(request, asker)
         except MCPError:
             # The SDK words the protocol's own errors. They come before anything runs: a tool's failure is none.
-            return False
-        if answer is None:
-            # The client left.
-            return True
-        await _respond(send, {"jsonrpc": "2.0", "id": request.id, "result": answer})
-        return True
+            return None
+        finally:
+            state.timeout.pause()
+        return Reply(200, _encode({"jsonrpc": "2.0", "id": request.id, "result": answer}), [JSON])
 
     def _is_plain(
         self, request: _Request, routing: dict[bytes, bytes], version: str, *, modern: bool
@@ -167,16 +157,12 @@ class FastPath:
             and routing.get(b"mcp-name") == tool.name.encode()
         )
 
-    async def _answer(self, request: _Request, asker: Asker, receive: Receive) -> JSONObject | None:
+    async def _answer(self, request: _Request, asker: Asker) -> JSONObject:
         params = request.params
-        service = self._service
         if request.method == "tools/list":
-            result = service.list_tools_encoded(asker, params.cursor)
+            result = self._service.list_tools_encoded(asker, params.cursor)
         else:
-            called = await _unless_gone(self._call(asker, params), receive)
-            if called is None:
-                return None
-            result = called
+            result = await self._call(asker, params)
         if asker.modern:
             result["_meta"] = {**result.get("_meta", {}), **self._stamp}
         return result
@@ -199,40 +185,8 @@ async def _drop(_level: str, _data: Any) -> None:
 _SILENT = Door(log=_drop)
 
 
-async def _unless_gone(call: Awaitable[JSONObject], receive: Receive) -> JSONObject | None:
-    """What `call` gives; None if the client leaves before, and then `call` is cancelled."""
-    task = asyncio.ensure_future(call)
-    try:
-        # Most calls take no more than a turn or two of the loop, and need nobody to watch the client.
-        for _ in range(_QUICK_TURNS):
-            await asyncio.sleep(0)
-            if task.done():
-                return task.result()
-        gone = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if task.done():
-            return task.result()
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    task.cancel()
-    await asyncio.wait({task})
-    return None
-
-
-_QUICK_TURNS = 4
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None:
-    """The headers that route a request; None unless they are those of a plain one."""
+    """Return the headers that route a request; None unless they are those of a plain one."""
     routing: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in _ROUTING:
@@ -250,13 +204,3 @@ def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None
     ):
         return None
     return routing
-
-
-async def _respond(send: Send, message: JSONObject) -> None:
-    body = _encode(message)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode("ascii")),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

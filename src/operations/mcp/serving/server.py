@@ -22,6 +22,7 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     CallToolRequestParams,
     CompleteRequestParams,
@@ -39,11 +40,13 @@ from mcp_types import (
 )
 from starlette.requests import Request
 
-from operations.access import Identity
 from operations.context import Door
-from operations.front.identity import AuthThrottle, client_address, credentials_in
-from operations.front.limits import Limits
-from operations.mcp.serving.app import IDENTITY, AppOptions, MCPApp
+from operations.errors import CallError
+from operations.front.front import Front
+from operations.front.http import STATE, RequestPipeline, RequestState
+from operations.front.identity import caller_key
+from operations.front.timing import Scope
+from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.conversations import Conversations, can_answer
 from operations.mcp.serving.doors import RequestContext, connection_of, door_for, set_level
@@ -75,7 +78,13 @@ class RegistryServer(Server[None]):
         self.service = Service(registry, settings)
         self.conversations = Conversations()
         self._settings = settings
-        self._sign_ins = AuthThrottle(Limits())
+        self._front = Front(
+            registry,
+            settings.limits,
+            timeout=settings.timeout,
+            expose_errors=settings.expose_errors,
+            scopes_supported=settings.scopes_supported,
+        )
         self._bus = InMemorySubscriptionBus()
         self._listen = ListenHandler(self._bus)
         self._connections: set[Connection] = set()
@@ -115,36 +124,31 @@ class RegistryServer(Server[None]):
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """An ASGI application that serves streamable HTTP; see `AppOptions`."""
         fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
-        return MCPApp(self, self.identify, self._settings.timeout, fast_path, **options)
+        resolve = None if self._settings.identify is None else self._resolve
+        return MCPApp(self, RequestPipeline(self._front, resolve), fast_path, **options)
 
     # ------------------------------------------------------------ who asks
 
-    async def identify(self, request: Request | None) -> Identity | None:
-        """Who sent a request. Asked once for each; None stands for stdio and memory.
+    def _resolve(self, scope: Scope) -> Any:
+        """Return the identity behind a request of an application that stands alone."""
+        return self._settings.identify and self._settings.identify(Request(scope))
 
-        Raises:
-            InvalidCredentialError: If the application's `identify` raises.
-            CallError: If nobody is asked: too many from there were wrong, or are being asked for.
-        """
-        if request is None:
-            return self._settings.identity
-        scope, identify = request.scope, self._settings.identify
-        if IDENTITY not in scope:
-            # Whoever mounted us may have asked already, and counted.
-            scope[IDENTITY] = identify and await self._sign_ins.authenticate(
-                client_address(scope),
-                credentials_in(scope["headers"]),
-                lambda: identify(request),
-            )
-        return cast("Identity | None", scope[IDENTITY])
-
-    async def _asker(self, request: RequestContext) -> Asker:
+    def _asker(self, request: RequestContext) -> Asker:
         declared = request.session.client_capabilities
         capabilities = (
             {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
         )
-        identity = await self.identify(request.request)
-        return Asker(identity, request.protocol_version, capabilities)
+        if request.request is not None:
+            state: RequestState = request.request.scope[STATE]
+            return Asker.of(state, request.protocol_version, capabilities)
+        # On stdio and in memory.
+        return Asker(
+            identity := self._settings.identity,
+            request.protocol_version,
+            self._front,
+            capabilities,
+            caller_key(identity, ""),
+        )
 
     # ------------------------------------------------------------ requests
 
@@ -155,12 +159,12 @@ class RegistryServer(Server[None]):
     async def _list_tools(
         self, request: RequestContext, params: PaginatedRequestParams
     ) -> JSONObject:
-        return self.service.list_tools(await self._asker(request), params.cursor)
+        return self.service.list_tools(self._asker(request), params.cursor)
 
     async def _call_tool(
         self, request: RequestContext, params: CallToolRequestParams
     ) -> JSONObject:
-        asker = await self._asker(request)
+        asker = self._asker(request)
         arguments = params.arguments or {}
 
         def run(door: Door) -> Awaitable[JSONObject]:
@@ -171,17 +175,17 @@ class RegistryServer(Server[None]):
     async def _list_resources(
         self, request: RequestContext, params: PaginatedRequestParams
     ) -> JSONObject:
-        return self.service.list_resources(await self._asker(request), params.cursor)
+        return self.service.list_resources(self._asker(request), params.cursor)
 
     async def _list_templates(
         self, request: RequestContext, params: PaginatedRequestParams
     ) -> JSONObject:
-        return self.service.list_templates(await self._asker(request), params.cursor)
+        return self.service.list_templates(self._asker(request), params.cursor)
 
     async def _read_resource(
         self, request: RequestContext, params: ReadResourceRequestParams
     ) -> JSONObject:
-        asker = await self._asker(request)
+        asker = self._asker(request)
 
         def run(door: Door) -> Awaitable[JSONObject]:
             return self.service.read_resource(asker, params.uri, door)
@@ -191,12 +195,12 @@ class RegistryServer(Server[None]):
     async def _list_prompts(
         self, request: RequestContext, params: PaginatedRequestParams
     ) -> JSONObject:
-        return self.service.list_prompts(await self._asker(request), params.cursor)
+        return self.service.list_prompts(self._asker(request), params.cursor)
 
     async def _get_prompt(
         self, request: RequestContext, params: GetPromptRequestParams
     ) -> JSONObject:
-        asker = await self._asker(request)
+        asker = self._asker(request)
         arguments: JSONObject = {**(params.arguments or {})}
 
         def run(door: Door) -> Awaitable[JSONObject]:
@@ -212,6 +216,24 @@ class RegistryServer(Server[None]):
         *what: Any,
     ) -> JSONObject:
         """Run a call; its questions go to the client in the way of the client's era."""
+        if request.request is None:
+            # Nothing has admitted it yet.
+            try:
+                asker.front.rate.spend(asker.caller)
+                slot = asker.front.enter(asker.caller)
+            except CallError as error:
+                raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
+            with slot:
+                return await self._admitted(request, asker, run, *what)
+        return await self._admitted(request, asker, run, *what)
+
+    async def _admitted(
+        self,
+        request: RequestContext,
+        asker: Asker,
+        run: Callable[[Door], Awaitable[JSONObject]],
+        *what: Any,
+    ) -> JSONObject:
         door = door_for(request)
         if not asker.modern:
             return await run(door)
@@ -240,7 +262,7 @@ class RegistryServer(Server[None]):
 
     async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
         """The values an argument may have, where its schema lists them."""
-        asker = await self._asker(request)
+        asker = self._asker(request)
         if isinstance(params.ref, PromptReference):
             spec = self.service.find_prompt(asker, params.ref.name).spec
         else:
@@ -280,7 +302,7 @@ class RegistryServer(Server[None]):
     async def _subscribe(
         self, request: RequestContext, params: SubscribeRequestParams
     ) -> EmptyResult:
-        self.service.find_resource(await self._asker(request), params.uri)
+        self.service.find_resource(self._asker(request), params.uri)
         watched = cast("set[str]", connection_of(request).state.setdefault(_WATCHED, set[str]()))
         if len(watched) >= _MAX_WATCHED:
             raise MCPError(INVALID_PARAMS, "too many subscriptions")
@@ -297,7 +319,7 @@ class RegistryServer(Server[None]):
         self, request: RequestContext, params: SubscriptionsListenRequestParams
     ) -> SubscriptionsListenResult:
         """A stream of changes, of what the caller may see."""
-        asker = await self._asker(request)
+        asker = self._asker(request)
         wanted = params.notifications
         if wanted.resource_subscriptions:
             readable: list[str] = []

@@ -7,18 +7,20 @@ Rule 2: every answer is for somebody. What a caller may not call is neither list
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import msgspec
 from mcp import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations.access import Identity
-from operations.context import CLOSED, Door, OperationContext
+from operations.context import CLOSED, NOTHING, Door, OperationContext
 from operations.errors import CallError, ErrorCode
+from operations.front.front import Front
+from operations.front.http import PIPELINE, RequestState
 from operations.front.public_errors import public_error
-from operations.front.search import Gateway, may_call
+from operations.front.search import may_call
 from operations.mcp.restoring import INPUT
 from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
@@ -38,15 +40,39 @@ _RESOURCE_NOT_FOUND = -32002
 """Before 2026-07-28, which uses `INVALID_PARAMS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """Who sent a request, and in which era of the protocol."""
+class Asker(msgspec.Struct, frozen=True):
+    """Who sent a request, through which front, and in which era of the protocol."""
 
     identity: Identity | None
     protocol_version: str
+    front: Front
 
-    capabilities: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    capabilities: Mapping[str, Any] = NOTHING
     """What the client declared that it can do."""
+
+    caller: str = "at:"
+    """The key by which limits count the caller."""
+
+    request_id: str = ""
+    """The id of the HTTP request, which its call has as well."""
+
+    metadata: Mapping[str, Any] = NOTHING
+
+    @classmethod
+    def of(
+        cls, state: RequestState, protocol_version: str, capabilities: Mapping[str, Any]
+    ) -> "Asker":
+        """Return who sent an HTTP request."""
+        context = state.context
+        return cls(
+            state.identity,
+            protocol_version,
+            state.scope[PIPELINE].front,
+            capabilities,
+            state.caller,
+            context.request_id,
+            context.metadata,
+        )
 
     @property
     def modern(self) -> bool:
@@ -60,7 +86,6 @@ class Service:
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.settings = settings
         self.registry = registry
-        self._gateway = Gateway(registry)
         self._catalog = self._pictured()
 
     @property
@@ -116,14 +141,20 @@ class Service:
                 result = await run_gateway_tool(
                     name,
                     arguments,
-                    self._gateway,
+                    asker.front,
                     context,
-                    self._runner(modern=asker.modern),
-                    expose=self.settings.expose_errors,
+                    self._runner(asker),
+                    asker.caller,
                 )
                 if result is not None:
                     return _settled(result, asker)
-            raise MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
+            raise _unknown_tool(name)
+        try:
+            asker.front.enforce_visible(tool.spec, asker.identity)
+        except CallError as error:
+            if error.code == ErrorCode.OPERATION_NOT_FOUND:
+                raise _unknown_tool(name) from None
+            return _settled(error_result(error, context, expose=False), asker)
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
             raise MCPError(
@@ -134,20 +165,20 @@ class Service:
         value: Any = arguments
         if tool.takes_box:
             value = arguments.get(INPUT)
-        return _settled(await self._run(tool, value, context, modern=asker.modern), asker)
+        return _settled(await self._run(tool, value, context, asker), asker)
 
-    def _runner(self, *, modern: bool) -> Run:
+    def _runner(self, asker: Asker) -> Run:
         async def run(operation_id: str, value: Any, context: OperationContext) -> JSONObject:
+            spec = asker.front.find(operation_id, context.identity)
             tool = self.catalog.by_id.get(operation_id)
             if tool is None:
-                spec = self._gateway.schema(operation_id, context)
                 tool = Tool(operation_id, spec, self.settings.schema_budget)
-            return await self._run(tool, value, context, modern=modern)
+            return await self._run(tool, value, context, asker)
 
         return run
 
     async def _run(
-        self, tool: Tool, value: Any, context: OperationContext, *, modern: bool
+        self, tool: Tool, value: Any, context: OperationContext, asker: Asker
     ) -> JSONObject:
         """Run an operation to the result of a tool."""
         spec = tool.spec
@@ -156,10 +187,10 @@ class Service:
                 return await self._collect(spec, value, context)
             envelope = await self.registry.execute(spec.id, value, context)
         except CallError as error:
-            return error_result(error, context, expose=self.settings.expose_errors)
+            return error_result(error, context, expose=asker.front.expose_errors)
         return tool_result(
             envelope,
-            boxed=tool.is_boxed(modern=modern),
+            boxed=tool.is_boxed(modern=asker.modern),
             declared=tool.declares_output(),
             mime_type=tool.mime_type,
         )
@@ -236,7 +267,7 @@ class Service:
             MCPError: If there is no such resource, or reading it fails.
         """
         resource, value = self.find_resource(asker, uri)
-        envelope = await self._execute(resource.spec, value, self._context(asker, door))
+        envelope = await self._execute(resource.spec, value, asker, door)
         result = resource_result(envelope, uri, resource.mime_type)
         return _settled(result, asker, cacheable=True)
 
@@ -268,26 +299,29 @@ class Service:
         """
         spec = self.find_prompt(asker, name).spec
         value = arguments_from_text(spec, arguments)
-        envelope = await self._execute(spec, value, self._context(asker, door))
+        envelope = await self._execute(spec, value, asker, door)
         return _settled(prompt_result(envelope, spec), asker)
 
     # ------------------------------------------------------------ shared
 
-    async def _execute(self, spec: OperationSpec, value: Any, context: OperationContext) -> Any:
+    async def _execute(self, spec: OperationSpec, value: Any, asker: Asker, door: Door) -> Any:
         """Run an operation whose errors are the protocol's."""
+        context = self._context(asker, door)
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
             wire = public_error(
-                error, context.request_id, expose=self.settings.expose_errors
+                error, context.request_id, expose=asker.front.expose_errors
             ).to_wire()
             code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
             raise MCPError(code, wire["message"], wire) from error
 
     def _context(self, asker: Asker, door: Door) -> OperationContext:
         return OperationContext(
+            request_id=asker.request_id,
             identity=asker.identity,
-            deadline=now() + self.settings.timeout * 1000,
+            metadata=asker.metadata,
+            deadline=now() + asker.front.timeout * 1000,
             door=door,
         )
 
@@ -321,6 +355,10 @@ class Service:
         if start < 0 or revision != self.registry.revision:
             raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning")
         return start
+
+
+def _unknown_tool(name: str) -> MCPError:
+    return MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
 
 
 def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JSONObject:

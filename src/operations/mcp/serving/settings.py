@@ -1,12 +1,14 @@
 """How a registry is served over MCP."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from starlette.requests import Request
 
+from operations._words import enforce_lists
 from operations.access import Identity
+from operations.front.limits import Limits
 from operations.mcp.serving.names import NameStyle
 
 Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
@@ -65,10 +67,17 @@ class MCPServerSettings:
     expose_errors: bool = False
     """Show the text of unexpected errors to callers."""
 
+    limits: Limits = field(default_factory=Limits)
+    """On sizes, times and rates. An application of `create_app` around the server uses its own instead."""
+
+    scopes_supported: Collection[str] = ()
+    """Publicly known scopes: a tool that requires only these is denied, any other looks as if it did not exist."""
+
     def __post_init__(self) -> None:
+        enforce_lists(scopes_supported=self.scopes_supported)
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "max_items", "max_items_bytes",
         )  # fmt: skip
-        for field in numbers:
-            if getattr(self, field) <= 0:
-                raise ValueError(f"{field} is a positive number, not {getattr(self, field)!r}")
+        for name in numbers:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is a positive number, not {getattr(self, name)!r}")
