@@ -17,13 +17,13 @@ SCREENSHOTS = PROJECT / "build" / "screenshots"
 
 CORE = {
     "Registry": "OperationRegistry operation scan_operations ScanResult subscribe Subscription Remote",
-    "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition",
+    "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy",
     "Calls": "OperationContext OperationEnv build_env Door Call Middleware StreamMiddleware Observer CallEvent",
     "Access": "AccessControl Identity check_access enforce_access",
     "Envelopes": (
-        "ResponseEnvelope ResponseMeta LocalResponseMeta HTTPResponseMeta MCPResponseMeta local_envelope http_envelope"
-        " mcp_envelope is_response_envelope unwrap RESPONSE_SOURCES MCPContentBlock TextContent ImageContent"
-        " AudioContent ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
+        "ResponseEnvelope ResponseMeta Change LocalResponseMeta HTTPResponseMeta MCPResponseMeta local_envelope"
+        " http_envelope mcp_envelope is_response_envelope unwrap ResponseSource RESPONSE_SOURCES MCPContentBlock"
+        " TextContent ImageContent AudioContent ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
     ),
     "Schemas": (
         "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema ValueFault"

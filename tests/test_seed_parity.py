@@ -32,6 +32,7 @@ from operations import (
     TextContent,
     assert_is_schema,
     check_access,
+    http_envelope,
     is_response_envelope,
     mcp_envelope,
 )
@@ -367,3 +368,48 @@ async def test_a_custom_transport_gets_each_header_once() -> None:
     assert values["user-agent"] == "mine"
     assert values["authorization"] == "Bearer new"
     assert values["cookie"] == "a=1; c=2"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_items_of_the_call_protocol_carry_their_sequence(as_text: bool) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("count.up")
+    async def count() -> AsyncGenerator[int]:
+        for number in range(3):
+            yield number
+
+    @registry.operation("page.all")
+    async def pages() -> AsyncGenerator[Any]:
+        yield http_envelope(1, status_code=200, headers={}, content_type="", sequence="a7")
+
+    target = MemoryTarget(as_text=as_text)
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        counted = [item.meta.sequence async for item in calls.subscribe("count.up", {})]
+        relayed = [item.meta.sequence async for item in calls.subscribe("page.all", {})]
+    local = [item async for item in registry.subscribe("count.up", {})]
+
+    assert counted == [0, 1, 2]
+    # The position at the source is the one to resume from.
+    assert relayed == ["a7"]
+    # Within one process there is no transport, and the wire has nothing to say.
+    assert [item.to_wire()["meta"].get("sequence") for item in local] == [None] * 3
+
+
+async def test_server_sent_events_carry_their_id_as_sequence() -> None:
+    class Events(RecordingTransport):
+        headers: ClassVar = {"content-type": "text/event-stream"}
+
+        async def chunks(self) -> AsyncGenerator[bytes]:
+            yield b"id: e1\ndata: 1\n\ndata: 2\n\nid: e3\ndata: 3\n\ndata: [DONE]\n\n"
+
+    content = {"text/event-stream": {"schema": {"type": "integer"}}}
+    get = {"operationId": "call", "responses": {"200": {"description": "", "content": content}}}
+    document = {**DOCUMENT, "paths": {"/thing": {"get": get}}}
+    entry = {"namespace": "api", "baseUrl": "http://127.0.0.1:1", "transport": Events()}
+    registry = OperationRegistry()
+    registry.register_all(from_openapi(document, entry))
+
+    items = [item async for item in registry.subscribe("api.call", {})]
+
+    assert [(item.data, item.meta.sequence) for item in items] == [(1, "e1"), (2, "e1"), (3, "e3")]

@@ -101,10 +101,18 @@ def read_data(
 
 
 def described_envelope(
-    data: Any, *, status: int, headers: dict[str, str], content_type: str, schema: Schema | None
+    data: Any,
+    *,
+    status: int,
+    headers: dict[str, str],
+    content_type: str,
+    schema: Schema | None,
+    sequence: str | None = None,
 ) -> DescribedEnvelope[Any]:
     """Return the envelope of a successful response, with the schema that describes its data."""
-    meta = HTTPResponseMeta(status_code=status, headers=headers, content_type=content_type)
+    meta = HTTPResponseMeta(
+        status_code=status, headers=headers, content_type=content_type, sequence=sequence
+    )
     return DescribedEnvelope(data, meta, schema)
 
 

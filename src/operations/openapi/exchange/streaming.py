@@ -174,6 +174,7 @@ class EventStream:
                     yield item(
                         event_data(event.data, as_text=described.is_text),
                         headers={**headers, **marks},
+                        sequence=event.last_event_id or None,
                     )
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
