@@ -85,8 +85,9 @@ class Endpoint:
         self._plan: Plan | None = None
         self._server: str | None = None
         self.is_stream = is_stream
-        self.input = Schema(self.input_schema, lenient=True)
-        self.output = Schema(self.output_schema, lenient=True)
+        schemas = shared.description.schemas
+        self.input = Schema(self.input_schema, lenient=True, shared=schemas.requests)
+        self.output = Schema(self.output_schema, lenient=True, shared=schemas.responses)
 
     @property
     def has_address(self) -> bool:

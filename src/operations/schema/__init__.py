@@ -4,6 +4,7 @@ from operations.schema.document import CompiledSchema, Schema, from_schema
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
+from operations.schema.reading.shared import SharedDefinitions
 from operations.schema.results import CastResult, Change, ChangeKind, Repair, ValueFault
 from operations.schema.validation import (
     assert_is_schema,
@@ -20,6 +21,7 @@ __all__ = [
     "ConversionError",
     "Repair",
     "Schema",
+    "SharedDefinitions",
     "Signature",
     "ValueFault",
     "assert_is_schema",

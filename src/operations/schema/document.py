@@ -15,6 +15,7 @@ from operations.schema.explain import explain
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation
+from operations.schema.reading.shared import SharedDefinitions
 from operations.schema.results import CastResult, ValueFault
 from operations.types import JSONSchema
 
@@ -63,14 +64,21 @@ class Schema:
             What it gives is treated as frozen.
         lenient: Whether a document that cannot be compiled counts as unknown, with one warning on the
             logger `operations`, instead of raising `SchemaError` when first used.
+        shared: Where definitions are compiled once for many documents: those whose `$defs` hold the same objects
+            under the same names.
     """
 
-    __slots__ = ("_canonical", "_compiled", "_document", "_lenient", "_refused")
+    __slots__ = ("_canonical", "_compiled", "_document", "_lenient", "_refused", "_shared")
 
     def __init__(
-        self, document: JSONSchema | Callable[[], JSONSchema], *, lenient: bool = False
+        self,
+        document: JSONSchema | Callable[[], JSONSchema],
+        *,
+        lenient: bool = False,
+        shared: SharedDefinitions | None = None,
     ) -> None:
         self._document = document
+        self._shared = shared
         self._lenient = lenient
         self._refused = False
         self._compiled: CompiledSchema | None = None
@@ -121,7 +129,7 @@ class Schema:
         if not self._lenient:
             return Checker(self.document)
         try:
-            checker = Checker(self.document, drop_patterns=True)
+            checker = self._sharing() or Checker(self.document, drop_patterns=True)
         except SchemaError as error:
             self._refused = True
             _logger.warning("A schema cannot be used and counts as unknown: %s", error)
@@ -131,6 +139,16 @@ class Schema:
                 "Patterns that cannot be run safely are not checked: %s", "; ".join(checker.dropped)
             )
         return checker
+
+    def _sharing(self) -> Checker | None:
+        """Return the checker that uses shared definitions; None if the document has none or cannot share them."""
+        document = self.document
+        if self._shared is None or isinstance(document, bool) or not document.get("$defs"):
+            return None
+        try:
+            return Checker(document, drop_patterns=True, shared=self._shared)
+        except SchemaError:
+            return None
 
     def check(self, value: Any) -> bool:
         """Whether `value` is JSON and valid. Never raises for any value.

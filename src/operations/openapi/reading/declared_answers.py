@@ -116,7 +116,11 @@ class DeclaredAnswers:
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
             text_of(description),
-            Schema(partial(self._schema, entry, status), lenient=True),
+            Schema(
+                partial(self._schema, entry, status),
+                lenient=True,
+                shared=self._description.schemas.responses,
+            ),
             int(status) if status.isdecimal() and status.isascii() else None,
         )
 

@@ -13,6 +13,7 @@ from operations.errors import DocumentError
 from operations.openapi.reading.keywords import is_file
 from operations.openapi.reading.references import BUNDLED, References
 from operations.openapi.reading.subtypes import UNIONS, Subtypes
+from operations.schema import SharedDefinitions
 from operations.types import JSONObject, JSONSchema
 
 MAX_PARTS = 200
@@ -69,6 +70,10 @@ class Definitions:
     Args:
         references: The document's references.
         ref_siblings: Whether keywords beside a `$ref` count (from 3.1 on), or are ignored as in 3.0 and 2.0.
+
+    Attributes:
+        requests: The definitions of inputs, compiled once for all operations.
+        responses: The definitions of outputs and errors.
     """
 
     def __init__(self, references: References, *, ref_siblings: bool) -> None:
@@ -76,6 +81,8 @@ class Definitions:
         self.ref_siblings = ref_siblings
         self._definitions: dict[tuple[Direction, str, bool], Definition] = {}
         self._broken: set[str] = set()
+        self.requests = SharedDefinitions()
+        self.responses = SharedDefinitions()
         self._without_files: set[str] = set()
 
     @cached_property

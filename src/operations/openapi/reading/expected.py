@@ -52,8 +52,13 @@ class Described:
         self.schema = schema
         self.listed: Schema | None = None
         if declared is not None:
-            self.schema = schema or Schema(partial(_build, _data, declared, schemas), lenient=True)
-            self.listed = Schema(partial(_build, _listed, declared, schemas), lenient=True)
+            shared = schemas.responses
+            self.schema = schema or Schema(
+                partial(_build, _data, declared, schemas), lenient=True, shared=shared
+            )
+            self.listed = Schema(
+                partial(_build, _listed, declared, schemas), lenient=True, shared=shared
+            )
 
     @property
     def is_text(self) -> bool:

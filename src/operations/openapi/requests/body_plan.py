@@ -185,7 +185,9 @@ class BodyPlan:
         """Return the schema of a body of this type alone."""
         known = self._checks.get(offered.media_type)
         if known is None:
-            known = Schema(partial(self._alone, offered), lenient=True)
+            known = Schema(
+                partial(self._alone, offered), lenient=True, shared=self._schemas.requests
+            )
             self._checks[offered.media_type] = known
         return known
 

@@ -7,22 +7,21 @@ Rule 2: jsonschema-rs sees plain JSON only. It reads lazily, accepts more types 
 
 from collections.abc import Callable
 from sys import float_info
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import jsonschema_rs
 import msgspec
 
-from operations._json import as_json, is_object, list_of, object_of, pointer
+from operations._json import as_json, is_object, list_of, object_of
 from operations.errors import SchemaError
+from operations.schema.reading.compiling import compile_schema
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.graph import Graph
 from operations.schema.reading.limits import measured
-from operations.schema.reading.patterns import FANCY, LINEAR
-from operations.schema.reading.references import Document, Site
+from operations.schema.reading.references import DEFINED, Document, Site
+from operations.schema.reading.shared import SharedDefinitions, enforce_shareable
 from operations.schema.reading.taming import Tamer
 from operations.types import JSONObject, JSONSchema
-
-_MAX_MESSAGE = 300
 
 
 class Checker:
@@ -36,14 +35,20 @@ class Checker:
         accepts: Whether a value, already known to be JSON, is valid.
         dropped: Patterns that were left out, with their places.
 
+    Args:
+        root: The document.
+        drop_patterns: Leave out patterns that cannot be run safely, instead of raising.
+        shared: Definitions to use instead of the document's own, which are added to them.
+
     Raises:
         SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
     """
 
     __slots__ = (
         "_accepts",
-        "_options",
+        "_fancy",
         "_registry",
+        "_shared",
         "accepts",
         "document",
         "dropped",
@@ -51,21 +56,41 @@ class Checker:
         "recursive",
     )
 
-    def __init__(self, root: JSONSchema, *, drop_patterns: bool = False) -> None:
-        self.document = Document(measured(root))
+    def __init__(
+        self,
+        root: JSONSchema,
+        *,
+        drop_patterns: bool = False,
+        shared: SharedDefinitions | None = None,
+    ) -> None:
+        if shared is not None and isinstance(root, dict):
+            root = shared.adopt(root)
+        self._shared = shared
+        self.document = Document(measured(root), shared.document if shared else None)
         tamer = Tamer(drop=drop_patterns)
-        tamer.tame(self.document)
+        tamer.tame(self.document.sites)
         self.dropped = tamer.dropped
-        self._options = FANCY if tamer.fancy else LINEAR
+        self._fancy = tamer.fancy
         self._registry: jsonschema_rs.Registry | None = None
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
         root_schema = self.document.root.schema
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
             # As others see it from here: a relative one would be taken relative to itself.
             root_schema[self.document.dialect.id_keyword] = self.document.uri
-        self.recursive = Graph(self.document).recursive
-        self.accepts = self._build(self.document.root.schema)
-        self.flat = _flat_decoder(self.document.root.schema)
+        self.recursive = Graph(self.document, shared.graph if shared else None).recursive
+        if shared is None:
+            self.accepts = self._build(root_schema)
+        else:
+            for site in self.document.sites:
+                enforce_shareable(site)
+                for _, target in self.document.references(site):
+                    if target is None:
+                        raise SchemaError(f"{site.pointer}: refers to nothing")
+                    # Compiled now: a definition that cannot be used is to be found before data comes.
+                    shared.accepts_at(target)
+            self.dropped += shared.take_dropped()
+            self.accepts = self.accepts_at((self.document.root,))
+        self.flat = _flat_decoder(root_schema)
 
     def is_valid(self, value: Any) -> bool:
         """Return whether any value is valid, once it is converted to JSON.
@@ -79,10 +104,21 @@ class Checker:
         """Whether a value, already known to be JSON, is valid for all of `sites`."""
         key = tuple(site.pointer for site in sites)
         found = self._accepts.get(key)
+        if found is None and self._shared is not None:
+            found = self._accepts[key] = _all([self._accepts_shared(site) for site in sites])
         if found is None:
             targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]
             found = self._accepts[key] = self._build({"allOf": targets} if targets else True)
         return found
+
+    def _accepts_shared(self, site: Site) -> Callable[[Any], bool]:
+        shared = cast("SharedDefinitions", self._shared)
+        if site.pointer.startswith(DEFINED):
+            return shared.accepts_at(site)
+        targets = self.document.references(site)
+        if targets and all(key == "$ref" or is_annotation(key) for key in object_of(site.schema)):
+            return shared.accepts_at(cast("Site", targets[0][1]))
+        return shared.compile(site.schema, fancy=self._fancy)
 
     def _build(self, schema: JSONSchema) -> Callable[[Any], bool]:
         dialect = self.document.dialect
@@ -90,25 +126,13 @@ class Checker:
             self._registry = jsonschema_rs.Registry(
                 [(self.document.uri, self.document.root.schema)], draft=dialect.draft
             )
-        try:
-            return dialect.validator(
-                schema,
-                pattern_options=self._options,
-                registry=self._registry,
-                validate_formats=False,
-                offline=True,
-            ).is_valid
-        except jsonschema_rs.ValidationError as error:
-            inner = _innermost(error)
-            place = "".join(map(pointer, inner.instance_path)) or "the schema"
-            raise SchemaError(f"{place}: {_cut(inner.message)}") from None
-        except (ValueError, jsonschema_rs.ReferencingError) as error:
-            raise SchemaError(f"the schema cannot be compiled: {_cut(str(error))}") from None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            # The validator gave up in a way that no `except Exception` sees.
-            raise SchemaError("the schema cannot be compiled") from None
+        return compile_schema(schema, dialect, fancy=self._fancy, registry=self._registry)
+
+
+def _all(tests: list[Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    if len(tests) == 1:
+        return tests[0]
+    return lambda value: all(accepts(value) for accepts in tests)
 
 
 _SCALARS: dict[Any, Any] = {
@@ -147,18 +171,3 @@ def _is_typed(schema: JSONObject) -> bool:
     return isinstance(schema.get("type"), str) and all(
         keyword == "type" or is_annotation(keyword) for keyword in schema
     )
-
-
-def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Of what a meta-schema says about alternatives, the failure deepest in the document."""
-    alternatives: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
-    inner = [each for alternative in alternatives for each in alternative]
-    deepest = max(inner, key=lambda each: len(each.instance_path), default=error)
-    if len(deepest.instance_path) <= len(error.instance_path):
-        return error
-    return _innermost(deepest)
-
-
-def _cut(message: str) -> str:
-    """A message that may repeat what was wrong, however long that was."""
-    return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."

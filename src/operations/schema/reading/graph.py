@@ -5,7 +5,8 @@ Rule 2: a long chain of references is refused: whoever follows it needs a stack 
 Rule 3: alternatives multiply where they nest; a document that multiplies them beyond a bound is refused.
 """
 
-from typing import TypeAlias
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping
 
 from operations.errors import SchemaError
 from operations.schema.reading.dialects import (
@@ -58,41 +59,104 @@ class _Edges:
                 self.shared.append(edge.pointer)
 
 
-_EdgeMap: TypeAlias = dict[str, _Edges]
-"""Edges by the place of the schema. Most schemas are leaves, and have none."""
-
-
 class Graph:
     """Where the references of a document lead: every one is followed once.
 
     It is made before the document is compiled, which what it refuses could keep busy for ever.
 
-    Attributes:
-        recursive: Whether following the references can go round in a circle, as deep as the data goes.
+    Args:
+        document: The document.
+        shared: The graph of the definitions that it shares with others.
 
     Raises:
         SchemaError: For a loop that consumes no data, a long chain, or too many nested alternatives.
     """
 
-    def __init__(self, document: Document) -> None:
-        edges = _edges(document)
-        _refuse_idle_loops(edges)
-        order, self.recursive = _reachable(edges)
-        _refuse_explosions(order, edges)
+    def __init__(self, document: Document, shared: "Graph | None" = None) -> None:
+        self._document = document
+        self._shared = shared
+        self._edges: dict[str, _Edges] = {}
+        self.costs: MutableMapping[str, int] = {} if shared is None else ChainMap({}, shared.costs)
+        """For each schema, how many meet along one path into the data. Those of shared ones are not written here."""
+        self._recursive: set[str] = set()
+        self.add(document.sites, [""])
+
+    def add(self, sites: list[Site], starts: Iterable[str]) -> None:
+        """Take in more schemas of the document.
+
+        Args:
+            sites: The schemas; they may lead to one another and to those that are known.
+            starts: The places of those that data is checked against.
+        """
+        document = self._document
+        fresh: dict[str, _Edges] = {}
+        for site in sites:
+            below, targets = document.below(site), document.references(site)
+            if below or targets:
+                old_tuple = isinstance(document.keywords(site).get("items"), list)
+                fresh[site.pointer] = _Edges(below, targets, old_tuple=old_tuple)
+        _refuse_idle_loops(fresh)
+        self._edges.update(fresh)
+        self._refuse_explosions(self._ordered(starts))
+
+    @property
+    def recursive(self) -> bool:
+        """Whether following the references can go round in a circle, as deep as the data goes."""
+        return self.is_recursive("")
+
+    def is_recursive(self, place: str) -> bool:
+        """Return whether following the references of a schema can go round in a circle."""
+        return place in self._recursive or (
+            self._shared is not None and self._shared.is_recursive(place)
+        )
+
+    def _ordered(self, starts: Iterable[str]) -> list[str]:
+        """Return every new schema with edges that `starts` lead to, those that it needs before itself.
+
+        Notes those whose references can go round in a circle.
+        """
+        graph, known = self._edges, self.costs
+        order: list[str] = []
+        finished: dict[str, bool] = {}
+        stack: list[tuple[str, bool]] = [(start, False) for start in starts]
+        while stack:
+            place, leaving = stack.pop()
+            if leaving:
+                near = graph[place]
+                edges = (*near.here, *near.one_each, *near.shared)
+                # What only the validator can follow may well lead back: assume the worst.
+                if near.unknown or any(
+                    finished.get(edge) is False or self.is_recursive(edge) for edge in edges
+                ):
+                    self._recursive.add(place)
+                finished[place] = True
+                order.append(place)
+            elif place not in finished and place not in known and place in graph:
+                near = graph[place]
+                finished[place] = False
+                stack.append((place, True))
+                stack += [(edge, False) for edge in (*near.here, *near.one_each, *near.shared)]
+        return order
+
+    def _refuse_explosions(self, order: list[str]) -> None:
+        """Count, for every schema, how many meet along one path into the data.
+
+        A reference back counts once: the validator remembers its verdict there.
+        """
+        costs, graph = self.costs, self._edges
+        for place in order:
+            near = graph[place]
+            cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])
+            cost += max([costs.get(edge, 1) for edge in near.one_each], default=0)
+            if cost > MAX_ALTERNATIVES:
+                raise SchemaError(
+                    f"{place or 'the schema'}: too many alternatives nest here "
+                    f"(more than {MAX_ALTERNATIVES:,})"
+                )
+            costs[place] = cost
 
 
-def _edges(document: Document) -> _EdgeMap:
-    """The edges of every schema that has any."""
-    graph: _EdgeMap = {}
-    for site in document.sites:
-        below, targets = document.below(site), document.references(site)
-        if below or targets:
-            old_tuple = isinstance(document.keywords(site).get("items"), list)
-            graph[site.pointer] = _Edges(below, targets, old_tuple=old_tuple)
-    return graph
-
-
-def _refuse_idle_loops(graph: _EdgeMap) -> None:
+def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:
     here = {place: edges.here for place, edges in graph.items() if edges.here}
     done: set[str] = set()
     for start in here:
@@ -119,44 +183,3 @@ def _refuse_idle_loops(graph: _EdgeMap) -> None:
                 on_path.add(place)
                 stack.append(None)
                 stack += here[place]
-
-
-def _reachable(graph: _EdgeMap) -> tuple[list[str], bool]:
-    """Every schema with edges that the root leads to, those it needs before itself; and whether any needs itself."""
-    order: list[str] = []
-    finished: dict[str, bool] = {}
-    recursive = False
-    stack: list[tuple[str, bool]] = [("", False)]
-    while stack:
-        place, leaving = stack.pop()
-        if leaving:
-            finished[place] = True
-            order.append(place)
-        elif place in finished:
-            recursive = recursive or not finished[place]
-        elif place in graph:
-            near = graph[place]
-            finished[place] = False
-            # What only the validator can follow may well lead back: assume the worst.
-            recursive = recursive or near.unknown
-            stack.append((place, True))
-            stack += [(edge, False) for edge in (*near.here, *near.one_each, *near.shared)]
-    return order, recursive
-
-
-def _refuse_explosions(order: list[str], graph: _EdgeMap) -> None:
-    """Count, for every schema, how many meet along one path into the data.
-
-    A reference back counts once: the validator remembers its verdict there.
-    """
-    costs: dict[str, int] = {}
-    for place in order:
-        near = graph[place]
-        cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])
-        cost += max([costs.get(edge, 1) for edge in near.one_each], default=0)
-        if cost > MAX_ALTERNATIVES:
-            raise SchemaError(
-                f"{place or 'the schema'}: too many alternatives nest here "
-                f"(more than {MAX_ALTERNATIVES:,})"
-            )
-        costs[place] = cost

@@ -8,7 +8,7 @@ comes back to an equal site.
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
-from operations._json import is_list, is_object, pointer
+from operations._json import escape, is_list, is_object, pointer
 from operations._references import steps
 from operations.errors import SchemaError
 from operations.schema.reading.dialects import (
@@ -27,6 +27,9 @@ MAX_SUBSCHEMAS = 8_000
 _BASE = "http://schema.invalid/"
 """What relative identifiers resolve against. The name cannot exist (RFC 2606)."""
 
+
+DEFINED = "/$defs/"
+"""Where definitions are that documents share."""
 
 _NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
 _REFERRING = frozenset(REFERENCES)
@@ -47,16 +50,23 @@ class Site(NamedTuple):
 class Document:
     """A JSON Schema document and the map of its identifiers.
 
+    Args:
+        root: The document.
+        shared: The document whose definitions (`#/$defs/...`) this one uses instead of its own. Both are of the
+            newest dialect, and have no identifiers.
+
     Raises:
         SchemaError: If it holds too many schemas.
     """
 
     __slots__ = (
-        "_anchors", "_below", "_dynamic", "_referring", "_resolved", "_resources", "_targets", "_uris",
-        "dialect", "root", "sites",
+        "_anchors", "_below", "_dynamic", "_most", "_referring", "_resolved", "_resources", "_shared", "_targets",
+        "_uris", "dialect", "root", "sites",
     )  # fmt: skip
 
-    def __init__(self, root: JSONSchema) -> None:
+    def __init__(self, root: JSONSchema, shared: "Document | None" = None) -> None:
+        self._shared = shared
+        self._most = MAX_SUBSCHEMAS
         named = named_dialect(root)
         self._read(root, named or DRAFT_2020_12)
         if named is None and any(map(_is_old_tuple, self.sites)):
@@ -79,10 +89,22 @@ class Document:
         # References may lead to places no keyword holds (`#/components/schemas/Pet`), where there are more.
         for site in self._referring:
             for _, target in self._look_up(site):
-                if target is not None:
+                if target is not None and not self._is_shared(target):
                     self._scan(target)
         # What was not there to be found a moment ago may be there now.
         self._resolved.clear()
+
+    def define(self, definitions: JSONObject) -> list[Site]:
+        """Add definitions, which refer to one another and to known ones; returns the schemas in them."""
+        known = len(self.sites)
+        self._most = known + MAX_SUBSCHEMAS
+        cast("JSONObject", self.root.schema)["$defs"].update(definitions)
+        for name, schema in definitions.items():
+            self._scan(self._enter(Site(schema, f"{DEFINED}{escape(name)}", "")))
+        return self.sites[known:]
+
+    def _is_shared(self, site: Site) -> bool:
+        return self._shared is not None and site.pointer.startswith(DEFINED)
 
     @property
     def uri(self) -> str:
@@ -104,6 +126,8 @@ class Document:
 
     def below(self, site: Site) -> list[tuple[str, Site]]:
         """The schemas directly inside `site`, each with the keyword that holds it."""
+        if self._shared is not None and self._is_shared(site):
+            return self._shared.below(site)
         return self._below[site.pointer]
 
     def references(self, site: Site) -> list[tuple[str, Site | None]]:
@@ -117,6 +141,8 @@ class Document:
         if found is None:
             if isinstance(site.schema, bool) or _REFERRING.isdisjoint(site.schema):
                 return []
+            if self._shared is not None and self._is_shared(site):
+                return self._shared.references(site)
             found = self._targets[site.pointer] = self._look_up(site)
         return found
 
@@ -145,6 +171,8 @@ class Document:
     def _resolve(self, resource: str, keyword: str, reference: str) -> Site | None:
         if keyword == "$recursiveRef" and self._dynamic.get("", 0) > 1:
             return None
+        if self._shared is not None and reference.startswith("#" + DEFINED):
+            return self._shared.resolve(reference)
         base = self._resources[resource]
         if reference.startswith("#") and "#" not in base:
             address, fragment = base, reference[1:]
@@ -157,6 +185,10 @@ class Document:
         if fragment and not fragment.startswith("/"):
             return self._anchors.get((start.pointer, fragment))
         return self._walk(start, fragment)
+
+    def resolve(self, reference: str) -> Site | None:
+        """Return the schema of this document that a reference from its root leads to."""
+        return self._resolve("", "$ref", reference)
 
     def _walk(self, start: Site, fragment: str) -> Site | None:
         """The schema a JSON pointer leads to, entering resources on the way."""
@@ -192,7 +224,7 @@ class Document:
                 continue
             below = self._below[place] = []
             self.sites.append(site)
-            if len(self.sites) > MAX_SUBSCHEMAS:
+            if len(self.sites) > self._most:
                 raise SchemaError(f"more than {MAX_SUBSCHEMAS:,} schemas in one document")
             if isinstance(schema, bool):
                 continue

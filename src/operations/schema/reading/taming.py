@@ -10,7 +10,7 @@ pattern that every text matches makes it look, for a fifth of what a look of our
 from operations._json import is_list, is_object
 from operations.errors import SchemaError
 from operations.schema.reading.patterns import ANY_TEXT, MAX_WEIGHT, is_linear, longest_text, weight
-from operations.schema.reading.references import Document
+from operations.schema.reading.references import Site
 from operations.types import JSONObject
 
 
@@ -31,13 +31,13 @@ class Tamer:
         self.fancy = False
         self.dropped: list[str] = []
 
-    def tame(self, document: Document) -> None:
-        """Bound every regular expression of `document`, which nobody else may hold.
+    def tame(self, sites: list[Site]) -> None:
+        """Bound every regular expression of the schemas at `sites`, which nobody else may hold.
 
         Raises:
             SchemaError: If a pattern cannot be used and is not to be dropped.
         """
-        for site in document.sites:
+        for site in sites:
             if is_object(site.schema):
                 self._tame(site.schema, site.pointer)
 

@@ -1,0 +1,306 @@
+"""Definitions that many documents share, read and compiled once for all of them.
+
+An imported API has hundreds of operations over the same definitions, most of which refer to one another. jsonschema-rs
+shares nothing between validators: one for each operation would compile all of them every time.
+
+Rule 1: definitions are compiled in pages: one validator with a root property for each, which checks `{name: value}`.
+Rule 2: a reference that leaves a page, or a document, becomes a keyword that asks the page of its target. So compiling
+        one page takes a bounded time, and a page is compiled when data first needs it.
+Rule 3: a document that cannot share (identifiers, other dialects, a definition that is refused) is compiled alone.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from threading import RLock
+from typing import Any, Final, TypeAlias, cast
+from urllib.parse import quote, unquote
+
+from operations._json import escape, unescape
+from operations.errors import SchemaError
+from operations.schema.reading.compiling import compile_schema
+from operations.schema.reading.dialects import DRAFT_2020_12, REFERENCES, subschemas
+from operations.schema.reading.graph import Graph
+from operations.schema.reading.limits import measured
+from operations.schema.reading.references import DEFINED, Document, Site
+from operations.schema.reading.taming import Tamer
+from operations.types import JSONObject, JSONSchema
+
+_logger = logging.getLogger("operations")
+
+PAGE_SIZE = 5_000
+"""How many schemas one page holds, unless a single definition has more. Compiling takes about 7 µs for each."""
+
+_SHARED: Final = "operations:shared"
+"""The keyword that stands for a reference out of a page."""
+
+_IDENTIFIED = frozenset({"$id", "$anchor", "$dynamicAnchor", "$schema"})
+_UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+
+Accepts: TypeAlias = Callable[[Any], bool]
+"""Whether a JSON value is valid."""
+
+
+class SharedDefinitions:
+    """The definitions of many documents, by name. Safe to use from several threads.
+
+    Attributes:
+        document: One document that has them all.
+        graph: Where its references lead.
+        fancy: Whether some pattern needs the back-tracking engine.
+    """
+
+    def __init__(self) -> None:
+        self.document = Document({"$defs": {}})
+        self.graph = Graph(self.document)
+        self.fancy = False
+        self._lock = RLock()
+        self._given: JSONObject = {}
+        self._refused: set[str] = set()
+        self._dropped: list[str] = []
+        self._needs: dict[str, set[str]] = {}
+        self._sizes: dict[str, int] = {}
+        self._whole: set[str] = set()
+        """Definitions that must be compiled together with all that they refer to."""
+        self._accepts: dict[str, Accepts] = {}
+        self._keywords = {_SHARED: _keyword(self)}
+
+    def adopt(self, document: JSONObject) -> JSONObject:
+        """Take in the definitions of `document`; returns it without them.
+
+        Raises:
+            SchemaError: If it cannot share: it has a definition of a known name that is another object, or one that
+                was refused.
+        """
+        definitions: JSONObject = document["$defs"]
+        with self._lock:
+            fresh: JSONObject = {}
+            for name, schema in definitions.items():
+                if name not in self._given:
+                    fresh[name] = schema
+                elif self._given[name] is not schema or name in self._refused:
+                    raise SchemaError(f"the definition {name!r} cannot be shared")
+            if fresh:
+                self._given |= fresh
+                try:
+                    self._define(fresh)
+                except SchemaError:
+                    self._refused |= fresh.keys()
+                    raise
+        return {key: value for key, value in document.items() if key != "$defs"}
+
+    def take_dropped(self) -> list[str]:
+        """Return the patterns that were left out since the last time, with their places."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _define(self, definitions: JSONObject) -> None:
+        copies = cast("JSONObject", measured({"$defs": definitions}))["$defs"]
+        sites = self.document.define(copies)
+        tamer = Tamer(drop=True)
+        tamer.tame(sites)
+        self.fancy = self.fancy or tamer.fancy
+        self._dropped += tamer.dropped
+        for name in definitions:
+            self._needs[name] = set()
+            self._sizes[name] = 0
+        for site in sites:
+            owner = _owner(site.pointer)
+            self._sizes[owner] += 1
+            enforce_shareable(site)
+            if isinstance(site.schema, dict):
+                if not _UNEVALUATED.isdisjoint(site.schema):
+                    self._whole.add(owner)
+                for _, target in self.document.references(site):
+                    if target is None:
+                        raise SchemaError(f"{site.pointer}: refers to nothing")
+                    self._needs[owner].add(_owner(target.pointer))
+        self.graph.add(sites, [DEFINED + escape(name) for name in definitions])
+
+    def accepts_at(self, site: Site) -> Accepts:
+        """Return the test whether a JSON value is valid for one of the schemas in the definitions."""
+        found = self._accepts.get(site.pointer)
+        if found is None:
+            with self._lock:
+                name = _owner(site.pointer)
+                if site.pointer == DEFINED + escape(name):
+                    self._compile_page(name)
+                else:
+                    self._accepts[site.pointer] = self.compile(site.schema, fancy=self.fancy)
+                found = self._accepts[site.pointer]
+        return found
+
+    def accepts(self, reference: str) -> Accepts:
+        """Return the test whether a JSON value is valid for the schema that a reference leads to."""
+        site = self.document.resolve(reference)
+        if site is None:
+            raise SchemaError(f"{reference!r} refers to nothing")
+        return self.accepts_at(site)
+
+    def compile(self, schema: JSONSchema, *, fancy: bool) -> Accepts:
+        """Return the test whether a JSON value is valid for a schema that refers to the definitions."""
+        needed = set[str]()
+        schemas = list(_schemas_in(schema))
+        if any(not _UNEVALUATED.isdisjoint(each) for each in schemas):
+            # What a reference has looked at counts here: it has to be part of the same validator.
+            for each in schemas:
+                for ref in _references_of(each):
+                    needed |= self._closure(_name_in(ref))
+        found = _cut(schema, needed)
+        if needed and isinstance(found, dict):
+            found = {**found, "$defs": self._definitions(needed)}
+        return compile_schema(
+            found, DRAFT_2020_12, fancy=fancy or self.fancy, keywords=self._keywords
+        )
+
+    def _compile_page(self, name: str) -> None:
+        """Compile a definition and those near it that have not been compiled yet."""
+        names = self._near(name)
+        refs = {each: {"$ref": f"#{quote(DEFINED + escape(each))}"} for each in names}
+        page = {"$defs": self._definitions(names), "properties": refs}
+        try:
+            is_valid = compile_schema(
+                page, DRAFT_2020_12, fancy=self.fancy, keywords=self._keywords
+            )
+        except SchemaError:
+            self._refused |= names
+            raise
+        for each in names:
+            self._accepts.setdefault(DEFINED + escape(each), _keyed(is_valid, each))
+
+    def _definitions(self, names: set[str]) -> JSONObject:
+        """Return definitions, their references to others cut."""
+        held: JSONObject = cast("JSONObject", self.document.root.schema)["$defs"]
+        return {
+            name: held[name] if self._needs[name] <= names else _cut(held[name], names)
+            for name in sorted(names)
+        }
+
+    def _near(self, start: str) -> set[str]:
+        """Return the names of the definitions to compile with `start`: the nearest, as many as a page holds."""
+        names: set[str] = set()
+        size = 0
+        waiting = deque([start])
+        while waiting:
+            name = waiting.popleft()
+            if name in names:
+                continue
+            together = self._closure(name) if name in self._whole else {name}
+            new = together - names
+            added = sum(self._sizes[each] for each in new)
+            is_known = DEFINED + escape(name) in self._accepts
+            if name != start and (is_known or size + added > PAGE_SIZE):
+                continue
+            names |= new
+            size += added
+            for each in sorted(new):
+                waiting.extend(sorted(self._needs[each]))
+        return names
+
+    def _closure(self, start: str) -> set[str]:
+        """Return `start` and every definition it leads to."""
+        found = {start}
+        waiting = [start]
+        while waiting:
+            new = self._needs[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+
+def enforce_shareable(site: Site) -> None:
+    """Raise unless a schema means the same wherever the shared definitions are.
+
+    Raises:
+        SchemaError: If it has an identifier, or a reference to anything but a definition.
+    """
+    schema = site.schema
+    if isinstance(schema, bool):
+        return
+    if not _IDENTIFIED.isdisjoint(schema):
+        raise SchemaError(f"{site.pointer}: has an identifier")
+    for keyword in REFERENCES:
+        ref = schema.get(keyword)
+        if ref is not None and not (
+            keyword == "$ref" and isinstance(ref, str) and ref.startswith("#" + DEFINED)
+        ):
+            raise SchemaError(f"{site.pointer}: refers to something else than a definition")
+
+
+def _keyword(shared: SharedDefinitions) -> type[Any]:
+    class SharedReference:
+        """A reference to a definition on another page, which is compiled when data first gets there."""
+
+        def __init__(
+            self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]
+        ) -> None:
+            self._reference: str = value
+            self._accepts: Accepts | None = None
+
+        def validate(self, instance: Any) -> None:
+            if self._accepts is None:
+                self._accepts = self._find()
+            if not self._accepts(instance):
+                raise ValueError
+
+        def _find(self) -> Accepts:
+            try:
+                return shared.accepts(self._reference)
+            except SchemaError as error:
+                _logger.warning("A schema cannot be used and counts as unknown: %s", error)
+                return lambda _value: True
+
+    return SharedReference
+
+
+def _keyed(is_valid: Accepts, name: str) -> Accepts:
+    def accepts(value: Any) -> bool:
+        return is_valid({name: value})
+
+    return accepts
+
+
+def _cut(schema: JSONSchema, names: set[str]) -> JSONSchema:
+    """Return a copy of `schema` in which references to definitions other than `names` are keywords of ours."""
+    if isinstance(schema, bool):
+        return schema
+    copy = schema.copy()
+    ref = copy.get("$ref")
+    if isinstance(ref, str) and _name_in(ref) not in names:
+        del copy["$ref"]
+        copy[_SHARED] = ref
+    copied: set[str] = set()
+    for keyword, token, inner in subschemas(schema):
+        if token is None:
+            copy[keyword] = _cut(inner, names)
+            continue
+        if keyword not in copied:
+            copied.add(keyword)
+            copy[keyword] = schema[keyword].copy()
+        copy[keyword][token] = _cut(inner, names)
+    return copy
+
+
+def _schemas_in(schema: JSONSchema) -> Iterable[JSONObject]:
+    waiting: list[JSONSchema] = [schema]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, bool):
+            yield each
+            waiting += [inner for _, _, inner in subschemas(each)]
+
+
+def _references_of(schema: JSONObject) -> list[str]:
+    ref = schema.get("$ref")
+    return [ref] if isinstance(ref, str) else []
+
+
+def _owner(pointer: str) -> str:
+    """Return the name of the definition that a place is in."""
+    return unescape(pointer.removeprefix(DEFINED).partition("/")[0])
+
+
+def _name_in(ref: str) -> str:
+    """Return the name of the definition that a reference leads to."""
+    return _owner(unquote(ref[1:]))

@@ -1,0 +1,157 @@
+"""Definitions that many documents share: the same verdicts as alone, compiled once."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.schema.strategies import any_schemas, json_values, plain_schemas
+
+from operations.schema import Schema, SharedDefinitions
+from operations.schema.reading import shared as shared_module
+from operations.schema.reading.compiling import compile_schema
+
+NAMES = ("node", "one", "two", "a/b")
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw documents over the same definitions, which refer to one another."""
+
+    def linked(document: dict[str, Any]) -> dict[str, Any]:
+        parts = json.dumps({k: v for k, v in document.items() if k != "$defs"}).split("$defs/node")
+        names = [draw(st.sampled_from(NAMES)).replace("/", "~1") for _ in parts[1:]]
+        text = parts[0] + "".join(f"$defs/{n}{p}" for n, p in zip(names, parts[1:], strict=True))
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    drawn = draw(st.lists(any_schemas | plain_schemas, min_size=3, max_size=5))
+    node = drawn[0]["$defs"]["node"]
+    definitions = dict(zip(NAMES, [node, *map(linked, drawn[:3])], strict=True))
+    roots = [linked(document) for document in drawn] + [{"$ref": "#/$defs/one"}]
+    return [{**root, "$defs": definitions} for root in roots]
+
+
+@pytest.mark.parametrize("page_size", [1, 5_000])
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_documents_that_share_definitions_mean_the_same(
+    page_size: int, data: st.DataObject
+) -> None:
+    drawn = data.draw(documents())
+    values = data.draw(st.lists(json_values, min_size=1, max_size=4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_module, "PAGE_SIZE", page_size)
+        shared = SharedDefinitions()
+        for document in drawn:
+            alone = Schema(document, lenient=True)
+            together = Schema(document, lenient=True, shared=shared)
+            for value in values:
+                assert together.check(value) == alone.check(value)
+                assert together.errors(value) == alone.errors(value)
+                assert together.cast(value) == alone.cast(value)
+
+
+def tree(name: str, *inner: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {each: {"$ref": f"#/$defs/{each}"} for each in inner} | {name: {"const": 1}},
+    }
+
+
+DEFINITIONS = {"a": tree("a", "b", "a"), "b": tree("b", "c"), "c": tree("c", "a")}
+
+
+def test_definitions_are_compiled_once_for_all_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def counted(schema: Any, *args: Any, **options: Any) -> Any:
+        compiled.append(schema)
+        return compile_schema(schema, *args, **options)
+
+    monkeypatch.setattr(shared_module, "compile_schema", counted)
+    shared = SharedDefinitions()
+    roots: list[dict[str, Any]] = [
+        {"$ref": "#/$defs/a"},
+        {"$ref": "#/$defs/b", "description": "the same"},
+        {"type": "array", "items": {"$ref": "#/$defs/a"}},
+        {"type": "object", "additionalProperties": {"$ref": "#/$defs/c"}},
+    ]
+    schemas = [
+        Schema({**root, "$defs": DEFINITIONS}, lenient=True, shared=shared) for root in roots
+    ]
+    deep = {"b": {"c": {"a": {"a": {"b": {"b": 2}}}}}}
+    assert [schemas[0].check(deep), schemas[1].check(deep["b"])] == [False, False]
+    assert [schemas[2].check([{}, deep]), schemas[3].check({"x": {"c": 1}})] == [False, True]
+    pages = [schema for schema in compiled if "properties" in schema and "$defs" in schema]
+    assert [set(page["$defs"]) for page in pages] == [{"a", "b", "c"}]
+    assert len(compiled) == 3
+
+
+def test_unevaluated_properties_count_what_shared_definitions_evaluate() -> None:
+    definitions = {
+        "base": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "closed": {"allOf": [{"$ref": "#/$defs/base"}], "unevaluatedProperties": False},
+    }
+    shared = SharedDefinitions()
+    for root in (
+        {"allOf": [{"$ref": "#/$defs/base"}], "unevaluatedProperties": False},
+        {"$ref": "#/$defs/closed"},
+        {"$ref": "#/$defs/base", "unevaluatedProperties": False},
+    ):
+        schema = Schema({**root, "$defs": definitions}, lenient=True, shared=shared)
+        assert schema.check({"x": 1})
+        assert not schema.check({"x": 1, "y": 1})
+
+
+def test_a_name_with_two_meanings_is_not_shared() -> None:
+    shared = SharedDefinitions()
+    one = Schema(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}, lenient=True, shared=shared
+    )
+    two = Schema(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": "integer"}}}, lenient=True, shared=shared
+    )
+    assert [one.check("x"), two.check("x")] == [True, False]
+    assert [one.check(1), two.check(1)] == [False, True]
+
+
+def test_a_definition_that_cannot_be_used_costs_only_the_documents_that_need_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    good, bad = {"type": "string"}, {"type": "no such type"}
+    shared = SharedDefinitions()
+    both = Schema(
+        {"anyOf": [{"$ref": "#/$defs/bad"}], "$defs": {"bad": bad, "good": good}},
+        lenient=True,
+        shared=shared,
+    )
+    again = Schema({"$ref": "#/$defs/good", "$defs": {"good": good}}, lenient=True, shared=shared)
+    other = Schema({"$ref": "#/$defs/fine", "$defs": {"fine": good}}, lenient=True, shared=shared)
+    assert both.is_unknown
+    assert "cannot be used" in caplog.text
+    for schema in (again, other):
+        assert schema.check("x")
+        assert not schema.check(1)
+
+
+def test_schemas_may_be_compiled_in_several_threads() -> None:
+    shared = SharedDefinitions()
+    roots = [{"type": "array", "items": {"$ref": f"#/$defs/{name}"}} for name in "abc" * 20]
+    schemas = [
+        Schema({**root, "$defs": DEFINITIONS}, lenient=True, shared=shared) for root in roots
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        verdicts = list(pool.map(lambda schema: schema.check([{"b": {"b": 2}}]), schemas))
+    assert verdicts == [False, False, True] * 20
+
+
+def test_a_reference_to_nothing_is_refused_as_alone(caplog: pytest.LogCaptureFixture) -> None:
+    shared = SharedDefinitions()
+    for definitions in ({"a": {"type": "string"}}, {"a": {"$ref": "#/$defs/gone"}}):
+        document: Any = {"anyOf": [{"$ref": "#/$defs/gone"}], "$defs": definitions}
+        caplog.clear()
+        assert Schema(document, lenient=True, shared=shared).is_unknown
+        assert "cannot be used" in caplog.text
