@@ -19,7 +19,7 @@ from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, cast
 from uuid import UUID
 
 import msgspec
@@ -37,6 +37,12 @@ MAX_RESPONSE_VALUES = 2_000_000
 
 WRAPPING_DEPTH = 8
 """How many levels a message may add around the data it carries."""
+
+MAX_DOCUMENT_DEPTH = 500
+"""How deep a document may nest that describes an API or an operation."""
+
+MAX_MESSAGE_DEPTH = MAX_DEPTH + WRAPPING_DEPTH
+"""How deep a message may nest: the data it carries, and what is around that."""
 
 MAX_DIGITS = sys.int_info.default_max_str_digits
 TOO_LONG = 10**MAX_DIGITS
@@ -63,7 +69,15 @@ class JSONValueError(ValueError):
 
 
 class JSONLimitError(JSONValueError):
-    """Raised for JSON text that is larger, longer or deeper than allowed."""
+    """Raised for JSON text that exceeds a limit.
+
+    Attributes:
+        limit: Which one.
+    """
+
+    def __init__(self, reason: str, limit: Literal["bytes", "values", "depth"]) -> None:
+        super().__init__(reason)
+        self.limit = limit
 
 
 def is_object(value: Any) -> TypeGuard[JSONObject]:
@@ -380,7 +394,7 @@ def decode_json(
     *,
     max_values: int,
     max_bytes: int | None = None,
-    max_depth: int = MAX_DEPTH,
+    max_depth: int = MAX_MESSAGE_DEPTH,
 ) -> Any:
     """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
 
@@ -399,7 +413,7 @@ def decode_json(
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise JSONValueError(f"is not JSON: {error}") from None
     except RecursionError:
-        raise JSONLimitError("is nested too deeply") from None
+        raise JSONLimitError("is nested too deeply", "depth") from None
 
 
 _decode = msgspec.json.Decoder().decode
@@ -410,7 +424,7 @@ def enforce_bounds(
     *,
     max_values: int,
     max_bytes: int | None = None,
-    max_depth: int = MAX_DEPTH,
+    max_depth: int = MAX_MESSAGE_DEPTH,
 ) -> None:
     """Raise an error for a JSON text that is too large to be decoded. Malformed text may pass.
 
@@ -418,7 +432,7 @@ def enforce_bounds(
         JSONLimitError: If it has more than `max_bytes` bytes, `max_values` values or `max_depth` levels.
     """
     if max_bytes is not None and len(raw) > max_bytes:
-        raise JSONLimitError(f"is larger than {max_bytes:,} bytes")
+        raise JSONLimitError(f"is larger than {max_bytes:,} bytes", "bytes")
     # A value takes at least one byte and a separator.
     may_have_many = len(raw) >= 2 * max_values
     if len(raw) < 2 * max_depth and not may_have_many:
@@ -463,7 +477,7 @@ def _enforce_count(raw: bytes, max_values: int) -> None:
         count += text.count(b",") + text.count(b"[") + text.count(b"{")
         count -= text.count(b"[]") + text.count(b"{}")
         if count > max_values:
-            raise JSONLimitError(f"holds more than {max_values:,} values")
+            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
 
 
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -483,4 +497,4 @@ def _enforce_depth(raw: bytes, max_depth: int) -> None:
         if not left:
             return
     if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
-        raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels")
+        raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")

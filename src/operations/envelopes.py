@@ -24,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from operations._json import list_of, to_json
+from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, to_json
 from operations._words import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import Change, Schema
@@ -255,10 +255,7 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
         Raises:
             ValueError: If the text is no JSON, or no envelope.
         """
-        try:
-            return cls.from_wire(msgspec.json.decode(text))
-        except RecursionError:
-            raise ValueError("not a response envelope: nested too deeply") from None
+        return cls.from_wire(decode_json(text, max_values=MAX_RESPONSE_VALUES))
 
 
 class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=True):

@@ -14,7 +14,13 @@ from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, ca
 import msgspec
 from msgspec.structs import force_setattr
 
-from operations._json import canonical, to_json
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_RESPONSE_VALUES,
+    canonical,
+    decode_json,
+    to_json,
+)
 from operations._words import enforce_lists, suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
@@ -204,7 +210,9 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         Raises:
             ValueError: Naming the place that is wrong.
         """
-        return cls.from_wire(msgspec.json.decode(text))
+        return cls.from_wire(
+            decode_json(text, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+        )
 
 
 def _schema_from_wire(kind: type, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Faults F10-F12 and F14-F17: messages that come twice, late, swapped, too large, broken or from nowhere."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from tests.calls.shim import Shim, as_they_are
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import MemoryWorld, World, calling
 
+from operations._json import MAX_REQUEST_VALUES
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import encode_error, encode_response
+from operations.calls.events import CallFailed, encode_error, encode_response, read_event
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
@@ -158,6 +159,49 @@ async def test_f14_a_result_that_is_too_large_says_so_instead_of_nothing(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("R55", "F14")
+async def test_f14_too_many_values_are_refused_in_both_directions(
+    world: World, registry: OperationRegistry
+) -> None:
+    @registry.operation("list.long")
+    async def long(n: int) -> list[int]:
+        return [0] * n
+
+    @registry.operation("list.longer")
+    async def longer(n: int) -> AsyncIterator[list[int]]:
+        yield [0] * n
+
+    limit = MAX_REQUEST_VALUES
+    async with calling(world, registry) as calls:
+        with anyio.fail_after(10):
+            with pytest.raises(CallError) as request_error:
+                await calls.call("echo.any", {"value": [0] * limit})
+            with pytest.raises(CallError) as result_error:
+                await calls.call("list.long", {"n": limit})
+            with pytest.raises(CallError) as item_error:
+                async for _ in calls.subscribe("list.longer", {"n": limit}):
+                    pass
+            assert len((await calls.call("list.long", {"n": limit - 100})).data) == limit - 100
+
+    for error in (request_error, result_error, item_error):
+        assert error.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("R55", "F14")
+def test_f14_a_response_with_too_many_values_ends_its_call_without_being_decoded() -> None:
+    body = (
+        b'{"type":"call.responded","id":"","payload":{"requestId":"r1","output":{"data":['
+        + b"0," * MAX_REQUEST_VALUES
+        + b'0],"meta":{"source":"local","operationId":"a.b","timestamp":1}}}}'
+    )
+
+    event = read_event(body)
+
+    assert isinstance(event, CallFailed)
+    assert event.payload.request_id == "r1"
+    assert event.payload.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 MALFORMED = {

@@ -101,6 +101,20 @@ async def test_a_malformed_answer_fails_its_call_at_once() -> None:
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
 
 
+@pytest.mark.requirement("R55")
+async def test_too_many_values_cost_that_call_alone() -> None:
+    async with connect_mcp("raw", raw(max_message_values=1000)) as client:
+        registry = await connected(client)
+        result = {"content": [], "structuredContent": {"values": [0] * 1000}}
+        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+            await registry.execute("raw.answer", {"result": result})
+        result["structuredContent"] = {"values": [0] * 900}
+        answer = await registry.execute("raw.answer", {"result": result})
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert answer.data == {"values": [0] * 900}
+
+
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("tool", ["big", "long_line_other_end"])
 async def test_a_hundred_megabytes_cost_that_call_alone_and_little_memory(tool: str) -> None:

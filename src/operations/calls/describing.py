@@ -21,7 +21,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import is_object
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_RESPONSE_VALUES,
+    JSONValueError,
+    decode_json,
+    is_object,
+)
 from operations.errors import CallError, ErrorCode
 from operations.schema import Schema
 from operations.schema.scopes import Placed, References, Scopes
@@ -178,7 +184,8 @@ class Listener:
             self._scopes.setdefault(scope, _Told()).add(definitions)
         for text in told.operations:
             try:
-                self.specs.append(self._spec(msgspec.json.decode(text, type=_Entry)))
+                entry = msgspec.convert(_decoded(text), _Entry)
+                self.specs.append(self._spec(entry))
             except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
 
@@ -237,10 +244,14 @@ class _Told(Mapping[str, JSONSchema]):
         return {**root, "$defs": {name: self[name] for name in self if name in reached}}
 
 
+def _decoded(text: str) -> Any:
+    return decode_json(text, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+
+
 def _definition(name: str, text: str) -> JSONSchema:
     try:
-        found: Any = msgspec.json.decode(text)
-    except (ValueError, RecursionError) as error:
+        found = _decoded(text)
+    except JSONValueError as error:
         found = None
         logger.warning("The definition %r cannot be read and counts as unknown: %s", name, error)
     return found if is_object(found) or isinstance(found, bool) else True

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
+from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -28,7 +29,7 @@ from operations.envelopes import (
     ResponseMeta,
     content_block,
 )
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
 
 PROTOCOL_VERSION = 1
@@ -280,6 +281,10 @@ def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
     if type(body) in _EVENTS:
         return cast("CallEvent", body)
     try:
+        enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+    except JSONLimitError as error:
+        return _over_limit(body, error)
+    try:
         return cast("CallEvent", _decoder.decode(body))
     except (ValueError, RecursionError) as error:
         reason = str(error)
@@ -292,14 +297,32 @@ def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
     return CallResponded(id=unread.id, payload=payload)
 
 
+def _over_limit(body: bytes, error: JSONLimitError) -> CallEvent | UnknownEvent | MalformedEvent:
+    """A response that is too large to be decoded ends its call."""
+    event = _salvage(body, f"it {error.reason}")
+    if isinstance(event, MalformedEvent) and event.type == "call.responded" and event.request_id:
+        payload = ErrorPayload(
+            request_id=event.request_id,
+            code=ErrorCode.RESOURCE_EXHAUSTED,
+            message=f"the result {error.reason}",
+        )
+        return CallFailed(payload=payload)
+    return event
+
+
+_NOTHING = msgspec.Raw()
+
+
 class _SalvagedPayload(msgspec.Struct, frozen=True, rename="camel"):
-    request_id: Any = None
-    reply_to: Any = None
+    request_id: msgspec.Raw = _NOTHING
+    reply_to: msgspec.Raw = _NOTHING
 
 
 class _Salvaged(msgspec.Struct, frozen=True):
-    type: Any = None
-    payload: Any = None
+    """The parts of an event, not decoded: they may be of any size."""
+
+    type: msgspec.Raw = _NOTHING
+    payload: msgspec.Raw = _NOTHING
 
 
 _KNOWN_TYPES: frozenset[str] = frozenset(
@@ -316,28 +339,35 @@ _KNOWN_TYPES: frozenset[str] = frozenset(
 )
 
 _salvager = msgspec.json.Decoder(_Salvaged)
+_payload_salvager = msgspec.json.Decoder(_SalvagedPayload)
+_text_decoder = msgspec.json.Decoder(str)
 
 
 def _salvage(body: bytes, reason: str) -> UnknownEvent | MalformedEvent:
     """What can still be read of a text that is no event of ours."""
     try:
         salvaged = _salvager.decode(body)
+        kind = _text_in(salvaged.type)
     except (ValueError, RecursionError):
         return MalformedEvent(reason)
-    if not isinstance(salvaged.type, str):
+    if kind is None:
         return MalformedEvent(reason)
-    if salvaged.type not in _KNOWN_TYPES:
-        return UnknownEvent(salvaged.type)
+    if kind not in _KNOWN_TYPES:
+        return UnknownEvent(kind)
     try:
-        payload = msgspec.convert(salvaged.payload, _SalvagedPayload)
+        payload = _payload_salvager.decode(salvaged.payload)
+    except (ValueError, RecursionError):
+        return MalformedEvent(reason, kind)
+    request_id, reply_to = _text_in(payload.request_id), _text_in(payload.reply_to)
+    return MalformedEvent(reason, kind, request_id or "", reply_to or "")
+
+
+def _text_in(raw: msgspec.Raw) -> str | None:
+    """Return the string that `raw` is, if it is one."""
+    try:
+        return _text_decoder.decode(raw)
     except ValueError:
-        return MalformedEvent(reason, salvaged.type)
-    return MalformedEvent(
-        reason,
-        salvaged.type,
-        payload.request_id if isinstance(payload.request_id, str) else "",
-        payload.reply_to if isinstance(payload.reply_to, str) else "",
-    )
+        return None
 
 
 def _read_meta(meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta) -> ResponseMeta:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
@@ -32,7 +33,7 @@ from operations.calls.identity import claimed_identity
 from operations.calls.snapshots import size_of
 from operations.context import CLOSED, NOTHING, Door, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import CallError, ErrorCode, TooLargeError, TransportError
 from operations.pubsub.base import EventTarget, Local
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
@@ -235,8 +236,14 @@ class Job(msgspec.Struct, eq=False):
             and not registry.middleware
             and not registry.stream_middleware
         ):
-            return envelope, size_of(envelope.data, self.worker.target.max_bytes)
+            try:
+                return envelope, size_of(envelope.data, self.worker.target.max_bytes)
+            except TooLargeError as error:
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error}") from None
         body = envelope.encode()
+        refusal = refusal_of(body, self.worker.target.max_bytes)
+        if refusal is not None:
+            raise refusal
         return ResponseEnvelope.decode(body), len(body)
 
     async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
@@ -263,10 +270,13 @@ class Job(msgspec.Struct, eq=False):
         if self.local is None:
             body = encode_item(request_id, envelope, sequence, worker.mailbox)
             size = len(body)
+            refusal = refusal_of(body, target.max_bytes)
+            if refusal is not None:
+                raise refusal
         else:
             envelope, size = self._handed(envelope)
-        if size > target.max_bytes:
-            raise too_large(size, target.max_bytes)
+            if size > target.max_bytes:
+                raise too_large(size, target.max_bytes)
         if self.local is not None:
             self.local.give(
                 self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox, size)
@@ -329,6 +339,17 @@ def job_for(
 def principal_of(identity: Identity) -> str:
     """By what a caller is counted that is known."""
     return f"id:{identity.id}"
+
+
+def refusal_of(body: bytes, max_bytes: int) -> CallError | None:
+    """Return the error to send instead of an event that its receiver would not decode."""
+    if len(body) > max_bytes:
+        return too_large(len(body), max_bytes)
+    try:
+        enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+    except JSONLimitError as error:
+        return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
+    return None
 
 
 def too_large(size: int, limit: int) -> CallError:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import as_json
+from operations._json import MAX_REQUEST_VALUES, JSONLimitError, as_json, enforce_bounds
 from operations.calls.entries import PendingCall, Sending
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
 from operations.calls.snapshots import snapshot
@@ -86,6 +86,10 @@ class Outgoing:
         if len(body) > target.max_bytes:
             reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
+        try:
+            enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+        except JSONLimitError as error:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request {error.reason}") from None
         if not target.is_connected and self._is_full(len(body)):
             raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
         key = request.request_id

@@ -40,7 +40,7 @@ from operations.calls.jobs import (
     is_stream,
     job_for,
     principal_of,
-    too_large,
+    refusal_of,
 )
 from operations.calls.last_words import LastWords, undisturbed
 from operations.calls.minding import mind_the_callers, mind_the_loop
@@ -449,8 +449,8 @@ class CallServer:
         if job.answered:
             return _nothing()
         self.settle(job)
-        if len(body) > self.target.max_bytes:
-            error = too_large(len(body), self.target.max_bytes)
+        error = refusal_of(body, self.target.max_bytes)
+        if error is not None:
             body = encode_error(job.request.request_id, error)
         if job.local is not None:
             # Within one process nothing is lost, and nobody will ask.

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DEPTH, as_json
+from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES, as_json, count_values
 from operations.errors import TooLargeError
 
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +44,9 @@ def snapshot(value: Any, limit: int) -> Any:
         meter[0] = limit
     if meter[0] * _STRETCH > limit:
         enforce_size(len(_encode(copy)), limit)
+    # Each value turns the meter on by at least one.
+    if meter[0] > MAX_REQUEST_VALUES:
+        enforce_count(copy)
     return copy
 
 
@@ -95,6 +98,7 @@ def size_of(value: Any, limit: int) -> int:
     """The bytes of `value` as JSON, or as base64 if it is bytes; about that many where `limit` is far away.
 
     Raises:
+        TooLargeError: If it holds more values than an event may.
         ValueError, TypeError: If it is not JSON.
     """
     if type(value) is bytes:
@@ -103,8 +107,21 @@ def size_of(value: Any, limit: int) -> int:
         size = len(_pack(value))
     except OverflowError:
         size = limit
+    # Each value takes at least one byte.
+    if size > MAX_REQUEST_VALUES:
+        enforce_count(value)
     # Packed is quicker, and never that much shorter.
     return size if size * _STRETCH < limit else len(_encode(value))
+
+
+def enforce_count(value: Any) -> None:
+    """Raise an error for data with more values than an event may hold.
+
+    Raises:
+        TooLargeError: Naming the limit.
+    """
+    if count_values(value, MAX_REQUEST_VALUES) > MAX_REQUEST_VALUES:
+        raise TooLargeError(f"holds more than {MAX_REQUEST_VALUES:,} values")
 
 
 def enforce_size(size: int, limit: int) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from operations import _json
+from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError, enforce_bounds
 from operations.front.http_errors import (
     CLOSE,
     ClientDisconnectedError,
+    RequestError,
     malformed,
     too_large,
     unsupported,
@@ -60,6 +62,18 @@ def check_json_body(headers: Mapping[bytes, bytes]) -> None:
         raise unsupported("Send the body as application/json")
 
 
+def enforce_size(body: bytes, limits: Limits) -> None:
+    """Reject JSON with too many values or too deep nesting, without decoding it.
+
+    Raises:
+        RequestError: 413 for too many values, 400 for too deep nesting.
+    """
+    try:
+        enforce_bounds(body, max_values=limits.values, max_depth=limits.depth + WRAPPING_DEPTH)
+    except JSONLimitError as error:
+        raise _request_error(error) from None
+
+
 def decode_json(body: bytes | str, limits: Limits) -> Any:
     """Return the value of a JSON text.
 
@@ -67,11 +81,17 @@ def decode_json(body: bytes | str, limits: Limits) -> Any:
         RequestError: 400 if it is not JSON or nested too deeply, 413 if it has too many values.
     """
     try:
-        return _json.decode_json(body, max_values=limits.values, max_depth=limits.depth)
-    except _json.JSONLimitError as error:
-        raise too_large(f"The body {error.reason}") from None
-    except _json.JSONValueError as error:
-        raise malformed(f"The body {error.reason}") from None
+        return _json.decode_json(
+            body, max_values=limits.values, max_depth=limits.depth + WRAPPING_DEPTH
+        )
+    except JSONValueError as error:
+        raise _request_error(error) from None
+
+
+def _request_error(error: JSONValueError) -> RequestError:
+    if isinstance(error, JSONLimitError) and error.limit == "values":
+        return too_large(f"The body {error.reason}")
+    return malformed(f"The body {error.reason}")
 
 
 def _is_json(content_type: bytes) -> bool:

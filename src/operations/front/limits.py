@@ -27,10 +27,10 @@ class Limits:
     """Time for a whole request body to arrive, in seconds."""
 
     values: int = MAX_REQUEST_VALUES
-    """JSON values in one request."""
+    """JSON values in one request: every object, array, string, number and literal."""
 
     depth: int = MAX_DEPTH
-    """Nesting of JSON in one request."""
+    """Nesting of the data in one request."""
 
     query_characters: int = 1_000
     """Length of a search query."""

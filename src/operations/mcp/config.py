@@ -17,6 +17,7 @@ import httpx2
 import msgspec
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
+from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
@@ -144,6 +145,9 @@ class MCPClientConfig:
 
     max_message_bytes: int = 16 * 1024 * 1024
     """The longest message taken from the server."""
+
+    max_message_values: int = MAX_RESPONSE_VALUES
+    """The most JSON values in a message of the server."""
 
     max_tools: int = 10_000
     """The most tools, resources, templates or prompts taken from one server; the rest is reported."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import JSONValueError, to_json
+from operations._json import MAX_RESPONSE_VALUES, JSONValueError, decode_json, to_json
 from operations.envelopes import (
     MCPContentBlock,
     ResponseEnvelope,
@@ -68,8 +68,8 @@ def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
     if len(texts) != 1:
         return otherwise
     try:
-        return to_json(msgspec.json.decode(texts[0]))
-    except (msgspec.DecodeError, JSONValueError, RecursionError):
+        return to_json(decode_json(texts[0], max_values=MAX_RESPONSE_VALUES))
+    except JSONValueError:
         return otherwise
 
 

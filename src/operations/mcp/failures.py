@@ -7,10 +7,12 @@ Rule 2: what our own transports find out travels through the SDK as a JSON-RPC e
 """
 
 import re
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
 
 import httpx2
+import msgspec
 from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
@@ -119,6 +121,22 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
         # An HTTP exchange that failed says nothing about the next one, but a lost session does.
         broken=kind in ("closed", "session"),
     )
+
+
+class _Answer(msgspec.Struct):
+    """The parts of a message that tell which request it answers; the rest is not decoded."""
+
+    id: msgspec.Raw = msgspec.Raw()
+    method: msgspec.Raw | None = None
+
+
+def answered_id(message: bytes) -> int | None:
+    """Return the id of the request that a message answers, if that much of it can be read."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        answer = msgspec.json.decode(message, type=_Answer)
+        if answer.method is None:
+            return msgspec.json.decode(answer.id, type=int)
+    return None
 
 
 def root_cause(error: BaseException) -> BaseException:

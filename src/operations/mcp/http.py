@@ -9,6 +9,7 @@ Rule 3: addresses that a server names for OAuth discovery and tokens must be pub
 import asyncio
 import inspect
 import logging
+import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
@@ -28,11 +29,19 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_REQUEST_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    decode_json,
+    enforce_bounds,
+)
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.mcp.concealing import Concealer, conceal_logged_addresses
 from operations.mcp.config import ClientCredentials, MCPClientConfig, TokenFunction
-from operations.mcp.failures import Kind, seal
+from operations.mcp.failures import Kind, answered_id, seal
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
@@ -124,8 +133,8 @@ def _is_rpc_error(body: bytes) -> bool:
 
 
 def _decoded(body: bytes) -> JSONObject:
-    with suppress(msgspec.DecodeError, RecursionError):
-        value: Any = msgspec.json.decode(body)
+    with suppress(JSONValueError):
+        value: Any = decode_json(body, max_values=MAX_REQUEST_VALUES)
         if isinstance(value, dict):
             return cast("JSONObject", value)
     return {}
@@ -161,10 +170,11 @@ def build_http_client(
     return _Client(
         report,
         concealer,
+        config.max_message_values,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
         auth=_authentication(config),
-        transport=_BoundedTransport(config.max_message_bytes, _named_by_operator(config)),
+        transport=_BoundedTransport(config, _named_by_operator(config)),
     )
 
 
@@ -176,10 +186,13 @@ Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
 
 
 class _Client(httpx2.AsyncClient):
-    def __init__(self, report: Report | None, concealer: Concealer, **options: Any) -> None:
+    def __init__(
+        self, report: Report | None, concealer: Concealer, max_values: int, **options: Any
+    ) -> None:
         super().__init__(**options)
         self._report = report
         self._concealer = concealer
+        self._max_values = max_values
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
@@ -199,10 +212,15 @@ class _Client(httpx2.AsyncClient):
             self._concealer.learn(response.request.headers.get("authorization", ""))
             if _is_json(response):
                 await response.aread()
+                enforce_bounds(
+                    response.content, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH
+                )
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             return _answer(request, "unreachable", f"cannot be reached: {error}")
         except _Refused as error:
             return _answer(request, "too_large", str(error))
+        except JSONLimitError as error:
+            return _answer(request, "too_large", f"answered with a message that {error.reason}")
         except httpx2.TransportError as error:
             return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
         except OAuthFlowError as error:
@@ -276,9 +294,10 @@ def _without_login(url: httpx2.URL) -> str:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Bounds responses, and connects to hosts that only the server names at public addresses only."""
 
-    def __init__(self, limit: int, trusted: TrustedHosts) -> None:
+    def __init__(self, config: MCPClientConfig, trusted: TrustedHosts) -> None:
         super().__init__()
-        self._limit = limit
+        self._limit = config.max_message_bytes
+        self._max_values = config.max_message_values
         self._trusted = trusted
         # Connections are not kept: their key is an address, which hosts may share.
         self._public = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_keepalive_connections=0))
@@ -296,9 +315,10 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         if encoding != "identity":
             await response.aclose()
             raise _Refused("answered with a compressed body, which was not asked for")
-        # An event stream has no end to measure; its events are bounded where they are read.
-        if not response.headers.get("content-type", "").lower().startswith(_SSE):
-            stream = cast("httpx2.AsyncByteStream", response.stream)
+        stream = cast("httpx2.AsyncByteStream", response.stream)
+        if response.headers.get("content-type", "").lower().startswith(_SSE):
+            response.stream = _BoundedEvents(stream, self._limit, self._max_values)
+        else:
             response.stream = _BoundedStream(stream, self._limit)
         return response
 
@@ -341,6 +361,50 @@ class _BoundedStream(httpx2.AsyncByteStream):
             if size > self._limit:
                 raise _Refused(f"answered with more than {self._limit} bytes")
             yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+
+_FIELD = re.compile(rb"^(?:data: ?|(?:event|id|retry)\b.*|:.*)", re.MULTILINE)
+
+
+class _BoundedEvents(httpx2.AsyncByteStream):
+    """Replaces each event that holds too many values, before the SDK decodes it, by the error of its request."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, limit: int, max_values: int) -> None:
+        self._stream = stream
+        self._limit = limit
+        self._max_values = max_values
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        event = bytearray()
+        async for chunk in self._stream:
+            # An event may end between two chunks.
+            start = max(0, len(event) - 3)
+            event += chunk
+            while (end := _EVENT_END.search(event, start)) is not None:
+                yield self._bounded(bytes(event[: end.end()]))
+                del event[: end.end()]
+                start = 0
+            if len(event) > self._limit:
+                # The SDK refuses it.
+                yield bytes(event)
+                event.clear()
+        yield bytes(event)
+
+    def _bounded(self, event: bytes) -> bytes:
+        try:
+            enforce_bounds(event, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH)
+        except JSONLimitError as error:
+            request_id = answered_id(_FIELD.sub(b"", event))
+            message = seal("too_large", f"sent a message that {error.reason}")
+            wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
+            return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
+        return event
 
     async def aclose(self) -> None:
         await self._stream.aclose()

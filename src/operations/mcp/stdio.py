@@ -22,11 +22,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError, enforce_bounds
 from operations.mcp import guard
 from operations.mcp.config import MCPClientConfig
-from operations.mcp.failures import Kind, seal
+from operations.mcp.failures import Kind, answered_id, seal
 from operations.mcp.lines import LineBuffer, Oversized
-from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
@@ -119,7 +119,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process, config.max_message_bytes, incoming, child)
+        tasks.start_soon(_read, process, config, incoming, child)
         tasks.start_soon(_write, process, outgoing, incoming)
         tasks.start_soon(_read_stderr, process, child)
         try:
@@ -137,15 +137,17 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
 # ------------------------------------------------------------ messages
 
 
-async def _read(process: Process, limit: int, incoming: Incoming, child: Child) -> None:
+async def _read(
+    process: Process, config: MCPClientConfig, incoming: Incoming, child: Child
+) -> None:
     """Lines to messages until stdout ends. Goes on reading when nobody listens, so that the child can end."""
     assert process.stdout is not None  # noqa: S101 - asked for
-    lines = LineBuffer(limit)
+    lines = LineBuffer(config.max_message_bytes)
     with suppress(*_GONE):
         async with incoming:
             async for chunk in process.stdout:
                 for line in lines.feed(chunk):
-                    for message in _messages(line, limit, child):
+                    for message in _messages(line, config, child):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                             await incoming.send(message)
             for line in lines.rest():
@@ -158,17 +160,33 @@ async def _read(process: Process, limit: int, incoming: Incoming, child: Child) 
             await anyio.sleep(_LAST_WORDS_SECONDS)
 
 
-def _messages(line: bytes | Oversized, limit: int, child: Child) -> Iterator[SessionMessage]:
+def _messages(
+    line: bytes | Oversized, config: MCPClientConfig, child: Child
+) -> Iterator[SessionMessage]:
     """What a line says: usually one message; none, or (2025-03-26) a batch of them."""
+    parts: list[SessionMessage | None]
     if isinstance(line, Oversized):
         child.complain(f"a message of {line.size} bytes", line.head)
-        message = f"answered with more than {limit} bytes"
+        message = f"answered with more than {config.max_message_bytes} bytes"
         parts = [_failed(line.request_id, "too_large", message, size=line.size)]
+    elif (excess := _excess(line, config)) is not None:
+        child.complain(f"a message that {excess}", line[:_COMPLAINT])
+        message = f"answered with a message that {excess}"
+        parts = [_failed(answered_id(line), "too_large", message, size=len(line))]
     elif line.lstrip().startswith(b"["):
         parts = [_message(part, child) for part in _batch(line)]
     else:
         parts = [_message(line, child)] if line.strip() else []
     yield from (part for part in parts if part is not None)
+
+
+def _excess(line: bytes, config: MCPClientConfig) -> str | None:
+    """Return the reason if a message is too large to be decoded."""
+    try:
+        enforce_bounds(line, max_values=config.max_message_values, max_depth=MAX_DOCUMENT_DEPTH)
+    except JSONLimitError as error:
+        return error.reason
+    return None
 
 
 def _batch(line: bytes) -> list[bytes]:
@@ -183,17 +201,7 @@ def _message(line: bytes, child: Child) -> SessionMessage | None:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
         child.complain("what is no message", line)
-    return _failed(_answered(line), "malformed", "answered what the protocol does not allow")
-
-
-def _answered(line: bytes) -> int | None:
-    """The id of the request that a malformed answer belongs to, if it is readable at all."""
-    with suppress(msgspec.DecodeError, RecursionError):
-        value: Any = msgspec.json.decode(line)
-        if isinstance(value, dict) and "method" not in value:
-            request_id = cast("JSONObject", value).get("id")
-            return request_id if type(request_id) is int else None
-    return None
+    return _failed(answered_id(line), "malformed", "answered what the protocol does not allow")
 
 
 def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:

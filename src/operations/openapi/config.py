@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias, get_args
 
 from operations._hosts import origin_of
+from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
@@ -244,6 +245,9 @@ class HTTPServiceConfig:
     """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
 
     max_response_bytes: int = 64 << 20
+    max_response_values: int = MAX_RESPONSE_VALUES
+    """How many JSON values a response may hold; an event of a stream may hold 100,000."""
+
     max_request_bytes: int = 64 << 20
     max_event_bytes: int = 1 << 20
     max_error_bytes: int = 64 << 10

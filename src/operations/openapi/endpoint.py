@@ -135,7 +135,11 @@ class Endpoint:
             describe=self._describe,
             is_ours=config.restore and "x-operations" in self._entry.operation,
             retries=config.retries,
-            limits=(config.max_event_bytes, config.max_response_bytes),
+            limits=(
+                config.max_event_bytes,
+                config.max_response_bytes,
+                config.max_response_values,
+            ),
             seconds=config.timeout,
         )
         async with aclosing(events.envelopes()) as envelopes:
@@ -212,6 +216,7 @@ class Endpoint:
                 status=answer.status,
                 expects_json=described.is_json,
                 expects_items=described.is_stream,
+                max_values=self._shared.config.max_response_values,
             )
         except CallError as error:
             raise with_answer(error, answer, self._shared.config.max_error_bytes) from None

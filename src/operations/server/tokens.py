@@ -11,9 +11,9 @@ from time import monotonic
 from typing import Any, cast
 from urllib.request import Request, urlopen
 
-import msgspec
 from starlette.requests import HTTPConnection
 
+from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
 from operations._words import enforce_lists
 from operations.access import Identity
 from operations.errors import MissingExtraError
@@ -178,4 +178,4 @@ class _Published:
 def _fetched(address: str) -> JSONObject:
     request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
     with urlopen(request, timeout=_FETCH_SECONDS) as response:  # noqa: S310
-        return msgspec.json.decode(response.read(_MAX_JWKS), type=dict[str, Any])
+        return object_of(decode_json(response.read(_MAX_JWKS), max_values=MAX_REQUEST_VALUES))

@@ -16,9 +16,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
-from operations._json import JSONLimitError, enforce_bounds
 from operations._words import enforce_lists
-from operations.front.body import read_body
+from operations.front.body import enforce_size, read_body
 from operations.front.hosts import LOOPBACK, HostGuard
 from operations.front.http import (
     PIPELINE,
@@ -28,7 +27,7 @@ from operations.front.http import (
     RequestState,
     counted_send,
 )
-from operations.front.http_errors import not_found, too_large
+from operations.front.http_errors import not_found
 from operations.front.replies import Reply, route_path
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.replay import ReplayStore
@@ -192,10 +191,7 @@ class MCPApp:
         state.timeout.start(limits.body_seconds)
         body = await read_body(state.receive, state.headers, limits)
         state.timeout.pause()
-        try:
-            enforce_bounds(body, max_values=limits.values, max_depth=limits.depth)
-        except JSONLimitError as error:
-            raise too_large(f"The body {error.reason}") from None
+        enforce_size(body, limits)
         return body
 
     async def _by_sdk(

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json
 from operations.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -54,7 +55,7 @@ def _read(value: Any, schema: JSONObject) -> Any:
     if not isinstance(value, str) or kind is None or kind == "string" or "string" in kind:
         return value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.DecodeError:
+        return decode_json(value, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError:
         # The operation's own validation says what is wrong with it.
         return value

@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from operations._json import object_of
+from operations._json import (
+    MAX_REQUEST_VALUES,
+    MAX_RESPONSE_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    count_values,
+    decode_json,
+    object_of,
+)
 from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.security import redacted
@@ -65,6 +73,7 @@ def read_data(
     status: int,
     expects_json: bool,
     expects_items: bool = False,
+    max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
     """The data of a good answer: JSON, text, bytes, or None where there is nothing.
 
@@ -74,23 +83,30 @@ def read_data(
         status: The status code.
         expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
         expects_items: Whether the document declares a stream, so that its items become a list.
+        max_values: How many JSON values it may hold.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not.
+        CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not; `RESOURCE_EXHAUSTED` if it holds
+            too many values.
     """
     if not content or status in _EMPTY:
         return None
     if media.is_json(content_type):
-        return _json(content, content_type)
+        return _json(content, content_type, max_values)
     if expects_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
-            return _json(content, content_type)
-        except CallError:
-            if not media.says_nothing(content_type):
+            return _json(content, content_type, max_values)
+        except CallError as error:
+            if error.code == ErrorCode.RESOURCE_EXHAUSTED or not media.says_nothing(content_type):
                 raise
     if expects_items and media.is_sequence(content_type):
         lines = content.replace(b"\x1e", b"\n").split(b"\n")
-        return [_json(line, content_type) for line in lines if line.strip()]
+        items: list[Any] = []
+        for line in lines:
+            if line.strip():
+                items.append(_json(line, content_type, max_values))
+                max_values -= count_values(items[-1], max_values)
+        return items
     if expects_items and media.essence(content_type) == EVENT_STREAM:
         decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
         events = decoder.feed(content)
@@ -121,20 +137,25 @@ def event_data(text: str, *, as_text: bool = False) -> Any:
     if as_text:
         return text
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        return decode_json(text, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError as error:
+        if isinstance(error, JSONLimitError) and error.limit == "values":
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"An event {error.reason}.") from None
         return text
 
 
-def _json(content: bytes, content_type: str) -> Any:
+def _json(content: bytes, content_type: str, max_values: int) -> Any:
     try:
-        return msgspec.json.decode(content)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    # Rarely it is JSON in another charset, or behind a byte order mark.
-    try:
-        return msgspec.json.decode(_text(content, content_type))
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        try:
+            return decode_json(content, max_values=max_values)
+        except JSONLimitError:
+            raise
+        except JSONValueError:
+            # Rarely it is JSON in another charset, or behind a byte order mark.
+            return decode_json(_text(content, content_type), max_values=max_values)
+    except JSONValueError as error:
+        if isinstance(error, JSONLimitError) and error.limit == "values":
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The answer {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
         raise CallError(
             ErrorCode.EXECUTION_ERROR, f"The answer ({kind}) is not the JSON it should be."
@@ -159,8 +180,8 @@ def _text(content: bytes, content_type: str) -> str:
 def oauth_error(content: bytes) -> str:
     """The code that a provider of tokens refuses with, if it is one that the standard names."""
     try:
-        said = object_of(msgspec.json.decode(content)).get("error")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
+    except JSONValueError:
         return ""
     return said if isinstance(said, str) and said in _OAUTH_ERRORS else ""
 
@@ -219,6 +240,6 @@ def _add_error_body(
     details["body"] = text
     if media.is_json(content_type) and not is_cut:
         try:
-            details["body"] = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+            details["body"] = decode_json(text, max_values=MAX_REQUEST_VALUES)
+        except JSONValueError:
             return

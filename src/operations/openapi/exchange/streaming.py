@@ -13,9 +13,13 @@ from functools import partial
 from secrets import SystemRandom
 from typing import Any
 
-import msgspec
-
-from operations._json import object_of
+from operations._json import (
+    MAX_REQUEST_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    decode_json,
+    object_of,
+)
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
@@ -53,7 +57,7 @@ class EventStream:
         describe: Returns what describes the data of a response, by its status and content type.
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
         retries: How often to reconnect in vain.
-        limits: `max_event_bytes`, `max_response_bytes`.
+        limits: `max_event_bytes`, `max_response_bytes`, `max_response_values`.
         seconds: How long an answer that is no stream may take.
     """
 
@@ -67,7 +71,7 @@ class EventStream:
         describe: Callable[[int, str], Described],
         is_ours: bool,
         retries: int,
-        limits: tuple[int, int],
+        limits: tuple[int, int, int],
         seconds: float,
     ) -> None:
         self._client = client
@@ -77,7 +81,7 @@ class EventStream:
         self._describe = describe
         self._is_ours = is_ours
         self._retries = retries if draft.method in REPEATABLE else 0
-        self._max_event, self._max_response = limits
+        self._max_event, self._max_response, self._max_values = limits
         self._seconds = seconds
         self._last_id = ""
         self._pause = _PAUSE
@@ -147,7 +151,11 @@ class EventStream:
                 self._is_over = True
                 content = await self._whole(chunks)
                 data = read_data(
-                    content, kind, status=response.status, expects_json=described.is_json
+                    content,
+                    kind,
+                    status=response.status,
+                    expects_json=described.is_json,
+                    max_values=self._max_values,
                 )
                 yield item(data, headers=headers)
                 return
@@ -216,8 +224,10 @@ class EventStream:
 
 def _line(line: bytes) -> Any:
     try:
-        return msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode_json(line, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError as error:
+        if isinstance(error, JSONLimitError) and error.limit == "values":
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"A line {error.reason}.") from None
         raise CallError(
             ErrorCode.EXECUTION_ERROR, "A line of the stream is not the JSON it should be."
         ) from None

@@ -15,9 +15,7 @@ from enum import Enum
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
-import msgspec
-
-from operations._json import kind_of, pointer
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, kind_of, pointer
 from operations._references import followed
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema
@@ -188,8 +186,8 @@ def _literal(text: str) -> Any:
 
 def _json(text: str) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
+        return decode_json(text, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError:
         return text
 
 

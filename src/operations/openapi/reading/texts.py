@@ -8,8 +8,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import msgspec
-
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_RESPONSE_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    decode_json,
+)
 from operations.errors import DocumentError
 from operations.openapi.reading.collector import collector_at_rest
 
@@ -41,10 +46,12 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
     if raw.lstrip()[:1] in (b"{", b"["):
         try:
             with collector_at_rest():
-                return msgspec.json.decode(raw)
-        except RecursionError:
-            raise DocumentError("nested too deeply") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+                return decode_json(
+                    raw, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH
+                )
+        except JSONLimitError as error:
+            raise DocumentError(error.reason) from None
+        except JSONValueError:
             pass  # YAML's flow style begins with the same characters
     # Only now is a YAML reader needed, and a missing extra worth a complaint.
     decode_yaml: Callable[[str], Any] = import_module("operations.openapi.reading.yaml").decode_yaml

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_list, is_object
+from operations._json import MAX_DOCUMENT_DEPTH, MAX_RESPONSE_VALUES, is_list, is_object
 from operations.errors import DocumentError, MissingExtraError
 
 try:
@@ -21,9 +21,6 @@ try:
     from ryaml import InvalidYamlError, loads  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateImportUsage]
 except ModuleNotFoundError as error:
     raise MissingExtraError("Reading YAML", extra="openapi") from error
-
-MAX_DEPTH = 500
-"""How deep a document may nest."""
 
 MAX_ALIASED_NODES = 1_000_000
 """How many values aliases may repeat, all together."""
@@ -47,6 +44,7 @@ def decode_yaml(text: str) -> Any:
     Raises:
         DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
     """
+    _enforce_count(text)
     breaks = [mark for mark in _BREAKS if mark in text]
     if not breaks:
         return _decode(text)
@@ -55,6 +53,29 @@ def decode_yaml(text: str) -> Any:
     stand_ins = dict(zip(breaks, unused, strict=False))
     decoded = _decode(text.translate({ord(mark): other for mark, other in stand_ins.items()}))
     return _translated(decoded, {ord(other): mark for mark, other in stand_ins.items()})
+
+
+_SEPARATORS = "\n\r,:[{-?"
+"""Every YAML node but the first comes after one of these."""
+
+
+def _enforce_count(text: str) -> None:
+    if sum(map(text.count, _SEPARATORS)) < MAX_RESPONSE_VALUES:
+        return
+    count = 0
+    for event in _events(text):
+        count += isinstance(event, yaml.NodeEvent)
+        # Keys are nodes too.
+        if count > 2 * MAX_RESPONSE_VALUES:
+            raise DocumentError(f"holds more than {MAX_RESPONSE_VALUES:,} values")
+
+
+def _events(text: str) -> Iterable[Any]:
+    parse: Callable[..., Iterable[Any]] = yaml.parse  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    try:
+        yield from parse(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
 
 
 def _decode(text: str) -> Any:
@@ -122,12 +143,8 @@ class _Reader:
         self._aliased = 0
 
     def read(self, text: str) -> Any:
-        try:
-            parse: Callable[..., Iterable[Any]] = yaml.parse  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            for event in parse(text, Loader=yaml.CSafeLoader):
-                self._take(event)
-        except yaml.YAMLError as error:
-            raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
+        for event in _events(text):
+            self._take(event)
         if len(self._root) > 1:
             raise DocumentError("more than one YAML document")
         return self._root[0] if self._root else None
@@ -138,7 +155,7 @@ class _Reader:
             self._anchor(event.anchor, value)
             self._put(value)
         elif isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            if len(self._stack) > MAX_DEPTH:
+            if len(self._stack) > MAX_DOCUMENT_DEPTH:
                 raise DocumentError("nested too deeply")
             self._names.append(event.anchor)
             self._stack.append({} if isinstance(event, yaml.MappingStartEvent) else [])

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._json import MAX_REQUEST_VALUES, enforce_bounds
 from operations.types import JSONObject
 
 CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
@@ -21,8 +22,17 @@ class Frame(msgspec.Struct):
     payload: Any = None
 
 
-read_frame = msgspec.json.Decoder(Frame).decode
-"""The frame in a JSON text."""
+_decode = msgspec.json.Decoder(Frame).decode
+
+
+def read_frame(body: bytes) -> Frame:
+    """Return the frame in a JSON text.
+
+    Raises:
+        ValueError: If it is not one, or too large to be decoded.
+    """
+    enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+    return _decode(body)
 
 
 def control_message(kind: str, topic: str) -> bytes:

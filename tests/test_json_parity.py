@@ -1,0 +1,309 @@
+"""The same JSON text has the same outcome at every entry point and from every upstream service."""
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+import anyio
+import httpx2
+import pytest
+from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from tests.calls.waiting import until
+from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
+from tests.mcp_serving.support import serving
+from tests.openapi.serving import document, imported
+from tests.openapi.serving import serving as serving_http
+from tests.server.asgi import Client
+from tests.servers import NatsServer, RedisServer, running
+
+from operations import CallError, OperationRegistry
+from operations._json import MAX_REQUEST_VALUES
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.server import create_app
+
+REJECTED: Any = object()
+
+Send: TypeAlias = Callable[[bytes], Awaitable[Any]]
+"""Sends a JSON text as `value` and returns what arrived, or `REJECTED`."""
+
+
+def deep(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+TEXTS: dict[str, tuple[bytes, Any]] = {
+    "NaN": (b"NaN", REJECTED),
+    "Infinity": (b"-Infinity", REJECTED),
+    "too large a float": (b"1e400", REJECTED),
+    "a lone surrogate": (b'"\\ud800"', REJECTED),
+    "a lone surrogate as key": (b'{"\\udfff":1}', REJECTED),
+    "cut off": (b"[1,", REJECTED),
+    "too many digits": (b"9" * 5000, REJECTED),
+    "too deep": (deep(100), REJECTED),
+    "far too deep": (deep(50_000), REJECTED),
+    "too many values": (b"[" + b"0," * MAX_REQUEST_VALUES + b"0]", REJECTED),
+    "too many containers": (b"[" + b"[]," * MAX_REQUEST_VALUES + b"[]]", REJECTED),
+    "duplicate keys": (b'{"a":1,"a":2}', {"a": 2}),
+    "a large integer": (b"123456789012345678901234567890", 123456789012345678901234567890),
+    "deep enough": (deep(50), json.loads(deep(50))),
+    "many values": (b"[" + b"0," * 90_000 + b"0]", [0] * 90_001),
+    "many separators in a string": (b'"' + b"[,{:" * 60_000 + b'"', "[,{:" * 60_000),
+    "NUL": (b'"\\u0000"', "\0"),
+}
+
+
+def echo() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("note.any", type="query")
+    async def anything(value: Any = None) -> Any:
+        return value
+
+    return registry
+
+
+# ------------------------------------------------------------ requests
+
+
+@asynccontextmanager
+async def http_body() -> AsyncGenerator[Send]:
+    client = Client(create_app(echo()))
+
+    async def send(text: bytes) -> Any:
+        headers = {"content-type": "application/json"}
+        body = b'{"value":' + text + b"}"
+        response = await client.request("POST", "/note/any", body=body, headers=headers)
+        return _of_status(response.status, response.body)
+
+    yield send
+
+
+@asynccontextmanager
+async def http_gateway() -> AsyncGenerator[Send]:
+    client = Client(create_app(echo()))
+
+    async def send(text: bytes) -> Any:
+        headers = {"content-type": "application/json"}
+        body = b'{"operation":"note.any","input":{"value":' + text + b"}}"
+        response = await client.request("POST", "/call", body=body, headers=headers)
+        return _of_status(response.status, response.body, "data")
+
+    yield send
+
+
+def _of_status(status: int, body: bytes, *path: str) -> Any:
+    if status >= 400:
+        assert status in (400, 413, 422), status
+        return REJECTED
+    value = json.loads(body)
+    for name in path:
+        value = value[name]
+    return value
+
+
+def mcp_serving(*, lean: bool) -> Callable[[], AbstractAsyncContextManager[Send]]:
+    @asynccontextmanager
+    async def entry() -> AsyncGenerator[Send]:
+        app = to_mcp(echo()).asgi_app(lean=lean, stateless=True, json_response=True)
+        async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
+
+            async def send(text: bytes) -> Any:
+                body = (
+                    b'{"jsonrpc":"2.0","id":1,"method":"tools/call",'
+                    b'"params":{"name":"note.any","arguments":{"value":' + text + b"}}}"
+                )
+                headers = {
+                    "accept": "application/json, text/event-stream",
+                    "content-type": "application/json",
+                    "mcp-protocol-version": "2025-06-18",
+                }
+                response = await client.post("/mcp", content=body, headers=headers)
+                if response.status_code >= 400:
+                    assert response.status_code in (400, 413)
+                    return REJECTED
+                answer = json.loads(response.content)
+                if "error" in answer or answer["result"].get("isError"):
+                    return REJECTED
+                text_of_value = answer["result"]["content"][0]["text"]
+                try:
+                    return json.loads(text_of_value)
+                except ValueError:
+                    return text_of_value
+
+            yield send
+
+    return entry
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.events: dict[str, Any] = {}
+
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        event = json.loads(body)
+        self.events[event["payload"].get("requestId", "")] = event
+
+    def undelivered(self, key: str) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+    def restored(self) -> None: ...
+
+
+@asynccontextmanager
+async def call_events(world: World) -> AsyncGenerator[Send]:
+    async with world.serve(echo()) as workers, world.connect() as target:
+        box = target.mailbox()
+        listener = Listener()
+        await target.listen((box,), listener)
+        sent = 0
+
+        async def send(text: bytes) -> Any:
+            nonlocal sent
+            sent += 1
+            request_id = f"r{sent}"
+            malformed = sum(worker.malformed for worker in workers)
+            body = (
+                (
+                    b'{"type":"call.requested","id":"","payload":{"requestId":"%b",'
+                    b'"operationId":"note.any","replyTo":"%b","input":{"value":'
+                    % (request_id.encode(), box.encode())
+                )
+                + text
+                + b"}}}"
+            )
+            await target.put("operations", body, key=f"k{sent}", reply_to=box, wait=1)
+            await until(
+                lambda: (
+                    request_id in listener.events
+                    or sum(worker.malformed for worker in workers) > malformed
+                )
+            )
+            answer = listener.events.get(request_id, {"type": "call.error"})
+            if answer["type"] == "call.error":
+                return REJECTED
+            return answer["payload"]["output"]["data"]
+
+        yield send
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running(RedisServer()) as broker:
+        yield broker.url
+
+
+@pytest.fixture(scope="module")
+def nats_url() -> Iterator[str]:
+    with running(NatsServer()) as broker:
+        yield broker.url
+
+
+# ------------------------------------------------------------ responses of other services
+
+
+@asynccontextmanager
+async def openapi_response() -> AsyncGenerator[Send]:
+    body = b""
+
+    async def respond(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    async with (
+        serving_http(respond) as url,
+        imported(document(), base_url=url, max_response_values=MAX_REQUEST_VALUES) as registry,
+    ):
+
+        async def send(text: bytes) -> Any:
+            nonlocal body
+            body = text
+            try:
+                return (await registry.execute("api.call", {})).data
+            except CallError:
+                return REJECTED
+
+        yield send
+
+
+def mcp_response(*, stream: bool) -> Callable[[], AbstractAsyncContextManager[Send]]:
+    @asynccontextmanager
+    async def entry() -> AsyncGenerator[Send]:
+        value = b""
+
+        async def endpoint(request: Request) -> Response:
+            if request.method != "POST":
+                return Response(status_code=405)
+            message = await request.json()
+            if "id" not in message:
+                return Response(status_code=202)
+            result = {
+                "initialize": b'{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},'
+                b'"serverInfo":{"name":"odd","version":"1"}}',
+                "tools/list": b'{"tools":[{"name":"odd","inputSchema":{"type":"object"}}]}',
+                "tools/call": b'{"content":[],"structuredContent":{"value":' + value + b"}}",
+            }.get(message["method"], b"{}")
+            text = b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (message["id"], result)
+            if stream:
+                return Response(b"data: " + text + b"\n\n", media_type="text/event-stream")
+            return Response(text, media_type="application/json")
+
+        app = Starlette(routes=[Route("/mcp", endpoint, methods=["GET", "POST", "DELETE"])])
+        async with serving(app) as base:
+            config = MCPClientConfig(url=base + "/mcp", max_message_values=MAX_REQUEST_VALUES)
+            async with connect_mcp("odd", config) as client:
+                registry = OperationRegistry(client)
+
+                async def send(text: bytes) -> Any:
+                    nonlocal value
+                    value = text
+                    try:
+                        return (await registry.execute("odd.odd", {})).data["value"]
+                    except CallError:
+                        return REJECTED
+
+                yield send
+
+    return entry
+
+
+ENTRIES: dict[str, Callable[[], AbstractAsyncContextManager[Send]]] = {
+    "HTTP body": http_body,
+    "HTTP gateway": http_gateway,
+    "MCP, lean": mcp_serving(lean=True),
+    "MCP, SDK": mcp_serving(lean=False),
+    "calls over memory": lambda: call_events(MemoryWorld()),
+    "calls over WebSocket": lambda: call_events(WebSocketWorld()),
+    "response of an HTTP API": openapi_response,
+    "response of an MCP server": mcp_response(stream=False),
+    "event of an MCP server": mcp_response(stream=True),
+}
+
+
+async def check(entry: AbstractAsyncContextManager[Send]) -> None:
+    with anyio.fail_after(60):
+        async with entry as send:
+            for name, (text, expected) in TEXTS.items():
+                outcome = await send(text)
+                assert (outcome is REJECTED) is (expected is REJECTED), name
+                assert expected is REJECTED or outcome == expected, name
+
+
+@pytest.mark.requirement("R20", "R28", "R55")
+@pytest.mark.parametrize("name", ENTRIES)
+async def test_json_has_the_same_outcome_at_every_entry_point(name: str) -> None:
+    await check(ENTRIES[name]())
+
+
+@pytest.mark.requirement("R20", "R28", "R55")
+async def test_json_has_the_same_outcome_over_redis(redis_url: str) -> None:
+    await check(call_events(redis_world(redis_url)))
+
+
+@pytest.mark.requirement("R20", "R28", "R55")
+async def test_json_has_the_same_outcome_over_nats(nats_url: str) -> None:
+    await check(call_events(nats_world(nats_url)))
