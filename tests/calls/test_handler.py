@@ -12,7 +12,13 @@ from tests.calls.worlds import BrokerWorld
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, build_call_handler
-from operations.calls.events import CallRequested, RequestPayload, read_event, read_output
+from operations.calls.events import (
+    CallRequested,
+    CallResponded,
+    RequestPayload,
+    read_event,
+    read_output,
+)
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget
@@ -223,6 +229,21 @@ async def test_a_handler_of_a_closed_map_runs_nothing(registry: OperationRegistr
         await build_call_handler(registry, calls)(requested("math.add", {"a": 1, "b": 2}))
 
     assert caught.value.code == ErrorCode.ABORTED
+
+
+async def test_a_request_without_an_address_is_not_taken_for_one_whose_caller_is_gone(
+    registry: OperationRegistry,
+) -> None:
+    target, inbox = MemoryTarget(), Inbox()
+    await target.listen((target.topic("operations.callers"),), inbox)
+    calls = PendingRequestMap(target)
+    handle = build_call_handler(registry, calls)
+    with anyio.fail_after(5):
+        await handle(requested("slow.sleep", {"seconds": 1.0}, reply_to=None))
+    await calls.aclose()
+
+    replies = [event for event in inbox.events if isinstance(event, CallResponded)]
+    assert [read_output(reply.payload.output).data for reply in replies] == ["slept"]
 
 
 async def test_over_a_broker_a_handler_heeds_the_pace_of_a_reader_and_keeps_slow_calls(

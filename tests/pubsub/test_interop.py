@@ -79,6 +79,16 @@ async def test_a_new_connection_is_told_every_topic_once() -> None:
         assert sorted(controls) == sorted(("__subscribe", topic) for topic in CALLER)
 
 
+def one_operation() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("math.one", type="query")
+    async def one() -> int:
+        return 1
+
+    return registry
+
+
 @pytest.fixture(scope="module")
 def broker() -> Any:
     with running(RedisServer()) as started:
@@ -87,12 +97,6 @@ def broker() -> Any:
 
 @pytest.mark.requirement("R50", "R32")
 async def test_over_redis_a_caller_is_told_at_once_that_there_is_no_worker(broker: Broker) -> None:
-    registry = OperationRegistry()
-
-    @registry.operation("math.one", type="query")
-    async def one() -> int:
-        return 1
-
     async with (
         connect_redis_interop(broker.url, prefix="none:") as near,
         connect_redis_interop(broker.url, prefix="none:") as far,
@@ -105,22 +109,16 @@ async def test_over_redis_a_caller_is_told_at_once_that_there_is_no_worker(broke
                     await calls.call("math.one")
                 assert caught.value.code == ErrorCode.UNAVAILABLE
                 # One that serves, and leaves again.
-                async with serve_calls(registry, far):
+                async with serve_calls(one_operation(), far):
                     assert (await calls.call("math.one")).data == 1
 
 
 @pytest.mark.requirement("R50", "R34")
 async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker) -> None:
-    registry = OperationRegistry()
-
-    @registry.operation("math.one", type="query")
-    async def one() -> int:
-        return 1
-
     async with (
         connect_redis_interop(broker.url, prefix="again:") as near,
         connect_redis_interop(broker.url, prefix="again:") as far,
-        serve_calls(registry, far),
+        serve_calls(one_operation(), far),
         PendingRequestMap(near) as calls,
         connect_redis_interop(broker.url) as admin,
     ):

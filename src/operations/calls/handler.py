@@ -46,6 +46,8 @@ def build_call_handler(
         nonlocal server
         async with opening:
             if server is None:
+                # Replies without an address go to all callers of the group, of which the map is one.
+                await call_map.open()
                 opened = CallServer(
                     registry,
                     target,
