@@ -271,7 +271,10 @@ class _Importer:
                 operations.extend(self._ruled(draft, _outline(draft, name)))
         else:
             for draft, name in zip(drafts, names, strict=True):
-                operations.extend(self._operations(draft, name, OPEN))
+                if draft.declared.has_stream:
+                    operations.extend(self._operations(draft, name, OPEN))
+                else:
+                    operations.append(self._operation(draft, name, OPEN, is_stream=False))
         self._warn_of_names(self._taken)
         description.problems.extend(self._requests.problems())
         for problem in description.problems:

@@ -41,6 +41,7 @@ class DeclaredAnswers:
         self._errors: dict[tuple[str, str | None], ErrorDefinition] = {}
         self._good: dict[str, JSONObject] = {}
         self._produces = description.document.get("produces")
+        self._others: set[str] = set()
 
     def read(self, entry: Entry) -> Declared:
         """What the answers of this operation say."""
@@ -71,15 +72,21 @@ class DeclaredAnswers:
                 if "$ref" in content:
                     content = self._description.references.object_at(content)
                 for kind in content:
-                    if is_stream(kind):
-                        streams = True
-                    else:
+                    if kind in self._others or not self._is_stream(kind):
                         others = True
+                    else:
+                        streams = True
         if self._description.is_swagger:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
         return Declared(tuple(errors), links, streams, others or not streams)
+
+    def _is_stream(self, kind: str) -> bool:
+        if is_stream(kind):
+            return True
+        self._others.add(kind)
+        return False
 
     def _followed(self, node: JSONObject) -> JSONObject:
         ref = str(node["$ref"])

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from operations._json import is_object, list_of, object_of, text_of
+from operations._json import list_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import intended
+from operations.types import JSONObject
 
 
 class DeclaredRequests:
@@ -20,27 +21,33 @@ class DeclaredRequests:
         self._description = description
         self._is_signed = is_signed
         self._has_security = bool(description.document.get("security"))
-        self._known: dict[str, bool] = {}
-        self._items: dict[int, bool] = {}
+        self._plain_refs: set[str] = set()
+        self._correct: set[Any] = set()
         self._corrected: dict[str, str] = {}
         self._unsigned: list[str] = []
+        self._item: JSONObject | None = None
+        self._is_item_unsigned = False
 
     def read(self, entry: Entry) -> None:
         """Note what is odd about the request of an operation."""
-        operation = entry.operation
+        operation, item = entry.operation, entry.item
         if not self._is_signed:
             security = operation.get("security")
-            if not (self._has_security if security is None else security) and (
-                self._requires_authorization(operation) or self._item(entry)
-            ):
-                self._unsigned.append(f"{entry.method} {entry.path}")
-        body = operation.get("requestBody")
-        if is_object(body):
-            for kind in object_of(body.get("content")):
+            if not (self._has_security if security is None else security):
+                if item is not self._item:
+                    self._item = item
+                    self._is_item_unsigned = self._requires_authorization(item)
+                if self._is_item_unsigned or self._requires_authorization(operation):
+                    self._unsigned.append(f"{entry.method} {entry.path}")
+        body: Any = operation.get("requestBody")
+        if body is not None:
+            content: Any = body.get("content") if type(body) is dict else None
+            for kind in content or ():
+                if kind not in self._correct:
+                    self._note(entry, kind)
+        elif "consumes" in operation:
+            for kind in list_of(operation["consumes"]):
                 self._note(entry, kind)
-        elif self._description.is_swagger:
-            for kind in list_of(operation.get("consumes")):
-                self._note(entry, text_of(kind))
 
     def problems(self) -> list[Problem]:
         """Return what was noted, as problems that cost no operation."""
@@ -56,31 +63,28 @@ class DeclaredRequests:
         return found
 
     def _note(self, entry: Entry, kind: Any) -> None:
-        meant = intended(kind)
-        if meant != kind:
+        text = text_of(kind)
+        meant = intended(text)
+        if meant != text:
             self._corrected[f"{entry.method} {entry.path}"] = meant
+        else:
+            self._correct.add(text)
 
-    def _item(self, entry: Entry) -> bool:
-        """Return whether the parameters of all operations of a path have the header."""
-        if "parameters" not in entry.item:
+    def _requires_authorization(self, holder: JSONObject) -> bool:
+        parameters: Any = holder.get("parameters")
+        if parameters is None:
             return False
-        known = self._items.get(id(entry.item))
-        if known is None:
-            known = self._items[id(entry.item)] = self._requires_authorization(entry.item)
-        return known
-
-    def _requires_authorization(self, holder: Any) -> bool:
-        for node in list_of(holder.get("parameters")):
+        plain = self._plain_refs
+        # The loop that runs most often: helpers would take longer than what they do.
+        for node in parameters:
             ref = node.get("$ref")
             if ref is None:
-                found = _is_authorization(node)
-            else:
-                known = self._known.get(ref)
-                if known is None:
-                    known = self._known[ref] = self._follow(node)
-                found = known
-            if found:
-                return True
+                if node.get("in") == "header" and _is_authorization(node):
+                    return True
+            elif ref not in plain:
+                if self._follow(node):
+                    return True
+                plain.add(ref)
         return False
 
     def _follow(self, node: Any) -> bool:
@@ -90,7 +94,7 @@ class DeclaredRequests:
             return False
 
 
-def _is_authorization(node: Any) -> bool:
+def _is_authorization(node: JSONObject) -> bool:
     return (
         node.get("in") == "header"
         and node.get("required") is True
