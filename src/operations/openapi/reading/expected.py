@@ -109,12 +109,11 @@ class Expected:
 
     def find(self, status: int, content_type: str) -> Described:
         """Return what describes the data of a response."""
-        kind = media.essence(content_type)
-        key = (status, kind)
+        key = (status, content_type)
         found = self._described.get(key)
         if found is not None:
             return found
-        found = self._unknown
+        found, kind = self._unknown, media.essence(content_type)
         response = self._responses.get(str(status)) or self._responses.get(f"{status // 100}XX")
         if response is not None and self._has_body(response) and status not in _EMPTY:
             declared = _matching(response.media, kind)
