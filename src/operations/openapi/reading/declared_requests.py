@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from operations._json import list_of, text_of
+from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import intended
@@ -39,10 +39,9 @@ class DeclaredRequests:
                     self._is_item_unsigned = self._requires_authorization(item)
                 if self._is_item_unsigned or self._requires_authorization(operation):
                     self._unsigned.append(f"{entry.method} {entry.path}")
-        body: Any = operation.get("requestBody")
-        if body is not None:
-            content: Any = body.get("content") if type(body) is dict else None
-            for kind in content or ():
+        body = operation.get("requestBody")
+        if is_object(body):
+            for kind in object_of(body.get("content")):
                 if kind not in self._correct:
                     self._note(entry, kind)
         elif "consumes" in operation:
