@@ -1,15 +1,23 @@
 """`operations.toml`: what it says is what one gets, and what is wrong with it is told so that one can repair it."""
 
+import dataclasses
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
+import msgspec
 import pytest
 from tests.conftest import PROJECT
 
-from operations import Schema
+from operations import AccessControl, Schema
 from operations.cli.init import STARTER
+from operations.cli.sources.mcp import client_config
+from operations.cli.sources.openapi import service_config
 from operations.config import (
     Config,
     ConfigError,
@@ -20,7 +28,21 @@ from operations.config import (
     load_config,
     parse_config,
 )
+from operations.config.derive import MISSING, _options, keys_of
+from operations.config.model import LimitsEntry, MCPEntry, OpenAPIEntry
 from operations.config.places import Places
+from operations.openapi import (
+    BasicCredential,
+    ClientCredentials,
+    HTTPAuth,
+    HTTPServiceConfig,
+    LinkPaging,
+    OffsetPaging,
+    PagePaging,
+    PasswordCredentials,
+    RefreshToken,
+    URLPaging,
+)
 
 FULL = """
 modules = ["ops", "app.tasks"]
@@ -88,10 +110,10 @@ def test_a_config_with_everything_becomes_frozen_dataclasses(folder: Path) -> No
     config = parse_config(FULL, folder / "operations.toml")
 
     assert config.modules == ("ops", "app.tasks")
-    assert config.openapi["shop"].auth is not None
-    assert config.openapi["shop"].auth.token == Secret(env="SHOP_TOKEN")
-    assert config.openapi["shop"].headers["X-Key"] == Secret(file="key.txt")
-    assert config.mcp["files"].args == ("--root", ".")
+    assert config.openapi["shop"].scopes == ("shop:use",)
+    assert config.openapi["shop"].options["auth"]["token"] == {"env": "SHOP_TOKEN"}
+    assert config.mcp["remote"].token == Secret(env="REMOTE_TOKEN")
+    assert config.mcp["files"].options["args"] == ["--root", "."]
     assert config.access.keys["alice"].resources == {"project:1": ("read",)}
     assert config.serve.doors == ("http", "mcp")
     assert config.limits.timeout == 5
@@ -449,6 +471,235 @@ def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
         file.secret(Secret(env="SHOP_TOKEN"), {})
     with pytest.raises(ConfigError, match="cannot be read"):
         file.secret(Secret(file="nope.txt"))
+
+
+ENTRIES = (OpenAPIEntry, MCPEntry, LimitsEntry)
+FOR_ADDRESSES = {"auth", "headers"}
+"""Keys of an MCP server that has an address."""
+
+CERTIFICATES = ("ca_file", "client_certificate", "client_key")
+"""Keys that name files, which a test of their own sets."""
+
+VALUES: dict[str, Any] = {
+    # Where any value of the type would be rejected.
+    "base_url": "https://a.example/v1",
+    "url": "https://a.example/",
+    "transport": "stdio",
+    "version": "2025-11-25",
+}
+NOT_IN_THE_FILE = {
+    "HTTPServiceConfig.namespace": "the name of the table",
+    "HTTPServiceConfig.transport": "an object",
+    "MCPClientConfig.namespace": "the name of the table",
+    "MCPClientConfig.server": "an object",
+    "MCPClientConfig.elicit": "a function",
+    "MCPClientConfig.sample": "a function",
+    "Limits.calls": "called concurrency",
+    "Limits.calls_per_caller": "called per_caller",
+    "Limits.body_bytes": "called request_bytes",
+}
+
+
+def sample(annotation: Any, name: str, is_secret: bool) -> Any:
+    """A value for a key as the file has it."""
+    if name in VALUES:
+        return VALUES[name]
+    options = [each for each, _ in _options(annotation)]
+    classes = [
+        each
+        for each in options
+        if dataclasses.is_dataclass(each) or hasattr(each, "__struct_fields__")
+    ]
+    if classes:
+        return needed(classes[0])
+    for option in options:
+        origin, arguments = get_origin(option), get_args(option)
+        if option is str:
+            return {"env": "A_SECRET"} if is_secret else "text"
+        if option in (bool, int, float):
+            return {bool: True, int: 7, float: 2.5}[option]
+        if origin is Literal:
+            return arguments[-1]
+        if origin in (Mapping, dict) and arguments[1] is not Any:
+            return {"X-Any": sample(arguments[1], "", is_secret)}
+        if origin in (Collection, Sequence, tuple):
+            return [sample(arguments[0], "", is_secret)]
+    raise AssertionError(f"no sample for {name}: {annotation}")
+
+
+def needed(cls: Any) -> dict[str, Any]:
+    return {
+        name: sample(key.annotation, name, key.is_secret)
+        for name, key in keys_of(cls).items()
+        if key.default is MISSING
+    }
+
+
+def settable() -> Iterator[tuple[Any, str]]:
+    for entry in ENTRIES:
+        cls = entry.derived.load()
+        for name, key in keys_of(cls).items():
+            if name not in {*entry.derived.without, *CERTIFICATES} and key.type is not None:
+                yield entry, name
+
+
+def test_what_a_file_cannot_set_is_known() -> None:
+    """A field that is added to a config class is a key of the file, unless it is added to this list, too."""
+    found = {
+        f"{entry.derived.load().__name__}.{name}": entry.derived.without.get(name)
+        for entry in ENTRIES
+        for name, key in keys_of(entry.derived.load()).items()
+        if key.type is None or name in entry.derived.without
+    }
+
+    assert found.keys() == NOT_IN_THE_FILE.keys()
+    assert all(reason in (None, NOT_IN_THE_FILE[name]) for name, reason in found.items())
+
+
+def built(entry: Any, table: dict[str, Any], folder: Path) -> Any:
+    """What the library gets of a table in a file, written as TOML."""
+    section, extra = {
+        OpenAPIEntry: ("openapi.a", "document = 'shop.yaml'\n"),
+        MCPEntry: ("mcp.a", ""),
+        LimitsEntry: ("limits", ""),
+    }[entry]
+    lines = "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
+    path = folder / "operations.toml"
+    file = ConfigFile(config=parse_config(f"[{section}]\n{extra}{lines}", path), path=path)
+    match entry:
+        case _ if entry is OpenAPIEntry:
+            return service_config("a", file.config.openapi["a"], file)
+        case _ if entry is MCPEntry:
+            return client_config("a", file.config.mcp["a"], file)
+        case _:
+            return file.build(file.config.limits, ("limits",))
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"), list(settable()), ids=lambda each: getattr(each, "__name__", each)
+)
+def test_every_field_of_a_config_class_can_be_set_from_the_file(
+    entry: Any, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "sesame")
+    cls = entry.derived.load()
+    key = keys_of(cls)[name]
+    value = sample(key.annotation, name, key.is_secret)
+    if name in ("include", "exclude"):
+        value = {"methods": ["GET"]}
+    elif name == "auth" and entry is OpenAPIEntry:
+        value = {"type": "bearer", "token": {"env": "A_SECRET"}}
+    elif name == "proxy":
+        value = "http://proxy.example.com:3128"
+    elif name == "pagination":
+        value = {"list": {"kind": "cursor", "argument": "after", "next": "/next"}}
+
+    table = {name: value}
+    if entry is MCPEntry and name != "url":
+        target = {"url": VALUES["url"]} if name in FOR_ADDRESSES else {"command": "server"}
+        table = {**target, **table}
+
+    config = built(entry, table, folder)
+
+    found = getattr(config, name)
+    assert found != key.default
+    if key.is_secret and not key.may_be_written:
+        assert "sesame" in str(msgspec.to_builtins(found))
+    elif not isinstance(value, dict | list | str):
+        assert found == value
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [HTTPAuth, BasicCredential, ClientCredentials, PasswordCredentials, RefreshToken],
+    ids=lambda cls: cls.__name__,
+)
+def test_every_field_of_a_credential_can_be_set_from_the_file(
+    cls: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "sesame")
+    keys = keys_of(cls)
+    table = {name: sample(key.annotation, name, key.is_secret) for name, key in keys.items()}
+
+    if cls is HTTPAuth:
+        found = built(OpenAPIEntry, {"auth": table}, folder).auth
+    else:
+        found = built(OpenAPIEntry, {"credentials": {"login": table}}, folder).credentials["login"]
+
+    assert type(found) is cls
+    for name, key in keys.items():
+        assert getattr(found, name) != key.default or name == "type"
+
+
+def test_the_other_nested_tables_become_their_classes(folder: Path) -> None:
+    table = {
+        "access": {"required_scopes": ["a"], "resource_type": "task", "resource_action": "read"},
+        "pagination": {
+            "one": {"kind": "page", "first": 0},
+            "two": {"kind": "offset", "limit": "size"},
+            "three": {"kind": "link"},
+            "four": {"kind": "url", "next": "/next"},
+        },
+        "document_root": "docs",
+    }
+
+    config = built(OpenAPIEntry, table, folder)
+
+    assert config.access == AccessControl(["a"], None, "task", "read")
+    assert config.pagination == {
+        "one": PagePaging(first=0),
+        "two": OffsetPaging(limit="size"),
+        "three": LinkPaging(),
+        "four": URLPaging(next="/next"),
+    }
+    assert config.document_root == folder / "docs"
+    assert config.namespace == "a"
+
+
+def test_certificates_start_at_the_file_and_cost_only_their_source(folder: Path) -> None:
+    text = "[openapi.a]\ndocument = 'shop.yaml'\nca_file = 'ca.pem'\n"
+    path = folder / "operations.toml"
+    file = ConfigFile(config=parse_config(text, path), path=path)
+
+    with pytest.raises(ValueError, match=re.escape(str(folder / "ca.pem"))):
+        service_config("a", file.config.openapi["a"], file)
+
+    for key in CERTIFICATES:
+        assert keys_of(HTTPServiceConfig)[key].type == str | None
+
+
+def test_a_proxy_may_be_written_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "http://u:sesame@proxy.example.com:3128")
+
+    config = built(OpenAPIEntry, {"proxy": {"env": "A_SECRET"}}, folder)
+
+    assert config.proxy == "http://u:sesame@proxy.example.com:3128"
+    with pytest.raises(ConfigError, match="holds a login") as caught:
+        built(OpenAPIEntry, {"proxy": "http://u:sesame@proxy.example.com:3128"}, folder)
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_file_without_apis_and_servers_does_not_import_them(tmp_path: Path) -> None:
+    path = tmp_path / "operations.toml"
+    path.write_text("[limits]\nburst = 7\n[mcp.a]\ncommand = 'x'\n")
+    code = (
+        f"import sys; from pathlib import Path; from operations.config import load_config; "
+        f"load_config(Path({str(path)!r})); print({{'operations.openapi', 'mcp', 'aiohttp'}} & set(sys.modules))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout == "set()\n"
 
 
 def test_keys_have_their_lines_in_every_way_of_writing_them() -> None:

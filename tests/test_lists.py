@@ -33,7 +33,7 @@ from operations import (
     operation,
 )
 from operations.front.search import Gateway
-from operations.mcp import MCPApp, MCPClientConfig, to_mcp
+from operations.mcp import MCPApp, MCPClientConfig, MCPServerSettings, to_mcp
 from operations.openapi import (
     ClientCredentials,
     HTTPServiceConfig,
@@ -90,7 +90,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.operation": lambda **options: operation("a.b", **options)(function),
     "operations.front.search.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
-    "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, 1.0, None))),
+    "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None))),
+    "operations.mcp.MCPServerSettings": MCPServerSettings,
     "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,
     "operations.openapi.ClientCredentials": partial(ClientCredentials, client_id="a", client_secret="b"),
     "operations.openapi.HTTPServiceConfig": partial(HTTPServiceConfig, "a"),

@@ -55,6 +55,8 @@ class AccessControl(
     """At least one of these; an empty list is no restriction."""
 
     resource_type: str | None = None
+    """With `resource_action`: the type of resource that the caller needs."""
+
     resource_action: str | None = None
     """With `resource_type`: the caller may do this to some resource of that type."""
 

@@ -108,7 +108,7 @@ def test_a_server_is_given_its_secrets_and_shows_none(
         """,
     )
 
-    near, far = (client_config(file.config.mcp[name], file) for name in ("near", "far"))
+    near, far = (client_config(name, file.config.mcp[name], file) for name in ("near", "far"))
 
     assert near.env == {"TOKEN": SECRET, "MODE": "fast"}
     assert near.cwd == folder

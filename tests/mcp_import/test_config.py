@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from operations.mcp import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
+from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, read_servers, unknown_keys
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,17 @@ from operations.mcp import ClientCredentials, MCPClientConfig, read_servers, unk
         {"url": "file:///etc/passwd"},
         {"command": "a", "transport": "http"},
         {"url": "http://x", "transport": "stdio"},
-        {"command": "a", "version": "2023-01-01"},
         {"url": "http://x", "headers": {"X": "a\r\nEvil: 1"}},
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         MCPClientConfig(**fields)
+
+
+def test_an_unknown_protocol_revision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"version must be auto or one of .*2025-11-25"):
+        MCPClient("a", MCPClientConfig(command="a", version="2023-01-01"))
 
 
 @pytest.mark.requirement("R16")

@@ -12,7 +12,6 @@ import anyio
 from rich.text import Text
 
 from operations import __version__
-from operations._json import object_of
 from operations._words import counted
 from operations.calls import PendingRequestMap
 from operations.cli.exits import ExitCode
@@ -21,7 +20,7 @@ from operations.cli.journal import journal_path
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, plain
 from operations.cli.sources.broker import connect_broker
-from operations.config import ConfigError, ConfigFile, Secret
+from operations.config import ConfigError, ConfigFile
 from operations.config.model import Config
 from operations.errors import OperationsError
 
@@ -116,31 +115,11 @@ def _installation() -> Iterator[Finding]:
 
 def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
     """Every secret the config names and that is not there."""
-    for path, secret in _secrets(asdict(file.config), ()):
+    for path, secret in file.secrets():
         try:
             file.secret(secret)
         except ConfigError as error:
-            yield ".".join(path), error.faults[0].message
-
-
-def _secrets(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Secret]]:
-    entry = object_of(value)
-    env, file = entry.get("env"), entry.get("file")
-    if "enabled" not in entry and (
-        isinstance(env, str) or (isinstance(file, str) and "env" in entry)
-    ):
-        yield (
-            path,
-            Secret(
-                env=env if isinstance(env, str) else None,
-                file=file if isinstance(file, str) else None,
-            ),
-        )
-        return
-    if entry.get("enabled") is False:
-        return
-    for key, inner in entry.items():
-        yield from _secrets(inner, (*path, str(key)))
+            yield ".".join(map(str, path)), error.faults[0].message
 
 
 async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:

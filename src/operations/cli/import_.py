@@ -23,6 +23,7 @@ from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
 from operations.errors import OperationsError
 from operations.specs import OperationSpec
+from operations.types import JSONObject
 
 Kind = Literal["openapi", "mcp", "modules", "broker"]
 
@@ -82,7 +83,8 @@ def _file(
     config, lines = Config(trace=_UNKEPT), list[str]()
     match kind:
         case "openapi":
-            entry = OpenAPIEntry(document=first, base_url=base_url)
+            options: JSONObject = {} if base_url is None else {"base_url": base_url}
+            entry = OpenAPIEntry(document=first, options=options)
             config = Config(openapi={name: entry}, trace=_UNKEPT)
             lines = [f"[openapi.{name}]", f"document = {_quoted(first)}"]
             if base_url is not None:
@@ -91,12 +93,11 @@ def _file(
             config = Config(mcp_json=(first,), trace=_UNKEPT)
             lines = [f"mcp_json = [{_quoted(first)}]"]
         case "mcp" if "://" in first:
-            config = Config(mcp={name: MCPEntry(url=first)}, trace=_UNKEPT)
+            config = Config(mcp={name: MCPEntry(options={"url": first})}, trace=_UNKEPT)
             lines = [f"[mcp.{name}]", f"url = {_quoted(first)}"]
         case "mcp":
-            config = Config(
-                mcp={name: MCPEntry(command=first, args=tuple(source[1:]))}, trace=_UNKEPT
-            )
+            options = {"command": first, "args": list(source[1:])}
+            config = Config(mcp={name: MCPEntry(options=options)}, trace=_UNKEPT)
             lines = [f"[mcp.{name}]", f"command = {_quoted(first)}"]
             lines += [f"args = {json.dumps(list(source[1:]))}"] if source[1:] else []
         case "modules":

@@ -1,7 +1,8 @@
 """`operations.toml`: what it can say, and how it is read."""
 
+from operations.config.derive import Secret
 from operations.config.faults import ConfigError, ConfigFault
-from operations.config.model import Config, Secret
+from operations.config.model import Config
 from operations.config.reading import (
     ConfigFile,
     enforce_trusted,

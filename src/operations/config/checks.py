@@ -5,25 +5,26 @@ Rule 2: what a source needs and is not there is no mistake in the config: it cos
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from operations._json import object_of
 from operations._words import suggestion
+from operations.config.derive import Builder, KeyFaultError, Secret
 from operations.config.model import (
     AccessEntry,
     BrokerEntry,
     Config,
-    Credential,
     JWTEntry,
+    LimitsEntry,
     MCPEntry,
     OpenAPIEntry,
-    Secret,
-    Selection,
     ServeEntry,
 )
 from operations.config.places import Path
+from operations.types import JSONObject
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
@@ -33,6 +34,7 @@ _NATS = ("nats", "tls")
 _BROKERS = ("redis", "rediss", *_NATS)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HMAC = ("HS256", "HS384", "HS512")
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -43,12 +45,14 @@ def check(config: Config, folder: FilePath) -> Found:
             yield ("modules", number), "is empty. Name a package, a folder or a file."
     for name, service in config.openapi.items():
         yield from _namespace(name, ("openapi", name))
-        yield from _openapi(service, ("openapi", name))
+        path: Path = ("openapi", name)
+        yield from _checked(_openapi(service, path), service, path, folder, namespace=name)
     for name, server in config.mcp.items():
         yield from _namespace(name, ("mcp", name))
         if name in config.openapi:
             yield ("mcp", name), f"has the same namespace as [openapi.{name}]. Rename one of them."
-        yield from _mcp(server, ("mcp", name))
+        path = ("mcp", name)
+        yield from _checked(_mcp(server, path), server, path, folder)
     for name, broker in config.brokers.items():
         yield from _broker(broker, ("brokers", name))
         if broker.namespace in {*config.openapi, *config.mcp}:
@@ -56,6 +60,7 @@ def check(config: Config, folder: FilePath) -> Found:
             yield ("brokers", name, "namespace"), message
     yield from _access(config.access, folder)
     yield from _serve(config.serve, config.access)
+    yield from _checked((), config.limits, ("limits",), folder)
 
 
 def _namespace(name: str, path: Path) -> Found:
@@ -64,65 +69,70 @@ def _namespace(name: str, path: Path) -> Found:
 
 
 def _openapi(service: OpenAPIEntry, path: Path) -> Found:
-    document = service.document
+    document, options = service.document, service.options
     if "://" in document:
         yield from _web_address(document, (*path, "document"))
     elif not document:
         yield (*path, "document"), "is empty. Name a file or an address."
-    if service.base_url is not None:
-        yield from _web_address(service.base_url, (*path, "base_url"))
-    if service.auth is not None:
-        yield from _secret(service.auth.token, (*path, "auth", "token"))
-        if service.auth.type != "apiKey" and service.auth.header_name is not None:
-            yield (*path, "auth", "header_name"), 'goes with type = "apiKey" only.'
-    for name, credential in service.credentials.items():
-        yield from _credential(credential, (*path, "credentials", name))
-    yield from _headers(service.headers, (*path, "headers"))
-    for key, selection in (("include", service.include), ("exclude", service.exclude)):
-        if selection is not None:
-            yield from _selection(selection, (*path, key))
+    for key in ("base_url", "proxy"):
+        if isinstance(options.get(key), str):
+            yield from _web_address(options[key], (*path, key))
+    yield from _headers(object_of(options.get("headers")), (*path, "headers"))
+    for key in ("include", "exclude"):
+        if key in options:
+            yield from _selection(options[key], (*path, key))
+    for key, short in (("access", service.scopes), ("pagination", service.pages)):
+        if short and key in options:
+            yield (*path, key), "is given twice: a shorter key sets the same."
 
 
-def _selection(selection: Selection, path: Path) -> Found:
-    if not (selection.tags or selection.paths or selection.methods):
+def _checked(
+    found: Iterable[tuple[Path, str]],
+    entry: OpenAPIEntry | MCPEntry | LimitsEntry,
+    path: Path,
+    folder: FilePath,
+    **given: Any,
+) -> Found:
+    """Report what was found, else what the library's own class rejects, with a stand-in for every secret."""
+    faults = list(found)
+    if faults:
+        yield from faults
+        return
+
+    secrets: set[str | int] = set()
+
+    def reveal(secret: Secret, where: Path) -> str:
+        for fault, message in _secret(secret, where):
+            raise KeyFaultError(fault, message)
+        secrets.add(where[len(path)])
+        return "secret"
+
+    try:
+        Builder(reveal, folder.joinpath).build(entry.derived, entry.options, path, **given)
+    except KeyFaultError as fault:
+        yield fault.path, str(fault)
+    except ValueError as error:
+        key, _, rest = str(error).partition(" ")
+        key = key.rstrip(":")
+        if isinstance(error.__context__, OSError) or key in secrets:
+            # A file that is missing costs the source; a secret is checked when it is read.
+            return
+        if key in entry.options:
+            yield (*path, key), f"{rest}."
+        else:
+            yield path, f"cannot be used: {error}."
+
+
+def _selection(selection: JSONObject, path: Path) -> Found:
+    if not any(selection.values()):
         yield path, "selects nothing. Give tags, paths or methods."
-    for number, method in enumerate(selection.methods):
+    for number, method in enumerate(selection.get("methods", ())):
         if method.upper() not in _METHODS:
             near = suggestion(method.upper(), _METHODS)
             yield (*path, "methods", number), f"is no HTTP method.{near}"
-    for number, pattern in enumerate(selection.paths):
+    for number, pattern in enumerate(selection.get("paths", ())):
         if not pattern.startswith(("/", "*")):
             yield (*path, "paths", number), "must begin with '/' or '*'."
-
-
-def _credential(credential: Credential, path: Path) -> Found:
-    kinds = [
-        name
-        for name in ("env", "file", "username", "client_id")
-        if getattr(credential, name) is not None
-    ]
-    if len(kinds) != 1:
-        yield path, "needs exactly one of env, file, username and client_id."
-    pairs = (
-        ("password", "username"),
-        ("client_secret", "client_id"),
-        ("refresh_token", "client_id"),
-        ("token_url", "client_id"),
-    )
-    for key, partner in pairs:
-        if getattr(credential, key) is not None and getattr(credential, partner) is None:
-            yield (*path, key), f"goes with {partner}, which is missing."
-    if credential.client_id is not None and not (
-        credential.client_secret or credential.refresh_token
-    ):
-        yield (*path, "client_secret"), "is missing. It, or a refresh_token, goes with client_id."
-    for key, secret in (
-        ("password", credential.password),
-        ("client_secret", credential.client_secret),
-        ("refresh_token", credential.refresh_token),
-    ):
-        if secret is not None:
-            yield from _secret(secret, (*path, key))
 
 
 def _secret(secret: Secret, path: Path) -> Found:
@@ -132,15 +142,11 @@ def _secret(secret: Secret, path: Path) -> Found:
         yield (*path, "env"), "is no name of an environment variable. Is it the secret itself?"
 
 
-def _headers(headers: dict[str, str | Secret], path: Path) -> Found:
+def _headers(headers: JSONObject, path: Path) -> Found:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             yield (*path, name), "is no name of an HTTP header."
-        if isinstance(value, Secret):
-            yield from _secret(value, (*path, name))
-        elif any(character in value for character in "\r\n\0"):
-            yield (*path, name), "has a line break in its value."
-        elif name.lower() in {"authorization", "cookie", "proxy-authorization", "x-api-key"}:
+        if isinstance(value, str) and name.lower() in _SECRET_HEADERS:
             yield (
                 (*path, name),
                 'is a secret: write { env = "NAME" } or { file = "PATH" } instead of its value.',
@@ -148,31 +154,25 @@ def _headers(headers: dict[str, str | Secret], path: Path) -> Found:
 
 
 def _mcp(server: MCPEntry, path: Path) -> Found:
-    if (server.command is None) == (server.url is None):
-        yield path, "needs exactly one of command (a program to start) and url (a running server)."
-        return
-    for_commands, for_urls = ("args", "env", "cwd"), ("headers", "token")
-    for key in for_urls if server.command is not None else for_commands:
-        if getattr(server, key):
-            partner = "url" if server.command is not None else "command"
-            yield (*path, key), f"goes with {partner} only."
-    if server.command is not None:
-        if not server.command.strip():
-            yield (*path, "command"), "is empty. Name a program."
-        elif " " in server.command and not FilePath(server.command).exists():
-            yield (*path, "command"), "is one program, without its arguments: put those in args."
-        if server.transport not in {None, "stdio"}:
-            yield (*path, "transport"), "must be stdio for a command."
-    elif server.url is not None:
-        yield from _web_address(server.url, (*path, "url"))
-        if server.transport == "stdio":
-            yield (*path, "transport"), "must be http or sse for a url."
-    for name, value in server.env.items():
-        if isinstance(value, Secret):
-            yield from _secret(value, (*path, "env", name))
-    yield from _headers(server.headers, (*path, "headers"))
+    options = server.options
+    command, url = options.get("command"), options.get("url")
+    for key in ("headers", "auth") if url is None else ("args", "env", "cwd"):
+        if options.get(key):
+            yield (*path, key), f"goes with {'url' if url is None else 'command'} only."
+    if url is None and server.token is not None:
+        yield (*path, "token"), "goes with url only."
     if server.token is not None:
         yield from _secret(server.token, (*path, "token"))
+    if command is not None and not command.strip():
+        yield (*path, "command"), "is empty. Name a program."
+    elif command is not None and " " in command and not FilePath(command).exists():
+        yield (*path, "command"), "is one program, without its arguments: put those in args."
+    if url is not None:
+        yield from _web_address(url, (*path, "url"))
+    yield from _headers(object_of(options.get("headers")), (*path, "headers"))
+    for key, short in (("access", server.scopes), ("auth", server.token)):
+        if short and key in options:
+            yield (*path, key), "is given twice: a shorter key sets the same."
 
 
 def _broker(broker: BrokerEntry, path: Path) -> Found:

@@ -1,89 +1,19 @@
-"""What `operations.toml` can say, as frozen dataclasses.
+"""The tables of `operations.toml`, as frozen dataclasses.
 
-Rule 1: these classes are the only description of the file. Its JSON Schema, the checks and the errors come from them.
+Rule 1: a table that sets up something of the library is read into the library's own config class (`derived`): all its
+        fields are keys of the table. What stands here are the keys that only a file has.
 Rule 2: a secret is named, never written: the environment variable or the file that holds it.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
-Names: TypeAlias = tuple[str, ...]
+from operations.config.derive import Derived, Secret
+from operations.types import Count, JSONObject, Names, Seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Secret:
-    """A secret, by where it is kept: one of the two.
-
-    Attributes:
-        env: The environment variable that holds it.
-        file: The file that holds it, relative to this one; white space around it is dropped.
-    """
-
-    env: str | None = None
-    file: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credential:
-    """What a security scheme of an OpenAPI document needs: a secret, a login, or an OAuth client.
-
-    Attributes:
-        env: The environment variable that holds a key or token.
-        file: The file that holds a key or token.
-        username: For HTTP basic authentication.
-        password: With `username`.
-        client_id: For OAuth2.
-        client_secret: With `client_id`: the client asks for itself.
-        refresh_token: With `client_id`: the client asks for the person whose sign-in left it behind.
-        token_url: Where tokens are fetched, instead of the document's address.
-        scopes: What to ask for; by default what each operation requires.
-    """
-
-    env: str | None = None
-    file: str | None = None
-    username: str | None = None
-    password: Secret | None = None
-    client_id: str | None = None
-    client_secret: Secret | None = None
-    refresh_token: Secret | None = None
-    token_url: str | None = None
-    scopes: Names = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HTTPAuthEntry:
-    """One credential for every request, whatever the document says.
-
-    Attributes:
-        type: `bearer` sends an Authorization header, `apiKey` a header of its own, `basic` a login.
-        token: The token; for `basic` it is `user:password`.
-        header_name: The header, where it is not the usual one.
-        prefix: What stands before the token in the header.
-    """
-
-    type: Literal["bearer", "apiKey", "basic"]
-    token: Secret
-    header_name: str | None = None
-    prefix: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Operations of an OpenAPI document. Each list that is not empty must match.
-
-    Attributes:
-        tags: One of these tags.
-        paths: One of these paths; `*` stands for anything.
-        methods: One of these methods.
-    """
-
-    tags: Names = ()
-    paths: Names = ()
-    methods: Names = ()
+_IS_TABLE = {"namespace": "the name of the table"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,43 +22,19 @@ class OpenAPIEntry:
 
     Attributes:
         document: The OpenAPI or Swagger document: a path relative to this file, or an address.
-        base_url: Where the API lives, instead of what the document says.
-        auth: One credential for every request.
-        credentials: By the name of the document's security scheme.
-        headers: Sent with every request; a value may be a secret.
-        include: Import only these.
-        exclude: Leave these out.
-        rename: Other names for operations, by the name they would have.
-        scopes: What a caller needs to call anything imported here.
-        timeout: Seconds for one exchange.
-        retries: How often to repeat what is safe to repeat.
-        allowed_hosts: Other hosts that may be reached and may have the credentials.
-        server_variables: Values for the variables in the document's addresses.
-        follow_redirects: Follow redirects within the same origin.
-        flatten_body: Make the properties of a JSON body arguments of their own.
-        pages: Add a subscription to all pages where the document declares paging.
-        restore: Believe the document's `x-operations`: names, types and errors of an exported registry.
+        scopes: Scopes that a caller needs for anything imported here; short for `access`.
+        pages: Add a subscription to all pages where the document declares paging; short for `pagination`.
         enabled: Set to false to leave it out.
+        options: The fields of an `HTTPServiceConfig`.
     """
 
+    derived: ClassVar = Derived("operations.openapi.config:HTTPServiceConfig", _IS_TABLE)
+
     document: str
-    base_url: str | None = None
-    auth: HTTPAuthEntry | None = None
-    credentials: dict[str, Credential] = field(default_factory=dict[str, Credential])
-    headers: dict[str, str | Secret] = field(default_factory=dict[str, str | Secret])
-    include: Selection | None = None
-    exclude: Selection | None = None
-    rename: dict[str, str] = field(default_factory=dict[str, str])
     scopes: Names = ()
-    timeout: Seconds = 30
-    retries: Annotated[int, Meta(ge=0)] = 2
-    allowed_hosts: Names = ()
-    server_variables: dict[str, str] = field(default_factory=dict[str, str])
-    follow_redirects: bool = False
-    flatten_body: bool = False
     pages: bool = False
-    restore: bool = False
     enabled: bool = True
+    options: JSONObject = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,44 +42,18 @@ class MCPEntry:
     """An MCP server: a command to start, or an address. The name of its table is its namespace.
 
     Attributes:
-        command: The program to start; it speaks MCP on its standard input and output.
-        args: Its arguments.
-        env: Added to the few variables it inherits; a value may be a secret.
-        cwd: The folder to start it in, relative to this file.
-        url: The address of a running server.
-        headers: Sent with every request; a value may be a secret.
-        token: Sent as a bearer token.
-        transport: `http` is streamable HTTP, `sse` the transport of 2024.
-        allow: Names or patterns of the tools to import; all by default.
-        deny: Names or patterns of tools to leave out.
-        queries: Names or patterns of tools that only read.
-        trust_annotations: Believe what the server says of its tools.
-        scopes: What a caller needs to call anything imported here.
-        pin: What happens when a tool's definition changes.
-        lazy: Stop the server once it is listed, and start it at the first call.
-        timeout: Seconds for one call.
-        connect_timeout: Seconds for starting and listing.
+        token: Sent as a bearer token; short for `auth`.
+        scopes: Scopes that a caller needs for anything imported here; short for `access`.
         enabled: Set to false to leave it out.
+        options: The fields of an `MCPClientConfig`.
     """
 
-    command: str | None = None
-    args: Names = ()
-    env: dict[str, str | Secret] = field(default_factory=dict[str, str | Secret])
-    cwd: str | None = None
-    url: str | None = None
-    headers: dict[str, str | Secret] = field(default_factory=dict[str, str | Secret])
+    derived: ClassVar = Derived("operations._mcp_config:MCPClientConfig", _IS_TABLE)
+
     token: Secret | None = None
-    transport: Literal["stdio", "http", "sse"] | None = None
-    allow: Names | None = None
-    deny: Names = ()
-    queries: Names = ()
-    trust_annotations: bool = False
     scopes: Names = ()
-    pin: Literal["off", "warn", "strict"] = "warn"
-    lazy: bool = False
-    timeout: Seconds = 60
-    connect_timeout: Seconds = 30
     enabled: bool = True
+    options: JSONObject = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,18 +181,29 @@ class LimitsEntry:
     """How much is allowed.
 
     Attributes:
-        timeout: Seconds for one call through any door.
-        concurrency: How many calls from outside run at a time.
-        per_caller: How many of those one caller may have.
+        timeout: Time for one call through any entry point, in seconds.
+        concurrency: Concurrent calls from all callers.
+        per_caller: Concurrent calls of one caller.
         threads: How many blocking handlers run at a time.
-        request_bytes: The largest request.
+        request_bytes: Size of a request body or a WebSocket message.
+        options: The fields of `Limits`.
     """
+
+    derived: ClassVar = Derived(
+        "operations.front.limits:Limits",
+        {
+            "calls": "called concurrency",
+            "calls_per_caller": "called per_caller",
+            "body_bytes": "called request_bytes",
+        },
+    )
 
     timeout: Seconds = 30
     concurrency: Count = 256
     per_caller: Count = 64
     threads: Count = 32
     request_bytes: Count = 8 << 20
+    options: JSONObject = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

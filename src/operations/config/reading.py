@@ -5,16 +5,17 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from operations._json import unescape
 from operations.config.checks import check
+from operations.config.derive import Builder, Secret
 from operations.config.faults import ConfigError, ConfigFault, Wording, written
-from operations.config.model import Config, Secret
+from operations.config.model import Config, LimitsEntry, MCPEntry, OpenAPIEntry
 from operations.config.places import Path as KeyPath
 from operations.config.places import Places
 from operations.config.schema import config_schema
@@ -70,6 +71,30 @@ class ConfigFile:
             raise self._absent(f"the secret in {path} is empty.")
         return found
 
+    def secrets(self) -> list[tuple[KeyPath, Secret]]:
+        """Return every secret that the file names, by its key; tables that are not enabled are left out."""
+        found: list[tuple[KeyPath, Secret]] = []
+
+        def note(secret: Secret, path: KeyPath) -> str:
+            found.append((path, secret))
+            return "secret"
+
+        def walk(value: Any, path: KeyPath) -> None:
+            if isinstance(value, Secret):
+                note(value, path)
+            elif isinstance(value, Mapping):
+                for key, inner in cast("JSONObject", value).items():
+                    walk(inner, (*path, key))
+            elif is_dataclass(value) and getattr(value, "enabled", True):
+                for each in fields(value):
+                    if each.name != "options":
+                        walk(getattr(value, each.name), (*path, each.name))
+                if isinstance(value, OpenAPIEntry | MCPEntry | LimitsEntry):
+                    Builder(note, self.resolve).fields(value.derived.load(), value.options, path)
+
+        walk(self.config, ())
+        return found
+
     def existing(self, path: str, key: str) -> Path:
         """A file that the config names at `key`, as it can be opened.
 
@@ -80,6 +105,21 @@ class ConfigFile:
         if not found.is_file():
             raise self._absent(f"names no file: there is no {path}.", key)
         return found
+
+    def build(
+        self, entry: OpenAPIEntry | MCPEntry | LimitsEntry, path: KeyPath, **given: Any
+    ) -> Any:
+        """Return the library's config class of a table, with its secrets; `given` are further fields.
+
+        Raises:
+            ConfigError: If a secret is not where the config says.
+            ValueError: If the class rejects a value.
+        """
+
+        def reveal(secret: Secret, _: KeyPath) -> str:
+            return self.secret(secret)
+
+        return Builder(reveal, self.resolve).build(entry.derived, entry.options, path, **given)
 
     def _absent(self, message: str, key: str = "") -> ConfigError:
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
@@ -163,17 +203,34 @@ def parse_config(text: str, path: Path) -> Config:
     def fault(key_path: KeyPath, message: str) -> ConfigFault:
         return ConfigFault(file, places.line(key_path), written(key_path), message)
 
-    schema = config_schema()
+    schema = config_schema(document)
     found = schema.errors(document)
     if found:
         wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
         faults = ((_key_path(each.path, document), each) for each in found)
         raise ConfigError([fault(where, wording.message(where, each)) for where, each in faults])
-    config = msgspec.convert(document, Config)
+    config = msgspec.convert(_with_options(document), Config)
     wrong = [fault(*each) for each in check(config, path.parent)]
     if wrong:
         raise ConfigError(wrong)
     return config
+
+
+def _with_options(document: JSONObject) -> JSONObject:
+    """Return a document with the keys that belong to classes of the library under `options`."""
+
+    def split(table: JSONObject, cls: Any) -> JSONObject:
+        own = {name for name in cls.__dataclass_fields__ if name != "options"}
+        options = {key: value for key, value in table.items() if key not in own}
+        return {**{key: table[key] for key in table if key in own}, "options": options}
+
+    result = dict(document)
+    for key, cls in (("openapi", OpenAPIEntry), ("mcp", MCPEntry)):
+        if key in result:
+            result[key] = {name: split(table, cls) for name, table in result[key].items()}
+    if "limits" in result:
+        result["limits"] = split(result["limits"], LimitsEntry)
+    return result
 
 
 def _text(path: Path) -> str:

@@ -1,8 +1,10 @@
 """The JSON Schema of `operations.toml`, made from its dataclasses: for editors, and for checking."""
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
 
+from operations.config.derive import file_class
 from operations.config.model import Config
 from operations.schema import Schema, schema_for
 from operations.types import JSONObject
@@ -10,10 +12,17 @@ from operations.types import JSONObject
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
+def config_schema(tables: Iterable[str] | None = None) -> Schema:
+    """Return the schema of a file; with `tables`, of one that has only these.
+
+    The tables that are read into classes of the library import those: a file without them need not wait.
+    """
+    return _schema(None if tables is None else frozenset(tables))
+
+
 @cache
-def config_schema() -> Schema:
-    """The schema of a whole file."""
-    document = _without_null(schema_for(Config).document)
+def _schema(tables: frozenset[str] | None) -> Schema:
+    document = _without_null(schema_for(file_class(Config, tables)).document)
     return Schema({"$schema": _DIALECT, **document, "title": "operations.toml"})
 
 

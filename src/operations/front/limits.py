@@ -45,6 +45,7 @@ class Limits:
     """Open streams from all callers."""
 
     streams_per_caller: int = 2_000
+    """Open streams of one caller."""
 
     rate_per_caller: float | None = None
     """Requests per second, on average; None for no limit."""
@@ -63,6 +64,7 @@ class Limits:
     """Response bytes that clients have not read yet, for all callers."""
 
     output_bytes_per_caller: int = 64 * 1024 * 1024
+    """Response bytes that one caller has not read yet."""
 
     sessions: int = 1_000
     """Open MCP sessions."""

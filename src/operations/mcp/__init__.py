@@ -11,8 +11,8 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.mcp", extra="mcp") from error
 
+from operations._mcp_config import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
 from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
-from operations.mcp.config import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
 from operations.mcp.content import map_content_blocks
 from operations.mcp.loader import MCPClientLoader
 from operations.mcp.serving.app import MCPApp

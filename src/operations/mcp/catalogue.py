@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from operations._mcp_config import MCPClientConfig
 from operations.errors import RegistrationError
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.listing import Listing
 from operations.mcp.names import hides_something
 from operations.mcp.pins import Pins

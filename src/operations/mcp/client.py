@@ -13,12 +13,13 @@ import mcp_types as types
 from mcp import MCPError
 from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
+from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
+from operations._mcp_config import MCPClientConfig
 from operations._words import counted
 from operations.context import OperationContext
 from operations.errors import CallError, timed_out
 from operations.mcp.catalogue import Catalogue
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
@@ -60,9 +61,15 @@ class MCPClient:
     """What `connect_mcp` gives: iterates over the server's operations; `registry.register_all` takes it.
 
     A registry it was registered with follows the server: tools that appear, change or go do so there too.
+
+    Raises:
+        ValueError: If the config names a protocol revision that does not exist.
     """
 
     def __init__(self, name: str, config: MCPClientConfig) -> None:
+        if config.version not in ("auto", *KNOWN_PROTOCOL_VERSIONS):
+            known = ", ".join(KNOWN_PROTOCOL_VERSIONS)
+            raise ValueError(f"version must be auto or one of {known}, not {config.version!r}")
         self.name = name
         self.config = replace(config, namespace=config.namespace or safe_namespace(name))
 

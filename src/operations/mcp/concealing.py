@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
+from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations._words import names_a_secret, without_secrets
-from operations.mcp.config import ClientCredentials, MCPClientConfig
 
 HIDDEN = "***"
 

@@ -23,9 +23,9 @@ import httpx2
 from mcp import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
+from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
 from operations.mcp.concealing import Concealer
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.session import Dispatcher, RelaySession

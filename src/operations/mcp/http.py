@@ -37,10 +37,10 @@ from operations._json import (
     decode_json,
     enforce_bounds,
 )
+from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunction
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.mcp.concealing import Concealer, conceal_logged_addresses
-from operations.mcp.config import ClientCredentials, MCPClientConfig, TokenFunction
 from operations.mcp.failures import Kind, answered_id, seal
 from operations.types import JSONObject
 
@@ -426,7 +426,7 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
             issuer=auth.issuer,
             scope=auth.scope,
         )
-    return _Bearer(auth)
+    return _Bearer(cast("str | TokenFunction", auth))
 
 
 _context: ContextVar[OperationContext] = ContextVar("operations_mcp_call")

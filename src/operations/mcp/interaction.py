@@ -14,10 +14,10 @@ import mcp_types as types
 from pydantic import TypeAdapter, ValidationError
 
 from operations._json import to_json
+from operations._mcp_config import AskHandler, MCPClientConfig
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, mcp_envelope
 from operations.errors import CallError, ErrorCode, timeout_error
-from operations.mcp.config import AskHandler, MCPClientConfig
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

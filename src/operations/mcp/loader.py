@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import anyio
 
+from operations._mcp_config import MCPClientConfig, read_servers
 from operations.errors import CallError, ErrorCode
 from operations.mcp.client import MCPClient
-from operations.mcp.config import MCPClientConfig, read_servers
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from operations._json import canonical
-from operations.mcp.config import PinPolicy
+from operations._mcp_config import PinPolicy
 from operations.mcp.exported import META_KEY
 from operations.mcp.listing import Listing
 from operations.types import JSONObject

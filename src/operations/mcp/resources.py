@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from mcp.shared.uri_template import UriTemplate
 
+from operations._mcp_config import MCPClientConfig
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.content import listing_envelope, prompt_envelope, resource_envelope
 from operations.mcp.interaction import is_question, question_envelope
 from operations.mcp.listing import Listing

@@ -7,9 +7,9 @@ Rule: the operator sees what was run, where, how it ended, what it said and what
 from pathlib import Path
 from typing import Any
 
+from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
 from operations.mcp.concealing import Concealer
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.stdio import Child
 from operations.types import JSONObject
 

@@ -23,8 +23,8 @@ from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError, enforce_bounds
+from operations._mcp_config import MCPClientConfig
 from operations.mcp import guard
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.failures import Kind, answered_id, seal
 from operations.mcp.lines import LineBuffer, Oversized
 

@@ -12,11 +12,11 @@ from typing import Any, Protocol, cast
 from msgspec.structs import replace
 
 from operations._json import object_of
+from operations._mcp_config import MCPClientConfig
 from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
-from operations.mcp.config import MCPClientConfig
 from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec
 from operations.mcp.interaction import is_question, question_envelope, settle

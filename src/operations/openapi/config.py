@@ -5,7 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from msgspec import Meta
 
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
@@ -15,6 +18,7 @@ from operations.context import OperationContext
 from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport, TLSFiles
+from operations.types import Count, Seconds
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
 """A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
@@ -32,9 +36,16 @@ class HTTPAuth:
     """
 
     type: _AuthType
+    """How the credential is sent."""
+
     token: Secret = field(default="", repr=False)
+    """The token; for `basic` also `user:password`."""
+
     username: str | None = None
+    """The user name, for `basic`."""
+
     password: str | None = field(default=None, repr=False)
+    """The password that goes with `username`."""
 
     header_name: str | None = None
     """`Authorization` unless said otherwise, and `X-API-Key` for `apiKey`."""
@@ -59,7 +70,10 @@ class BasicCredential:
     """User name and password, for a scheme of HTTP basic authentication."""
 
     username: str
+    """The user name."""
+
     password: str = field(repr=False)
+    """The password that goes with `username`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +84,10 @@ class OAuthClient:
     """
 
     client_id: str = ""
+    """The id of the client, for OAuth2."""
+
     client_secret: str = field(default="", repr=False)
+    """The secret of the client."""
 
     token_url: str | None = None
     """Instead of the document's. A document's token URL is used only on a host that may have credentials."""
@@ -112,13 +129,16 @@ class RefreshToken(OAuthClient):
     """
 
     refresh_token: str = field(repr=False)
+    """The refresh token of the person for whom the client asks."""
 
 
 Credential: TypeAlias = (
     str
     | tuple[str, str]
     | BasicCredential
-    | OAuthClient
+    | ClientCredentials
+    | PasswordCredentials
+    | RefreshToken
     | Mapping[str, Any]
     | Callable[[OperationContext], Any]
 )
@@ -147,8 +167,13 @@ class Select:
     """Operations by tag, path or method. Each field that is not empty must match; a path may have wildcards."""
 
     tags: tuple[str, ...] = ()
+    """One of these tags."""
+
     paths: tuple[str, ...] = ()
+    """One of these paths; `*` stands for anything."""
+
     methods: tuple[str, ...] = ()
+    """One of these methods."""
 
     def __post_init__(self) -> None:
         enforce_lists(tags=self.tags, paths=self.paths, methods=self.methods)
@@ -199,7 +224,7 @@ class HTTPServiceConfig:
     credentials: Mapping[str, Credential] = field(default_factory=dict[str, Any], repr=False)
     """By the name of the document's security scheme."""
 
-    timeout: float = 30
+    timeout: Seconds = 30
     """Seconds for a whole exchange; of a stream, for its head."""
 
     access: Access | None = None
@@ -211,10 +236,10 @@ class HTTPServiceConfig:
     transport: HTTPTransport | None = field(default=None, repr=False)
     """Instead of aiohttp. Whoever made it closes it."""
 
-    include: Rule | None = None
+    include: Select | Rule | None = None
     """Import only these; all by default."""
 
-    exclude: Rule | None = None
+    exclude: Select | Rule | None = None
     """Leave these out."""
 
     rename: Rename | None = None
@@ -232,7 +257,7 @@ class HTTPServiceConfig:
     follow_redirects: bool = False
     """Follow redirects within the same origin. They are never followed to another."""
 
-    retries: int = 2
+    retries: Annotated[int, Meta(ge=0)] = 2
     """How often to repeat a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504.
 
     A 429 with Retry-After is repeated for every method. A 401 is repeated once with a new token, if one can be fetched.
@@ -244,31 +269,37 @@ class HTTPServiceConfig:
     restore: bool = False
     """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
 
-    max_response_bytes: int = 64 << 20
-    max_response_values: int = MAX_RESPONSE_VALUES
+    max_response_bytes: Count = 64 << 20
+    """The largest response."""
+
+    max_response_values: Count = MAX_RESPONSE_VALUES
     """How many JSON values a response may hold; an event of a stream may hold 100,000."""
 
-    max_request_bytes: int = 64 << 20
-    max_event_bytes: int = 1 << 20
-    max_error_bytes: int = 64 << 10
+    max_request_bytes: Count = 64 << 20
+    """The largest request."""
+
+    max_event_bytes: Count = 1 << 20
+    """The largest event of a stream."""
+
+    max_error_bytes: Count = 64 << 10
     """How much of an error's body is kept in its details."""
 
-    max_document_bytes: int = 64 << 20
+    max_document_bytes: Count = 64 << 20
     """For reading documents, all files together."""
 
-    max_document_files: int = 5_000
+    max_document_files: Count = 5_000
     """How many files one document may span."""
 
-    document_root: str | None = None
+    document_root: str | Path | None = None
     """The folder that references of a document in several files may reach; its own folder by default."""
 
     sign_documents: bool = False
     """Send `headers` and `auth` also when the document and its other files are fetched."""
 
-    connections: int = 100
+    connections: Count = 100
     """How many connections may be open at once."""
 
-    proxy: str | None = field(default=None, repr=False)
+    proxy: str | None = field(default=None, repr=False, metadata={"may be written": True})
     """The URL of an HTTP proxy, `http://[user:password@]host:port`.
 
     Hosts that only the document names are called directly: a proxy would resolve their names, and so could reach
@@ -278,13 +309,13 @@ class HTTPServiceConfig:
     trust_env: bool = False
     """Take proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
 
-    ca_file: str | None = None
+    ca_file: str | Path | None = None
     """A PEM file of the certificate authorities to trust instead of the system's."""
 
-    client_certificate: str | None = None
+    client_certificate: str | Path | None = None
     """A PEM file with the certificate to present to hosts that may receive credentials, and its key."""
 
-    client_key: str | None = None
+    client_key: str | Path | None = None
     """A PEM file with the key of `client_certificate`, if it is in a file of its own."""
 
     def __post_init__(self) -> None:

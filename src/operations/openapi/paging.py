@@ -79,6 +79,7 @@ class CursorPaging:
     """A field of the answer goes into an argument of the next request."""
 
     argument: str
+    """The argument that takes it."""
 
     next: str
     """A JSON pointer into the answer."""
@@ -100,7 +101,10 @@ class PagePaging:
     """An argument counts pages; a page without items is the end."""
 
     argument: str = "page"
+    """The argument that counts."""
+
     first: int = 1
+    """The number of the first page."""
 
     items: str = ""
     """A JSON pointer to the list in the answer."""
@@ -120,6 +124,7 @@ class OffsetPaging:
     """An argument counts items; a page without items is the end, and so is one shorter than the limit."""
 
     argument: str = "offset"
+    """The argument that counts."""
 
     limit: str | None = None
     """The argument that says how many items a page has."""

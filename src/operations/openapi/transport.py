@@ -7,6 +7,7 @@ unless it is told to, and hands back the body as it arrives, with its content co
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -15,13 +16,13 @@ import msgspec
 class TLSFiles(NamedTuple):
     """PEM files for connections by TLS."""
 
-    ca_file: str | None = None
+    ca_file: str | Path | None = None
     """The certificate authorities to trust instead of the system's."""
 
-    certificate: str | None = None
+    certificate: str | Path | None = None
     """The certificate to present to servers that may receive credentials."""
 
-    key: str | None = None
+    key: str | Path | None = None
     """The certificate's private key; None if it is in the same file."""
 
     def context(self, *, presents_certificate: bool) -> ssl.SSLContext | None:
@@ -36,14 +37,16 @@ class TLSFiles(NamedTuple):
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
-            raise ValueError(f"ca_file {self.ca_file!r} cannot be used: {_why(error)}") from error
+            raise ValueError(
+                f"ca_file {str(self.ca_file)!r} cannot be used: {_why(error)}"
+            ) from error
         if certificate is not None:
             try:
                 # Without a password, a key that needs one must fail, not ask a person.
                 context.load_cert_chain(certificate, self.key, password=lambda: "")
             except OSError as error:
                 raise ValueError(
-                    f"client_certificate {certificate!r} cannot be used: {_why(error)}"
+                    f"client_certificate {str(certificate)!r} cannot be used: {_why(error)}"
                 ) from error
         return context
 

@@ -1,8 +1,9 @@
 """Tools, resources and prompts of MCP servers."""
 
-from operations.access import OPEN, AccessControl
+from typing import Any
+
+from operations.access import AccessControl
 from operations.cli.sources import MCPFile, Opened
-from operations.cli.sources.openapi import text_of
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
 from operations.mcp import (
@@ -28,7 +29,7 @@ async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) ->
     """
     if isinstance(entry, MCPFile):
         return await _open_file(entry, file)
-    client = MCPClient(name, client_config(entry, file))
+    client = MCPClient(name, client_config(name, entry, file))
     await client.open()
     return Opened(
         operations=client,
@@ -72,28 +73,18 @@ def _skipped(client: MCPClient) -> list[Skipped]:
     return [Skipped(what, reason) for what, reason in client.skipped.items()]
 
 
-def client_config(entry: MCPEntry, file: ConfigFile) -> MCPClientConfig:
-    """What the client is told, with the secrets in it.
+def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConfig:
+    """Return the config of the client, with its secrets.
 
     Raises:
         ConfigError: If a secret is not where the config says.
     """
-    return MCPClientConfig(
-        command=entry.command,
-        args=entry.args,
-        env={key: text_of(value, file) for key, value in entry.env.items()},
-        cwd=file.folder if entry.cwd is None else file.resolve(entry.cwd),
-        url=entry.url,
-        headers={key: text_of(value, file) for key, value in entry.headers.items()},
-        auth=None if entry.token is None else file.secret(entry.token),
-        transport=entry.transport,
-        allow=entry.allow,
-        deny=entry.deny,
-        queries=entry.queries,
-        trust_annotations=entry.trust_annotations,
-        access=AccessControl(entry.scopes) if entry.scopes else OPEN,
-        pin=entry.pin,
-        lazy=entry.lazy,
-        timeout=entry.timeout,
-        connect_timeout=entry.connect_timeout,
-    )
+    short: dict[str, Any] = {}
+    if "cwd" not in entry.options:
+        short["cwd"] = file.folder
+    if entry.token is not None:
+        short["auth"] = file.secret(entry.token)
+    if entry.scopes:
+        short["access"] = AccessControl(entry.scopes)
+    config: MCPClientConfig = file.build(entry, ("mcp", name), **short)
+    return config

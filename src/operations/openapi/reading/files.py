@@ -52,7 +52,7 @@ class Bundle:
 
 
 async def bundle_files(
-    path: Path, read: Callable[[str], Any] | None, *, root: str | None, limits: Limits
+    path: Path, read: Callable[[str], Any] | None, *, root: str | Path | None, limits: Limits
 ) -> Bundle:
     """Return the document at `path` with the files it refers to.
 

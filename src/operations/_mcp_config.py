@@ -2,27 +2,26 @@
 
 Rule 1: a server is started only from a configuration like this one, as a list of arguments; there is no shell.
 Rule 2: nothing here is shown by `repr`: arguments, environment, headers and queries may hold secrets.
+Rule 3: this module is used without the MCP SDK, which takes long to import and has an extra of its own.
 """
 
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
-import httpx2
 import msgspec
-from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.specs import OperationSpec
-from operations.types import JSONObject
+from operations.types import Count, JSONObject, Seconds
 
 logger = logging.getLogger("operations.mcp")
 
@@ -40,12 +39,24 @@ class ClientCredentials:
     """OAuth client credentials: who we are to one authorisation server."""
 
     client_id: str
+    """The id of the client."""
+
     client_secret: str = field(repr=False)
+    """The secret of the client."""
 
     issuer: str
     """The authorisation server they belong to; they are sent nowhere else."""
 
     scope: str | None = None
+    """The scopes to ask for, separated by spaces."""
+
+
+class RequestAuth(Protocol):
+    """Signs requests, as any `httpx2.Auth` does."""
+
+    def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
+        """Yield the request, signed."""
+        ...
 
 
 TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
@@ -54,7 +65,7 @@ TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | N
 Requests of no call (connecting, listing) have a context without an identity.
 """
 
-Auth: TypeAlias = str | TokenFunction | ClientCredentials | httpx2.Auth
+Auth: TypeAlias = str | TokenFunction | ClientCredentials | RequestAuth
 """A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`."""
 
 
@@ -67,16 +78,25 @@ class MCPClientConfig:
     """
 
     command: str | None = None
-    args: Sequence[str] = ()
+    """The program to start; it speaks MCP on its standard input and output."""
 
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    args: Sequence[str] = ()
+    """The arguments of the program."""
+
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Added to the few variables a child inherits (PATH, HOME and the like)."""
 
     cwd: str | Path | None = None
+    """The folder to start the program in."""
 
     url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    auth: Auth | None = None
+    """The address of a running server."""
+
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Sent with every request."""
+
+    auth: Auth | None = field(default=None, repr=False)
+    """The credential for the server: a bearer token, or OAuth credentials."""
 
     allowed_hosts: Collection[str] = ()
     """`host`, `host:port` or origins that OAuth discovery may reach at any address; others must be public."""
@@ -90,22 +110,22 @@ class MCPClientConfig:
     version: str = "auto"
     """A protocol revision, or `auto`: the newest both sides speak."""
 
-    connect_timeout: float = 30
+    connect_timeout: Seconds = 30
     """Seconds for starting, negotiating and the first listing."""
 
-    timeout: float | None = 60
+    timeout: Seconds | None = 60
     """Seconds for one call; its own deadline may be shorter. None waits for as long as it takes."""
 
-    reconnect_timeout: float = 5
+    reconnect_timeout: Seconds = 5
     """Seconds after a loss during which calls wait for the server to come back; then they fail at once."""
 
-    shutdown_timeout: float = 2
+    shutdown_timeout: Seconds = 2
     """Seconds a child has to end after its stdin was closed, before it is killed."""
 
     lazy: bool = False
     """Stop the server once it is listed, and start it at the first call."""
 
-    idle_timeout: float | None = None
+    idle_timeout: Seconds | None = None
     """Seconds without a call after which the server is stopped until the next one. None: never."""
 
     allow: Collection[str] | None = None
@@ -127,6 +147,7 @@ class MCPClientConfig:
     """None: the name of the server."""
 
     pin: PinPolicy = "warn"
+    """What happens when a tool's definition changes: nothing, a report, or a report and no calls until accepted."""
 
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
     """Digests accepted earlier, by name (`client.pins`): the first listing is compared with these."""
@@ -140,16 +161,16 @@ class MCPClientConfig:
     log_level: str | None = None
     """From which level on the server is asked to send log messages."""
 
-    secrets: Collection[str] = ()
+    secrets: Collection[str] = field(default=(), repr=False)
     """Texts that no report shows, beside the values of `env` and `headers`."""
 
-    max_message_bytes: int = 16 * 1024 * 1024
+    max_message_bytes: Count = 16 * 1024 * 1024
     """The longest message taken from the server."""
 
-    max_message_values: int = MAX_RESPONSE_VALUES
+    max_message_values: Count = MAX_RESPONSE_VALUES
     """The most JSON values in a message of the server."""
 
-    max_tools: int = 10_000
+    max_tools: Count = 10_000
     """The most tools, resources, templates or prompts taken from one server; the rest is reported."""
 
     def __post_init__(self) -> None:
@@ -164,13 +185,9 @@ class MCPClientConfig:
         if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
             raise ValueError("an MCP server needs exactly one of command, url and server")
         if self.transport is not None and self.transport not in self._possible():
-            raise ValueError(f"transport {self.transport!r} does not go with this target")
+            raise ValueError(f"transport must be {' or '.join(self._possible())} for this server")
         if self.url is not None and urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError("the url of an MCP server starts with http:// or https://")
-        if self.version != "auto" and self.version not in KNOWN_PROTOCOL_VERSIONS:
-            raise ValueError(
-                f"{self.version!r} is no protocol revision: use auto, {', '.join(KNOWN_PROTOCOL_VERSIONS)}"
-            )
         for name, value in self.headers.items():
             if any(character in name + value for character in "\r\n\0"):
                 raise ValueError("a header contains a line break or NUL")
