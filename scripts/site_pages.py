@@ -27,7 +27,7 @@ CORE = {
     ),
     "Schemas": (
         "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema ValueFault"
-        " CastResult Repair"
+        " CastResult"
     ),
     "Errors": (
         "CallError ErrorCode map_error OperationsError MissingExtraError RegistrationError SchemaError TransportError"

@@ -34,6 +34,7 @@ from operations import (
     TextContent,
     build_env,
     http_envelope,
+    is_response_envelope,
     local_envelope,
     mcp_envelope,
 )
@@ -219,32 +220,148 @@ RESULT = {
 }
 
 
-async def test_a_result_is_stripped_filled_and_converted_and_only_the_last_is_told(
+@pytest.mark.requirement("R52")
+async def test_every_change_is_listed_and_the_first_of_each_kind_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = single(echo, output_schema=RESULT)
 
-    assert (await registry.execute("test.run", {"id": 1, "x": 2})).data == {
-        "id": 1,
-        "state": "open",
-    }
+    envelope = await registry.execute("test.run", {"id": "7", "x": 2})
+    await registry.execute("test.run", {"id": "8", "y": 2})
+
+    assert envelope.data == {"id": 7, "state": "open"}
+    assert [(change.path, change.kind) for change in envelope.meta.changes] == [
+        ("/id", "converted"),
+        ("/x", "stripped"),
+        ("/state", "filled"),
+    ]
+    assert envelope.meta.changes_count == 3
+    assert {(r.name, r.levelno) for r in caplog.records} == {("operations", logging.WARNING)}
+    assert len(caplog.records) == 3
+    assert "/id" in caplog.records[0].getMessage()
+
+
+async def test_a_result_that_needs_no_change_lists_none(caplog: pytest.LogCaptureFixture) -> None:
+    envelope = await single(echo, output_schema=RESULT).execute(
+        "test.run", {"id": 7, "state": "open"}
+    )
+
+    assert envelope.meta.changes == ()
+    assert "changes" not in envelope.to_wire()["meta"]
     assert not caplog.records
-    assert (await registry.execute("test.run", {"id": "7"})).data == {"id": 7, "state": "open"}
-
-    (record,) = caplog.records
-    assert (record.name, record.levelno) == ("operations", logging.WARNING)
-    assert "/id" in record.getMessage()
 
 
-async def test_what_cannot_be_repaired_is_a_warning_not_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_mismatch_is_a_warning_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     schema = {"type": "string", "pattern": "^a+$"}
 
     envelope = await single(echo, output_schema=schema).execute("test.run", "b")
 
     assert envelope.data == "b"
+    assert [change.kind for change in envelope.meta.changes] == ["mismatch"]
     assert "does not fit" in caplog.text
+
+
+PAGE = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": RESULT}},
+}
+
+
+async def test_hundreds_of_changes_are_few_entries_and_few_log_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = single(echo, output_schema=PAGE)
+
+    envelope = await registry.execute("test.run", {"items": [{"id": None, "x": 1}] * 481})
+
+    assert [(c.path, c.kind, c.count) for c in envelope.meta.changes] == [
+        ("/items/0/id", "mismatch", 481),
+        ("/items/0/x", "stripped", 481),
+        ("/items/0/state", "filled", 481),
+    ]
+    assert envelope.meta.changes_count == 3 * 481
+    assert len(caplog.records) == 3
+
+
+ISSUE = {
+    "type": "object",
+    "required": ["number", "title", "state", "assignee", "labels"],
+    "properties": {
+        "number": {"type": "integer"},
+        "title": {"type": "string"},
+        "state": {"type": "string", "enum": ["open", "closed"]},
+        "comments": {"type": "integer", "maximum": 100},
+        "labels": {"type": "array", "items": {"type": "string"}},
+        "assignee": {
+            "type": "object",
+            "required": ["login", "id", "url"],
+            "properties": {
+                "login": {"type": "string"},
+                "id": {"type": "integer"},
+                "url": {"type": "string"},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize(
+    ("schema", "result", "path"),
+    [
+        ({"type": "integer"}, "not an int", ""),
+        ({"enum": ["active", "closed"]}, "paused", ""),
+        ({"type": "integer", "maximum": 100}, 250, ""),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, [1, 2], ""),
+        (ISSUE, {"number": 1, "title": "Crash", "state": "open", "labels": []}, "/assignee"),
+        (
+            {"anyOf": [{"type": "object", "properties": {"kind": {"const": "a"}, "n": {}}, "required": ["kind"]},
+                       {"type": "object", "properties": {"kind": {"const": "b"}, "m": {}}, "required": ["kind"]}]},
+            {"kind": "c", "n": 1, "m": "2"},
+            "/kind",
+        ),
+    ],
+    ids=["type", "enum", "maximum", "list for object", "sparse issue", "union"],
+)  # fmt: skip
+async def test_a_value_that_does_not_fit_stays_and_is_reported(
+    schema: Any, result: Any, path: str
+) -> None:
+    envelope = await single(echo, output_schema=schema).execute("test.run", result)
+
+    assert envelope.data == result
+    assert [(change.path, change.kind) for change in envelope.meta.changes] == [(path, "mismatch")]
+
+
+async def test_a_typed_function_that_breaks_its_promise_returns_what_it_returned() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.bad")
+    async def bad() -> int:
+        return "not an int"  # type: ignore[return-value]
+
+    envelope = await registry.execute("test.bad")
+
+    assert envelope.data == "not an int"
+    assert envelope.meta.changes[0].kind == "mismatch"
+
+
+@pytest.mark.parametrize(
+    ("policy", "data", "kinds"),
+    [
+        ("cast", {"id": None, "state": "open"}, ["mismatch", "stripped", "filled"]),
+        ("keep", {"id": None, "state": "open", "x": 1}, ["mismatch", "mismatch", "filled"]),
+        ("create", {"id": 0, "state": "open"}, ["replaced", "stripped", "filled"]),
+        ("warn", {"id": None, "x": 1}, ["mismatch", "mismatch"]),
+        ("off", {"id": None, "x": 1}, []),
+    ],
+)
+async def test_each_policy_lists_what_it_changed(policy: Any, data: Any, kinds: list[str]) -> None:
+    registry = single(echo, output_schema=RESULT, output=policy)
+
+    envelope = await registry.execute("test.run", {"id": None, "x": 1})
+
+    assert envelope.data == data
+    assert [change.kind for change in envelope.meta.changes] == kinds
 
 
 @pytest.mark.parametrize(
@@ -329,7 +446,8 @@ async def test_an_envelope_a_handler_keeps_is_never_altered() -> None:
     second = await registry.execute("test.run")
 
     assert first.data == second.data == {"id": 7, "state": "open"}
-    assert first.meta is kept.meta
+    assert first.meta.changes_count == second.meta.changes_count == 3
+    assert msgspec.structs.replace(first.meta, changes=(), changes_count=0) == kept.meta
     assert kept.data == {"id": "7", "junk": 1}
 
 
@@ -350,17 +468,45 @@ BLOCKS: Any = [{"type": "text", "text": "x"}]
     ],
     ids=["http", "bytes", "structured", "tool error", "blocks only"],
 )
-@pytest.mark.parametrize("as_mapping", [False, True])
-async def test_an_envelope_is_normalised_only_where_there_is_something_to_go_by(
-    envelope: ResponseEnvelope[Any], data: Any, as_mapping: bool
+async def test_an_envelope_is_normalised_only_where_a_schema_describes_its_data(
+    envelope: ResponseEnvelope[Any], data: Any
 ) -> None:
     async def handler(_input: Any, _context: OperationContext) -> Any:
-        return envelope.to_wire() if as_mapping else envelope
+        return envelope
 
     result = await single(handler, output_schema=RESULT).execute("test.run")
 
     assert result.data == data
-    assert result.meta == envelope.meta
+    assert msgspec.structs.replace(result.meta, changes=(), changes_count=0) == envelope.meta
+
+
+@pytest.mark.requirement("R53")
+@pytest.mark.parametrize("policy", ["cast", "strict"])
+async def test_stored_data_of_the_shape_of_an_envelope_is_data(policy: Any) -> None:
+    """Neither its status, its headers nor its content type reach the caller as such."""
+    stored = http_envelope(
+        "<script>", status_code=299, headers={"Set-Cookie": "a"}, content_type="text/html"
+    ).to_wire()
+
+    async def get(_input: Any, _context: OperationContext) -> Any:
+        return stored
+
+    envelope = await single(get, output_schema={"type": "object"}, output=policy).execute(
+        "test.run"
+    )
+
+    assert is_response_envelope(stored)
+    assert envelope.meta.source == "local"
+    assert envelope.data == stored
+
+
+@pytest.mark.requirement("R53")
+async def test_strict_checks_stored_data_of_the_shape_of_an_envelope() -> None:
+    registry = single(echo, output_schema=RESULT, output="strict")
+
+    error = await failing(registry, local_envelope({"id": 7}, "test.run").to_wire())
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
 
 
 async def test_a_foreign_envelope_without_a_schema_is_passed_on_itself() -> None:

@@ -45,7 +45,6 @@ from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
     CastResult,
     Change,
-    Repair,
     Schema,
     ValueFault,
     assert_is_schema,
@@ -107,7 +106,6 @@ __all__ = [
     "OutputPolicy",
     "RegistrationError",
     "Remote",
-    "Repair",
     "ResourceContent",
     "ResourceLink",
     "ResponseEnvelope",

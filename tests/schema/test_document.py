@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from operations.schema import Schema, from_schema
+from operations.schema import Change, Schema, from_schema
 
 
 def test_the_document_is_kept_as_it_was_given() -> None:
@@ -60,7 +60,7 @@ def test_false_accepts_nothing_and_leaves_everything() -> None:
     schema = Schema(False)
 
     assert not schema.check(None)
-    assert schema.cast(1) == (1, [])
+    assert schema.cast(1) == (1, [Change("", "mismatch", 1, "is not allowed here")])
 
 
 def test_schemas_are_equal_by_what_they_say() -> None:

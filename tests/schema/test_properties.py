@@ -4,14 +4,17 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations._json import MAX_DEPTH
-from operations.schema import CompiledSchema, Schema
-from operations.schema.casting.repairing import Repairer
-from operations.schema.casting.stripping import GaveUpError, Stripper
+from operations.schema import CastPolicy, CompiledSchema, Schema
+from operations.schema.casting.creation import CreatingPass
+from operations.schema.casting.stripping import NeedsRepair, Stripper
+from operations.schema.casting.thorough import Caster, Pass
+from operations.schema.planning.places import Places
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 
@@ -20,6 +23,8 @@ many = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+policies = st.sampled_from(["cast", "keep", "create"])
 
 
 def _text(value: Any) -> str:
@@ -47,58 +52,46 @@ def test_the_result_is_valid_for_schemas_that_casting_has_rules_for(
 ) -> None:
     compiled = Schema(schema)
 
-    assert compiled.check(compiled.cast(value).value)
+    assert compiled.check(compiled.cast(value, "create").value)
 
 
 @many
-@given(any_schemas, json_values)
-def test_a_valid_value_stays_valid(schema: Any, value: Any) -> None:
+@given(any_schemas, json_values, policies)
+def test_a_valid_value_stays_valid(schema: Any, value: Any, policy: CastPolicy) -> None:
     compiled = Schema(schema)
 
     if compiled.check(value):
-        assert compiled.check(compiled.cast(value).value)
+        assert compiled.check(compiled.cast(value, policy).value)
 
 
 @many
 @given(plain_schemas, json_values)
-def test_casting_twice_changes_nothing_more(schema: Any, value: Any) -> None:
+def test_creating_twice_changes_nothing_more(schema: Any, value: Any) -> None:
     compiled = Schema(schema)
-    once = compiled.cast(value)
-    twice = compiled.cast(once.value)
+    once = compiled.cast(value, "create")
+    twice = compiled.cast(once.value, "create")
 
     assert _text(twice.value) == _text(once.value)
-    assert twice.repairs == []
+    assert twice.changes == []
 
 
 @many
 @given(any_schemas, json_values)
-def test_casting_twice_changes_nothing_more_whatever_the_schema(schema: Any, value: Any) -> None:
+def test_creating_twice_changes_nothing_more_whatever_the_schema(schema: Any, value: Any) -> None:
     compiled = Schema(schema)
-    once = compiled.cast(value)
+    once = compiled.cast(value, "create")
 
-    assert _text(compiled.cast(once.value).value) == _text(once.value)
+    assert _text(compiled.cast(once.value, "create").value) == _text(once.value)
 
 
 @many
-@given(plain_schemas, json_values)
-def test_a_valid_value_without_excess_comes_back_equal_but_for_defaults(
-    schema: Any, value: Any
+@given(any_schemas, json_values, policies)
+def test_the_input_is_never_modified_and_nothing_mutable_is_shared(
+    schema: Any, value: Any, policy: CastPolicy
 ) -> None:
-    compiled = Schema(schema)
-    fitting = compiled.cast(value).value
-
-    if compiled.check(fitting):
-        result = compiled.cast(fitting)
-        assert _text(result.value) == _text(fitting)
-        assert result.repairs == []
-
-
-@many
-@given(any_schemas, json_values)
-def test_the_input_is_never_touched_and_nothing_mutable_is_shared(schema: Any, value: Any) -> None:
     before = copy.deepcopy(value)
     document = copy.deepcopy(schema)
-    result = Schema(schema).cast(value)
+    result = Schema(schema).cast(value, policy)
 
     assert _text(value) == _text(before)
     assert schema == document
@@ -106,31 +99,120 @@ def test_the_input_is_never_touched_and_nothing_mutable_is_shared(schema: Any, v
 
 
 @many
-@given(any_schemas, json_values)
-def test_every_repair_names_a_place_in_the_result(schema: Any, value: Any) -> None:
-    result = Schema(schema).cast(value)
+@given(any_schemas, json_values, policies)
+def test_every_change_names_a_place(schema: Any, value: Any, policy: CastPolicy) -> None:
+    result = Schema(schema).cast(value, policy)
 
-    for repair in result.repairs:
-        _at(result.value, repair.path)
-        assert repair.message
+    for change in result.changes:
+        assert change.message
+        assert change.count >= 1
+        if change.kind == "stripped":
+            _at(value, change.path)
+        elif change.kind != "mismatch":
+            _at(result.value, change.path)
 
 
-@many
-@given(plain_schemas, json_values)
-def test_without_a_repair_nothing_has_changed_but_excess_and_defaults(
-    schema: Any, value: Any
+def _defaults(schema: Any) -> list[Any]:
+    """Every default that a schema declares, at any depth, also inside other defaults."""
+    if isinstance(schema, list):
+        return [default for part in schema for default in _defaults(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [schema["default"]] if "default" in schema else []
+    return own + [default for part in schema.values() for default in _defaults(part)]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _lossless(value: Any) -> list[str]:
+    """The JSON texts that say the same as a scalar."""
+    texts = [_text(value)]
+    if isinstance(value, str):
+        try:
+            read = json.loads(value)
+        except ValueError:
+            return texts
+        if value == "true" or value == "false" or type(read) in {int, float}:
+            texts.append(_text(read))
+            if type(read) is float and read.is_integer():
+                texts.append(_text(int(read)))
+    elif value is not None:
+        texts.append(_text(_text(value)))
+        if isinstance(value, float) and value.is_integer():
+            texts.append(_text(int(value)))
+    return texts
+
+
+def _differences(
+    before: Any, after: Any, allowed: set[str], path: str = ""
+) -> dict[str, list[str]]:
+    """The paths of all differences by kind; fails if one of them is an invention."""
+    found: dict[str, list[str]] = {"stripped": [], "filled": [], "converted": []}
+
+    def merge(more: dict[str, list[str]]) -> None:
+        for kind, paths in more.items():
+            found[kind] += paths
+
+    if isinstance(before, dict) and isinstance(after, dict):
+        found["stripped"] += [f"{path}/{name}" for name in before if name not in after]
+        for name, item in after.items():
+            if name in before:
+                merge(_differences(before[name], item, allowed, f"{path}/{name}"))
+            else:
+                found["filled"].append(f"{path}/{name}")
+                assert {_text(leaf) for leaf in _leaves(item)} <= allowed, "invented"
+    elif isinstance(before, list) and isinstance(after, list):
+        assert len(before) == len(after), "padded or cut"
+        for index, (first, second) in enumerate(zip(before, after, strict=True)):
+            merge(_differences(first, second, allowed, f"{path}/{index}"))
+    elif _text(before) != _text(after):
+        assert not isinstance(before, (dict, list)), "replaced"
+        assert _text(after) in _lossless(before), "replaced"
+        found["converted"].append(path)
+    return found
+
+
+@pytest.mark.requirement("R52")
+@settings(many, max_examples=200)
+@given(any_schemas, json_values, st.sampled_from(["cast", "keep"]))
+@example(
+    {
+        "anyOf": [
+            {"type": "object", "properties": {"b": {"type": "string", "default": "d"}}},
+            {"type": "object", "properties": {"k": {"type": "array"}}},
+        ]
+    },
+    {"b": [1], "k": [1, 2]},
+    "cast",
+)
+def test_nothing_is_invented_and_every_difference_is_reported(
+    schema: Any, value: Any, policy: CastPolicy
 ) -> None:
-    result = Schema(schema).cast(value)
+    compiled = Schema(schema)
+    result = compiled.cast(value, policy)
+    leaves = {
+        leaf
+        for default in _defaults(schema)
+        for each in _leaves(default)
+        for leaf in _lossless(each)
+    }
 
-    def within(after: Any, before: Any) -> bool:
-        """Whether what both have is equal."""
-        if isinstance(after, dict) and isinstance(before, dict):
-            return all(within(after[name], before[name]) for name in after.keys() & before.keys())
-        if isinstance(after, list) and isinstance(before, list):
-            return len(after) == len(before) and all(map(within, after, before))
-        return _text(after) == _text(before)
+    found = _differences(value, result.value, leaves)
 
-    assert result.repairs or within(result.value, value)
+    for kind, paths in found.items():
+        entries = [change for change in result.changes if change.kind == kind]
+        assert sum(entry.count for entry in entries) == len(paths)
+        assert {entry.path for entry in entries} <= set(paths)
+    assert {change.kind for change in result.changes} <= {*found, "mismatch"}
+    assert any(c.kind == "mismatch" for c in result.changes) is not compiled.check(result.value)
+    if policy == "keep":
+        assert not found["stripped"]
 
 
 @many
@@ -142,20 +224,22 @@ def test_there_are_errors_exactly_where_the_check_fails(schema: Any, value: Any)
 
 
 @many
-@given(any_schemas, json_values)
-def test_both_passes_agree_on_what_needs_no_repair(schema: Any, value: Any) -> None:
-    """The quick pass may give up, but what it gives is what the thorough one gives."""
-    planner = Planner(Checker(schema))
-    repairer = Repairer(planner)
-    thorough, repairs = repairer.repair(value)
+@given(any_schemas, json_values, policies)
+def test_both_passes_agree_on_what_needs_no_conversion(
+    schema: Any, value: Any, policy: CastPolicy
+) -> None:
+    """The quick pass may give up, but its result is that of the thorough one."""
+    planner = Planner(Checker(schema), keep=policy == "keep")
+    caster = Caster(planner, Places(planner), CreatingPass if policy == "create" else Pass)
+    thorough, edited = caster.cast(value)
     try:
-        quick = Stripper(planner, repairer).stage(planner.root()).strip(value, MAX_DEPTH)
-    except GaveUpError:
+        quick = Stripper(planner, caster).stage(planner.root()).strip(value, MAX_DEPTH)
+    except NeedsRepair:
         return
 
     if planner.checker.accepts(quick):
         assert _text(quick) == _text(thorough)
-        assert repairs == []
+        assert not edited
 
 
 odd_values = st.recursive(
@@ -178,13 +262,17 @@ def test_no_value_whatever_makes_check_errors_or_cast_raise(schema: Any, value: 
     compiled = Schema(schema)
 
     assert bool(compiled.errors(value)) is not compiled.check(value)
-    compiled.cast(value)
+    for policy in ("cast", "keep", "create"):
+        compiled.cast(value, policy)
 
 
 @many
-@given(any_schemas, json_values)
-def test_none_for_repairs_means_valid(schema: Any, value: Any) -> None:
+@given(any_schemas, json_values, policies)
+def test_none_for_changes_means_valid_and_unchanged(
+    schema: Any, value: Any, policy: CastPolicy
+) -> None:
     compiled: CompiledSchema = Schema(schema).compile()
-    result, repairs = compiled.normalise(value)
+    result, changes = compiled.normaliser(policy)(value)
 
-    assert repairs is not None or compiled.is_valid(result)
+    assert changes is not None or compiled.is_valid(result)
+    assert bool(changes) is not (_text(result) == _text(value) and compiled.is_valid(result))

@@ -1,4 +1,8 @@
-"""The way out: from what a handler returned to the envelope its caller gets."""
+"""The way out: from what a handler returned to the envelope its caller gets.
+
+Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of the same shape is data.
+Rule 2: every change to the data is listed in `meta.changes`, and logged once per operation and kind.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,16 +12,19 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from operations._json import TOO_LONG, as_json, to_json
+from operations._words import printable
 from operations.envelopes import (
+    MAX_CHANGES,
     DescribedEnvelope,
     LocalResponseMeta,
     MCPResponseMeta,
     ResponseEnvelope,
-    lift_envelope,
+    ResponseMeta,
+    add_changes,
     local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
-from operations.schema import CompiledSchema, Repair, Schema, ValueFault, format_value_errors
+from operations.schema import Change, CompiledSchema, Normalise, Schema
 from operations.specs import OperationSpec, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -26,66 +33,68 @@ Envelope: TypeAlias = ResponseEnvelope[Any]
 Finisher: TypeAlias = Callable[[Any], Envelope]
 
 _BITS = TOO_LONG.bit_length()
-_PLAIN = frozenset({bool, float, int, list, str, type(None)})
+_PLAIN = frozenset({bool, dict, float, int, list, str, type(None)})
 """Types of results that are certainly neither envelopes nor bytes."""
 
 
-def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
-    """What turns a handler's result into the envelope its caller gets."""
+def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" = None) -> Finisher:
+    """Return the function that turns a handler's result into the envelope its caller gets."""
     operation_id = spec.id
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
-    normalise, settle = _treatment(operation_id, compiled, policy)
+    normalise = _normalise(operation_id, compiled, policy)
     certain = frozenset[type]() if compiled is None else compiled.certain
+    log = log or ChangeLog(operation_id)
 
     def finish(result: Any) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]
+        changes = None
         if kind in certain and (kind is not int or result.bit_length() < _BITS):
             data = result
         else:
             if kind is int:
-                to_json(result)  # refused if it has too many digits
-            elif kind not in _PLAIN and (kind is not dict or "meta" in result):
-                envelope = lift_envelope(result)
-                if envelope is not None:
-                    return pass_on(envelope)
+                to_json(result)  # rejected if it has too many digits
+            elif kind not in _PLAIN:
+                if isinstance(result, ResponseEnvelope):
+                    return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
                 if isinstance(result, (bytes, bytearray, memoryview)):
                     return local_envelope(bytes(cast("bytes", result)), operation_id)
-            data, doubt = normalise(result)
-            if doubt is not None:
-                settle(data, doubt)
-        # What `local_envelope` does, without the call: this is the last step of nearly every call.
-        return ResponseEnvelope(
-            data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
-        )
-
-    def pass_on(envelope: Envelope) -> Envelope:
-        """A handler's own envelope: the same meta, and data that fits where there is something to go by."""
-        if isinstance(envelope, DescribedEnvelope):
-            return finish_described(envelope)
-        meta = envelope.meta
-        raw: Any = envelope.data
-        if isinstance(raw, (bytes, bytearray, memoryview)):
-            whole = bytes(cast("bytes", raw))
-            return envelope if isinstance(raw, bytes) else ResponseEnvelope(whole, meta)
-        if not isinstance(meta, LocalResponseMeta) and (
-            compiled is None
-            or (
-                isinstance(meta, MCPResponseMeta)
-                and (meta.is_error or meta.structured_content is None)
+            data, changes = normalise(result)
+        timestamp = time_ns() // 1_000_000
+        if changes is None:
+            # What `local_envelope` does, without the call: this is the last step of nearly every call.
+            meta = LocalResponseMeta(operation_id=operation_id, timestamp=timestamp)
+        else:
+            log.note(changes)
+            meta = LocalResponseMeta(
+                operation_id=operation_id,
+                timestamp=timestamp,
+                changes=tuple(changes[:MAX_CHANGES]),
+                changes_count=sum([change.count for change in changes]),
             )
-        ):
-            return proper(envelope)
-        data, doubt = normalise(envelope.data)
-        if doubt is not None:
-            settle(data, doubt)
         return ResponseEnvelope(data, meta)
 
-    finish_described = _described_finisher(spec, policy, pass_on)
+    def pass_on(envelope: Envelope) -> Envelope:
+        """Return a handler's own envelope with its meta, its data normalised if there is a schema for it."""
+        if isinstance(envelope, DescribedEnvelope):
+            return finish_described(envelope)
+        meta: ResponseMeta = envelope.meta
+        if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
+            not isinstance(meta, LocalResponseMeta)
+            and (compiled is None or _is_not_described(envelope))
+        ):
+            return proper(envelope)
+        data, changes = normalise(envelope.data)
+        if changes is not None:
+            log.note(changes)
+            meta = add_changes(meta, changes)
+        return ResponseEnvelope(data, meta)
+
+    finish_described = _described_finisher(spec, policy, pass_on, log)
     return finish
 
 
 def _described_finisher(
-    spec: OperationSpec, policy: OutputPolicy, finish: Finisher
+    spec: OperationSpec, policy: OutputPolicy, finish: Finisher, log: "ChangeLog"
 ) -> Callable[[DescribedEnvelope[Any]], Envelope]:
     """Return the function that normalises an envelope with the schema that it names.
 
@@ -93,6 +102,7 @@ def _described_finisher(
         spec: The operation.
         policy: How results are normalised.
         finish: Normalises an envelope with the operation's own output schema.
+        log: Logs changes.
     """
     finishers: dict[int, tuple[Schema, Finisher]] = {
         id(spec.output_schema): (spec.output_schema, finish)
@@ -107,14 +117,33 @@ def _described_finisher(
         if known is None:
             # The schema is kept as well, so that its id stays its own.
             described = msgspec.structs.replace(spec, output_schema=schema)
-            known = finishers[id(schema)] = (schema, finisher(described, policy))
+            known = finishers[id(schema)] = (schema, finisher(described, policy, log))
         return known[1](plain)
 
     return finish_described
 
 
+def _is_not_described(envelope: Envelope) -> bool:
+    """Return whether the output schema does not describe the data: an MCP error, text or content blocks."""
+    meta = envelope.meta
+    if not isinstance(meta, MCPResponseMeta):
+        return False
+    return meta.is_error or meta.structured_content is None
+
+
+def of_middleware(result: object) -> Envelope:
+    """Return what a middleware returned or yielded.
+
+    Raises:
+        TypeError: If it is not a `ResponseEnvelope`.
+    """
+    if not isinstance(result, ResponseEnvelope):
+        raise TypeError(f"a middleware must return an envelope, not {type(result).__name__}")
+    return proper(result)  # pyright: ignore[reportUnknownArgumentType]
+
+
 def proper(envelope: Envelope) -> Envelope:
-    """An envelope that was made by hand, its data JSON or bytes."""
+    """Return an envelope made by hand, its data JSON or bytes."""
     data: Any = envelope.data
     if type(data) is bytes:
         return envelope
@@ -124,50 +153,35 @@ def proper(envelope: Envelope) -> Envelope:
     return envelope if plain is data else ResponseEnvelope(plain, envelope.meta)
 
 
-Doubt: TypeAlias = list[Repair] | None
-"""What is still to be said of a result: nothing (None), or its repairs, after which it may still not fit."""
-
-
-def _treatment(
+def _normalise(
     operation_id: str, compiled: CompiledSchema | None, policy: OutputPolicy
-) -> tuple[Callable[[Any], tuple[Any, Doubt]], Callable[[Any, list[Repair]], None]]:
-    """What makes a result JSON, and what deals with the doubt that leaves, as `policy` says."""
-
-    def leave(value: Any) -> tuple[Any, Doubt]:
-        return to_json(value), None
-
-    def look(value: Any) -> tuple[Any, Doubt]:
-        return to_json(value), []
-
+) -> Normalise:
+    """Return what makes a result JSON and deals with a mismatch under `policy`."""
     if compiled is None:
-        return leave, _nothing_to_settle
-    errors, is_valid = compiled.errors, compiled.is_valid
+        return lambda value: (to_json(value), None)
+    if policy == "cast" or policy == "keep" or policy == "create":
+        return compiled.normaliser(policy)
+    is_valid = compiled.is_valid
 
-    def report(data: Any, repairs: list[Repair]) -> None:
-        if repairs:
-            _report_repairs(operation_id, repairs)
-        if not is_valid(data):
-            _report_misfit(operation_id, errors(data))
+    def warn(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(value)
+        return data, None if is_valid(data) else compiled.mismatches(data)
 
-    def refuse(data: Any, _repairs: list[Repair]) -> None:
+    def refuse(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(value)
         if not is_valid(data):
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
-                f"{operation_id} returned what its output schema does not allow",
-                {"errors": msgspec.to_builtins(errors(data))},
+                f"{operation_id} returned a result that does not fit its output schema",
+                {"errors": msgspec.to_builtins(compiled.errors(data))},
             )
+        return data, None
 
-    if policy in {"cast", "keep", "create"}:
-        return compiled.normalise, report
-    return look, refuse if policy == "strict" else report
-
-
-def _nothing_to_settle(_data: Any, _repairs: list[Repair]) -> None:
-    """Without a schema there is no doubt."""
+    return refuse if policy == "strict" else warn
 
 
 def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
-    """The schema ready for use; None where it says nothing, or cannot be used."""
+    """Return the schema ready for use; None if it is unknown or cannot be used."""
     try:
         return None if schema.is_unknown else schema.compile()
     except SchemaError as error:
@@ -175,19 +189,25 @@ def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
         return None
 
 
-def _report_repairs(operation_id: str, repairs: Sequence[Repair]) -> None:
-    logger.warning(
-        "%s: the result was repaired to fit its schema:\n%s",
-        operation_id,
-        # The words may be a third party's: no line of the log is theirs to begin.
-        "\n".join(
-            f"  {repair.path or '(root)'}: {repair.message}".encode("unicode_escape").decode()
-            for repair in repairs
-        ),
-    )
+class ChangeLog:
+    """Logs the first change of each kind to the results of one operation."""
 
+    def __init__(self, operation_id: str) -> None:
+        self._operation_id = operation_id
+        self._logged: set[str] = set()
 
-def _report_misfit(operation_id: str, faults: Sequence[ValueFault]) -> None:
-    logger.warning(
-        "%s: the result does not fit its schema:\n%s", operation_id, format_value_errors(faults)
-    )
+    def note(self, changes: Sequence[Change]) -> None:
+        """Log the changes of kinds that were not logged before."""
+        for change in changes:
+            if change.kind not in self._logged:
+                self._logged.add(change.kind)
+                logger.warning(
+                    "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
+                    self._operation_id,
+                    "a result does not fit its output schema"
+                    if change.kind == "mismatch"
+                    else f"part of a result was {change.kind}",
+                    # Property names may come from a third party: they must not begin a line of the log.
+                    printable(change.path) or "(root)",
+                    printable(change.message),
+                )

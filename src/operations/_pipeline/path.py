@@ -15,12 +15,11 @@ from typing import Any, NoReturn, cast
 from msgspec import msgpack
 
 from operations._json import JSONValueError, as_json
-from operations._pipeline.outcome import Envelope, proper
+from operations._pipeline.outcome import Envelope, of_middleware
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import report_start
 from operations.access import access_denied
 from operations.context import OperationContext
-from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
 from operations.schema import validate_or_raise
 
@@ -157,11 +156,7 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
         async def call_next(call: Call) -> Envelope:
             if index == len(plan.around.middleware):
                 return await invoke(plan, call.input, call.context)
-            result = await plan.around.middleware[index](call, step(index + 1))
-            envelope = lift_envelope(result)
-            if envelope is None:
-                raise TypeError("a middleware returned something that is no envelope")
-            return proper(envelope)
+            return of_middleware(await plan.around.middleware[index](call, step(index + 1)))
 
         return call_next
 

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import time
 from typing import Any, Self, cast
 
-from operations._pipeline.outcome import Envelope, proper
+from operations._pipeline.outcome import Envelope, of_middleware
 from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
-from operations.envelopes import lift_envelope
 from operations.errors import CallError, ErrorCode, timed_out
 
 logger = logging.getLogger("operations")
@@ -101,10 +100,7 @@ async def _stream_through(
     failure: BaseException | None = None
     try:
         async for item in items:
-            envelope = lift_envelope(item)
-            if envelope is None:
-                raise TypeError("a middleware yielded something that is no envelope")
-            yield proper(envelope)
+            yield of_middleware(item)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2

@@ -73,9 +73,8 @@ def _valid(schema: Schema, outline: Outline) -> Any:
     try:
         if schema.check(value):
             return value
-        # The engine that repairs results knows every keyword.
-        repaired = schema.cast(value)
-        return repaired if schema.check(repaired) else None
+        created = schema.cast(value, "create").value
+        return created if schema.check(created) else None
     except (SchemaError, ValueError):
         return None
 

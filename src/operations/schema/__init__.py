@@ -1,11 +1,12 @@
 """JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
 
+from operations.schema.casting import CastPolicy, Normalise
 from operations.schema.document import CompiledSchema, Schema, from_schema
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
 from operations.schema.reading.shared import SharedDefinitions
-from operations.schema.results import CastResult, Change, ChangeKind, Repair, ValueFault
+from operations.schema.results import CastResult, Change, ChangeKind, ValueFault
 from operations.schema.validation import (
     assert_is_schema,
     collect_errors,
@@ -14,12 +15,13 @@ from operations.schema.validation import (
 )
 
 __all__ = [
+    "CastPolicy",
     "CastResult",
     "Change",
     "ChangeKind",
     "CompiledSchema",
     "ConversionError",
-    "Repair",
+    "Normalise",
     "Schema",
     "SharedDefinitions",
     "Signature",

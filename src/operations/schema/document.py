@@ -10,13 +10,13 @@ from typing import Any
 
 from operations._json import JSONValueError, as_json, canonical
 from operations.errors import SchemaError
-from operations.schema.casting import Normalise, build_normalise, certain_types
+from operations.schema.casting import CastPolicy, Normalise, Normaliser, certain_types, mismatches
 from operations.schema.explain import explain
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.shared import SharedDefinitions
-from operations.schema.results import CastResult, ValueFault
+from operations.schema.results import CastResult, Change, ValueFault
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")
@@ -29,24 +29,33 @@ class CompiledSchema:
         accepts: Whether a value that is plain JSON already is valid.
         flat: As `Checker.flat`.
         is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
-        normalise: The cast: the value made to fit, in fresh JSON builtins, and its repairs. Without repairs the
-            second item is None, and the value is then known to be valid.
-            Raises `JSONValueError` for what is not JSON and cannot become it.
-        certain: The types whose every value is valid as it is: neither needs to be asked about those.
+        certain: The types whose every value is valid as it is: those need neither a check nor a cast.
     """
 
-    __slots__ = ("_planner", "accepts", "certain", "flat", "is_valid", "normalise")
+    __slots__ = ("_checker", "_normalisers", "_planner", "accepts", "certain", "flat", "is_valid")
 
     def __init__(self, checker: Checker) -> None:
+        self._checker = checker
         self._planner = Planner(checker)
+        self._normalisers: dict[CastPolicy, Normaliser] = {}
         self.accepts: Callable[[Any], bool] = checker.accepts
         self.flat = checker.flat
         self.is_valid: Callable[[Any], bool] = checker.is_valid
-        self.normalise: Normalise = build_normalise(self._planner)
         self.certain = certain_types(self._planner)
 
+    def normaliser(self, policy: CastPolicy) -> Normalise:
+        """Return the cast under `policy`; made once."""
+        found = self._normalisers.get(policy)
+        if found is None:
+            found = self._normalisers[policy] = Normaliser(self._checker, policy)
+        return found.normalise
+
+    def mismatches(self, value: Any) -> list[Change]:
+        """Return the parts of a JSON value that do not fit, one entry per location."""
+        return mismatches(self._planner, value)
+
     def errors(self, value: Any) -> list[ValueFault]:
-        """Every failure of `value`; empty when it is valid. Never raises."""
+        """Return the failures of `value`; empty if it is valid. Never raises."""
         try:
             value = as_json(value)
         except JSONValueError as error:
@@ -170,20 +179,20 @@ class Schema:
         """
         return self.compile().errors(value)
 
-    def cast(self, value: Any) -> CastResult:
-        """`value` made to fit: excess stripped, defaults filled, what is wrong converted or replaced.
+    def cast(self, value: Any, policy: CastPolicy = "cast") -> CastResult:
+        """Return `value` normalised under `policy`, and the changes. Never modifies `value`.
 
-        What is not JSON at all, and what nothing valid can be made of, stays as it is. Never touches `value`.
+        A value that is not JSON and cannot become it is returned as it is.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
         """
-        compiled = self.compile()
+        normalise = self.compile().normaliser(policy)
         try:
-            result, repairs = compiled.normalise(value)
+            result, changes = normalise(value)
         except JSONValueError:
             return CastResult(value, [])
-        return CastResult(result, repairs or [])
+        return CastResult(result, changes or [])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schema):

@@ -28,14 +28,14 @@ _LONG = 20
 """From how many parts on the validator is asked which of them are worth a look."""
 
 
-def explain(planner: Planner, value: Any) -> list[ValueFault]:
-    """What is wrong with `value`, a JSON value that the validator refuses."""
+def explain(planner: Planner, value: Any, limit: int = MAX_FAULTS) -> list[ValueFault]:
+    """Return at most `limit` failures of `value`, a JSON value that the validator rejects."""
     walk = _Walk(planner)
     found: dict[ValueFault, None] = {}
     try:
         for fault in walk.faults(planner.document.root, value, ""):
             found[fault] = None
-            if len(found) == MAX_FAULTS:
+            if len(found) == limit:
                 break
     except _ExhaustedError:
         pass

@@ -18,22 +18,6 @@ class ValueFault(msgspec.Struct, frozen=True, rename="camel"):
     """The JSON Schema keyword that failed; `json` where the value is not JSON at all."""
 
 
-Kind: TypeAlias = Literal["converted", "replaced", "created"]
-"""Written differently without loss; exchanged for something else; made where nothing was."""
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """One change a cast made to fit the schema. Stripping and declared defaults are none."""
-
-    path: str
-    """JSON pointer to the place in the result; empty for the value itself."""
-
-    kind: Kind
-
-    message: str
-    """What was done, worded to follow the path: `is now 42, converted from a string`."""
-
-
 ChangeKind: TypeAlias = Literal[
     "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"
 ]
@@ -52,7 +36,7 @@ MAX_MESSAGE = 200
 """Characters of a change's message."""
 
 
-class Change(msgspec.Struct, frozen=True, rename="camel"):
+class Change(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """One kind of change at one location of the schema, however many values it affected."""
 
     path: str
@@ -68,7 +52,9 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CastResult(NamedTuple):
-    """A value made to fit its schema, and what that took."""
+    """A normalised value, and what changed."""
 
     value: Any
-    repairs: list[Repair]
+
+    changes: list[Change]
+    """Every change, mismatches first."""

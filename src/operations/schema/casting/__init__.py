@@ -1,5 +1,11 @@
-"""Making a value fit: a quick pass that strips and fills, and a thorough one that repairs."""
+"""Normalising values: a quick pass that strips and fills, a thorough one that converts, a report of the changes."""
 
-from operations.schema.casting.passes import Normalise, build_normalise, certain_types
+from operations.schema.casting.passes import (
+    CastPolicy,
+    Normalise,
+    Normaliser,
+    certain_types,
+    mismatches,
+)
 
-__all__ = ["Normalise", "build_normalise", "certain_types"]
+__all__ = ["CastPolicy", "Normalise", "Normaliser", "certain_types", "mismatches"]

@@ -1,4 +1,6 @@
-"""Making a value where there is none, or where none of what is there can be used.
+"""The policy `create`: makes values where the schema requires some, and replaces those that do not fit.
+
+Nothing outside this module invents a value, and no other policy runs it.
 
 Rule 1: a declared default comes first, as it stands. Then a constant, then the smallest value of the first type
 that the schema accepts. Nothing is made up that it does not accept.
@@ -10,10 +12,85 @@ from math import ceil, floor
 from typing import Any
 
 from operations._json import MAX_DEPTH, JSONValueError, to_json
-from operations.schema.planning.plans import MISSING, Plan
+from operations.schema.casting.thorough import Caster, Pass, RefusedError
+from operations.schema.planning.assertions import distinct, same
+from operations.schema.planning.members import nearest
+from operations.schema.planning.plans import MISSING, Choice, Plan
+from operations.schema.reading.references import Site
 
 _MAX_MADE = 1_000
 """How many values, items or characters are made up at most."""
+
+_MAX_PADDING = 1_000
+"""How many items are created at most to reach `minItems`."""
+
+
+class CreatingPass(Pass):
+    """A pass that forces its value to fit, as TypeBox's `Value.Cast` does."""
+
+    def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
+        super().__init__(caster, fitting)
+        self._created: dict[Plan, Any] = {}
+
+    def misfit(self, plan: Plan, value: Any) -> Any:
+        """Return the declared default or a created value, if there is one that fits."""
+        if plan.types is None and plan.default is MISSING and not plan.choices:
+            # No schema says what it should be.
+            return value
+        made = self._make(plan)
+        if made is MISSING or same(made, value):
+            return value
+        self.edits += 1
+        return made
+
+    def absent(self, plan: Plan) -> Any:
+        """Return a created value, or `MISSING`."""
+        made = self._make(plan)
+        if made is not MISSING:
+            self.edits += 1
+        return made
+
+    def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
+        """Return at most as many items as the schema allows."""
+        most = plan.most_items
+        if most is None or len(items) <= most:
+            return items
+        self._edit()
+        return items[:most]
+
+    def resized(self, plan: Plan, items: list[Any]) -> list[Any]:
+        """Return the items, each once if they have to be unique, with others created to reach `minItems`."""
+        unique = True in plan.keyword("uniqueItems")
+        if unique and len(kept := distinct(items)) < len(items):
+            self._edit()
+            items = kept
+        for index in range(len(items), min(plan.least_items, _MAX_PADDING)):
+            made = self._make(plan.part(plan.place(index)))
+            if made is MISSING or (unique and any(same(made, item) for item in items)):
+                break
+            self._edit()
+            items.append(made)
+        return items
+
+    def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
+        """Return the nearest member, unless the union declares a default, which then replaces the value."""
+        if plan.default is not MISSING:
+            return None
+        return nearest(self._planner, choice.members, value)
+
+    def _make(self, plan: Plan) -> Any:
+        """Return a fresh value for `plan`, or `MISSING`."""
+        if self.on_trial:
+            raise RefusedError
+        if plan not in self._created:
+            self._created[plan] = Creator(self.default).create(plan)
+        made = self._created[plan]
+        return made if made is MISSING else to_json(made)
+
+    def _edit(self) -> None:
+        if self.on_trial:
+            raise RefusedError
+        self.edits += 1
 
 
 class Creator:

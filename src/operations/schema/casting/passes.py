@@ -1,37 +1,37 @@
-"""Casting a value so that it fits its schema: a quick pass, and a thorough one where that is not enough.
+"""Normalises a value under one policy: a quick pass, and a thorough one where that is not enough.
 
-Rule 1: what the quick pass gives is checked; only what is valid is taken.
+Rule 1: the result of the quick pass is checked and used only if it is valid.
 Rule 2: a cast never makes a valid value invalid. Where stripping would, the value stays whole.
+Rule 3: clean data, which is most data, is found to be clean before anything is compared.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from operations._json import (
-    MAX_DEPTH,
-    JSONValueError,
-    canonical,
-    is_list,
-    is_object,
-    pointer,
-    to_json,
-    unescape,
-)
-from operations.schema.casting.repairing import Repairer
-from operations.schema.casting.stripping import GaveUpError, Stripper, exact_strip
-from operations.schema.planning.assertions import same, shown, type_of
+from operations._json import MAX_DEPTH, JSONValueError, canonical, to_json
+from operations.schema.casting.changes import Changes, is_unchanged
+from operations.schema.casting.creation import CreatingPass
+from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
+from operations.schema.casting.structs import Shaper
+from operations.schema.casting.thorough import Caster, Pass
+from operations.schema.explain import explain
 from operations.schema.planning.leaves import scalar_types
+from operations.schema.planning.places import Places
 from operations.schema.planning.plans import Planner
-from operations.schema.results import Repair
+from operations.schema.reading.checking import Checker
+from operations.schema.results import Change
 
-Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Repair] | None]]
-"""Takes a value; gives the one that fits, and its repairs. None instead means: valid, without any.
+CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
+"""Strip, fill and convert; the same without stripping; or force the value to fit."""
+
+Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
+"""Takes a value; returns it normalised, in fresh JSON builtins, and the changes. None: it was valid as it is.
 
 Raises `JSONValueError` if some part that the schema does not strip is not JSON and cannot become it.
 """
 
-
-_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+_MAX_MISMATCHES = 1_000
+"""How many mismatches of one value are counted."""
 
 _MAX_ROUNDS = 8
 """How often a cast is repeated for unions whose members depend on each other's defaults."""
@@ -42,147 +42,149 @@ _VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
 
 
-def build_normalise(planner: Planner) -> Normalise:
-    """The cast of one document."""
-    cast = _Cast(planner)
-
-    def normalise(value: Any) -> tuple[Any, list[Repair] | None]:
-        try:
-            stripped = cast.quick(value)
-        except (GaveUpError, ValueError):
-            pass
-        else:
-            # Most values end here.
-            return cast.settle(value, stripped, None) if planner.unstable else (stripped, None)
-        result, repairs = cast.once(value)
-        if repairs or planner.unstable:
-            return cast.settle(value, result, repairs)
-        return result, repairs
-
-    return normalise
-
-
 def certain_types(planner: Planner) -> frozenset[type]:
-    """The types whose every value is valid as it is."""
+    """Return the types whose every value is valid as it is."""
     root = planner.root()
     if not root.is_bare:
         return frozenset()
     return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
 
 
-class _Cast:
-    """The parts of a cast.
+def mismatches(planner: Planner, value: Any) -> list[Change]:
+    """Return the parts of a JSON value that do not fit, one entry per location."""
+    faults = explain(planner, value, _MAX_MISMATCHES)
+    return Changes(Places(planner)).add_mismatches(faults, value).listed()
 
-    Attributes:
-        quick: Takes a value and gives the one that fits; raises `GaveUpError` or `ValueError` where more than
-            stripping is needed.
-    """
 
-    def __init__(self, planner: Planner) -> None:
-        self._accepts = planner.checker.accepts
-        self._repairer = Repairer(planner)
-        self._stripper = Stripper(planner, self._repairer)
+class Normaliser:
+    """Normalises values for one document under one policy."""
+
+    def __init__(self, checker: Checker, policy: CastPolicy) -> None:
+        planner = Planner(checker, keep=policy == "keep")
+        self._planner = planner
+        self._accepts = checker.accepts
+        self._places = Places(planner)
+        self._creates = policy == "create"
+        self._caster = Caster(planner, self._places, CreatingPass if self._creates else Pass)
+        self._stripper = Stripper(planner, self._caster)
         self._root = planner.root()
         self._stage = self._stripper.stage(self._root)
-        self.quick: Callable[[Any], Any] = self._choose
+        self._typed: TypedStrip | None = None
+        self._quick: Callable[[Any], tuple[Any, bool]] = self._choose
 
-    def _choose(self, value: Any) -> Any:
-        """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
-        shape = self._stripper.shaper.shape(self._root)
-        typed = shape is not None and shape.exact and shape.depth > 0
-        if self._root.is_bare:
-            self.quick = self._bare
+    def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
+        """See `Normalise`."""
+        try:
+            result, is_clean = self._quick(value)
+            is_quick, unsettled = True, self._planner.unstable
+        except (NeedsRepair, ValueError):
+            result, edited = self._once(value)
+            is_quick, is_clean, unsettled = False, False, edited or self._planner.unstable
+        if unsettled and (settled := self._settled(result)) is not result:
+            changes = self._compared(value, settled)
+            # A property that one round strips and the next one fills has been replaced.
+            if self._creates or all(change.kind != "replaced" for change in changes):
+                return settled, changes or None
+        if is_clean:
+            return result, None
+        if is_quick:
+            changes = Changes(self._places).compare(value, result, scalars=False).listed()
+            if self._typed is not None:
+                self._typed.expects_changes = bool(changes)
         else:
-            self.quick = exact_strip(shape.type) if shape and typed else self._checked
-        return self.quick(value)
+            changes = self._compared(value, result)
+        return result, changes or None
 
-    def _bare(self, value: Any) -> Any:
-        """Where a container of any kind will do, being JSON is all that is asked of it."""
+    def _compared(self, value: Any, result: Any) -> list[Change]:
+        """Return all changes between `value` and `result`, and what does not fit in it."""
+        changes = Changes(self._places, creates=self._creates)
+        changes.compare(value, result, scalars=True)
+        if not self._accepts(result):
+            changes.add_mismatches(explain(self._planner, result, _MAX_MISMATCHES), result)
+        return changes.listed()
+
+    # The quick pass: returns the result, and whether it is known to be unchanged.
+
+    def _choose(self, value: Any) -> tuple[Any, bool]:
+        """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
+        if self._root.is_bare:
+            self._quick = self._bare
+        else:
+            self._quick = self._find_types() or self._checked
+        return self._quick(value)
+
+    def _bare(self, value: Any) -> tuple[Any, bool]:
+        """Where a container of any kind is valid, it only has to be JSON."""
         name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
-        return to_json(value) if name and self._root.allows(name) else self._checked(value)
+        if name and self._root.allows(name):
+            return to_json(value), True
+        return self._checked(value)
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: Any) -> tuple[Any, bool]:
         stripped = self._stage.strip(value, MAX_DEPTH)
         if not self._accepts(stripped):
-            raise GaveUpError
-        return stripped
+            raise NeedsRepair
+        return stripped, is_unchanged(value, stripped)
 
-    def settle(
-        self, value: Any, result: Any, repairs: list[Repair] | None
-    ) -> tuple[Any, list[Repair] | None]:
-        """Cast again what `value` was cast to, until it stays.
+    def _find_types(self) -> Callable[[Any], tuple[Any, bool]] | None:
+        """Return the quick pass by types, if the document is that plain."""
+        shape = self._stripper.shaper.shape(self._root)
+        closed = Shaper(self._caster.default, closed=True).shape(self._root)
+        if shape is None or closed is None or shape.depth == 0:
+            return None
+        self._typed = TypedStrip(closed.type, shape.type)
+        strip = self._typed.strip
+        if shape.exact:
+            return strip
 
-        Other members of a union may match once excess is gone and defaults are there, and a declared
-        default need not be valid itself.
+        def checked(value: Any) -> tuple[Any, bool]:
+            try:
+                stripped, is_clean = strip(value)
+            except NeedsRepair:
+                return self._checked(value)
+            if not self._accepts(stripped):
+                raise NeedsRepair
+            return stripped, is_clean
+
+        return checked
+
+    # The thorough pass.
+
+    def _settled(self, result: Any) -> Any:
+        """Cast a result again until it stays.
+
+        Other members of a union may match once undeclared properties are gone and defaults are there, and a
+        declared default need not be valid itself.
         """
-        seen = {canonical(result): (result, repairs)}
+        seen = {canonical(result): result}
         for _ in range(_MAX_ROUNDS):
-            again, more = self.once(result)
+            again, _ = self._once(result)
             text = canonical(again)
             if text in seen:
                 # It stays, or goes round in a circle, of which one value stands for all.
                 circle = list(seen)[list(seen).index(text) :]
                 return seen[min(circle)]
-            # What was repaired and has gone since is no repair of the result.
-            said = [r for r in (*(repairs or ()), *(more or ())) if _has_place(again, r.path)]
-            said += _unsaid(value, again, {repair.path for repair in said})
-            result, repairs = again, said or more
-            seen[text] = (result, repairs)
-        return result, repairs
+            seen[text] = result = again
+        return result
 
-    def once(self, value: Any) -> tuple[Any, list[Repair] | None]:
-        """Both passes, one after the other."""
+    def _once(self, value: Any) -> tuple[Any, bool]:
+        """Both passes, one after the other; and whether more was done than stripping and filling."""
         try:
             stripped = self._stage.strip(value, MAX_DEPTH)
             if self._accepts(stripped):
-                return stripped, None
+                return stripped, False
             if self._is_valid(value):
-                return to_json(value), None
-        except (GaveUpError, ValueError):
+                return to_json(value), False
+        except (NeedsRepair, ValueError):
             pass
-        result, repairs = self._repairer.repair(value)
-        if self._accepts(result):
-            return result, repairs or None
-        if self._is_valid(value):
-            return to_json(value), None
-        return result, repairs
+        result, edited = self._caster.cast(value)
+        if not self._accepts(result) and self._is_valid(value):
+            return to_json(value), False
+        return result, edited
 
     def _is_valid(self, value: Any) -> bool:
-        """Whether `value` is valid as it stands, excess and all."""
+        """Return whether `value` is valid as it is, undeclared properties included."""
         try:
             return self._accepts(to_json(value))
         except JSONValueError:
             return False
-
-
-def _has_place(value: Any, path: str) -> bool:
-    """Whether a JSON pointer leads somewhere."""
-    for token in path.split("/")[1:]:
-        name = unescape(token)
-        if is_object(value) and name in value:
-            value = value[name]
-        elif is_list(value) and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return False
-    return True
-
-
-def _unsaid(value: Any, result: Any, said: set[str], path: str = "") -> list[Repair]:
-    """Repairs for what differs without a word: stripped as excess, then filled by a default."""
-    if path in said:
-        return []
-    both: list[tuple[str | int, Any, Any]]
-    if is_object(value) and is_object(result):
-        both = [(name, value[name], result[name]) for name in value if name in result]
-    elif is_list(value) and is_list(result) and len(value) == len(result):
-        both = [(index, *pair) for index, pair in enumerate(zip(value, result, strict=True))]
-    elif type(value) not in _JSON or same(value, result):
-        return []
-    else:
-        return [Repair(path, "replaced", f"was {type_of(value)} and is now {shown(result)}")]
-    return [
-        repair
-        for token, before, after in both
-        for repair in _unsaid(before, after, said, path + pointer(token))
-    ]

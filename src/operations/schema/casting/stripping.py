@@ -1,8 +1,8 @@
-"""The quick pass of a cast, compiled to closures: strips excess and fills defaults, and repairs nothing.
+"""The quick pass of a cast, compiled to closures: strips excess and fills defaults, and converts nothing.
 
 Most values are right but for a property too many or a default left out. This pass copies what the plan knows and
 leaves the judgement on scalars to one call of the validator afterwards; at the first sign of anything
-else it gives up, and `repairing` takes over.
+else it gives up, and `thorough` takes over.
 
 Rule 1: every container in the result is fresh, and every scalar of an exact JSON type that the validator looks at.
 What it does not look at goes through `to_json`.
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import ValidationError, convert, msgpack, to_builtins
 
 from operations._json import JSONValueError, as_json, lift, to_json
-from operations.schema.casting.repairing import Repairer, applied
 from operations.schema.casting.structs import Shape, Shaper
+from operations.schema.casting.thorough import Caster, applied
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
 from operations.schema.reading.references import Site
@@ -35,8 +35,8 @@ _WRITTEN = bytearray()
 _REFUSALS = (ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
-class GaveUpError(Exception):
-    """The value needs more than stripping."""
+class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not an error
+    """The value needs more than stripping and filling."""
 
 
 class _Stage:
@@ -61,11 +61,11 @@ class Stripper:
         shaper: Those of them that are plain, as types.
     """
 
-    def __init__(self, planner: Planner, repairer: Repairer) -> None:
-        self._repairer = repairer
+    def __init__(self, planner: Planner, caster: Caster) -> None:
+        self._default = caster.default
         self._recursive = planner.checker.recursive
         self._stages: dict[Plan, _Stage] = {}
-        self.shaper = Shaper(repairer.default)
+        self.shaper = Shaper(caster.default)
 
     def stage(self, plan: Plan) -> _Stage:
         """Where the closure of `plan` is, or will be."""
@@ -101,7 +101,7 @@ class Stripper:
                 return value
             if kind in _SCALARS:
                 if typed:
-                    raise GaveUpError
+                    raise NeedsRepair
                 return to_json(value)
             return strip(lift(value), room)
 
@@ -117,7 +117,7 @@ class Stripper:
             part = plan.part(field.sites)
             default = MISSING
             if not field.barred:
-                default = self._repairer.default(part, name in plan.required)
+                default = self._default(part, name in plan.required)
             leaf = leaf_types(part)
             stage = self.stage(part) if leaf is None else None
             fields.append(_Property(name, leaf or frozenset(), stage, default))
@@ -153,7 +153,7 @@ class Stripper:
 
         def strip(value: list[Any], room: int) -> Any:
             if room <= 0:
-                raise GaveUpError
+                raise NeedsRepair
             strip_item, room = stage.strip, room - 1
             return [strip_item(item, room) for item in value]
 
@@ -165,7 +165,7 @@ class Stripper:
 
         def strip(value: list[Any], room: int) -> Any:
             if room <= 0:
-                raise GaveUpError
+                raise NeedsRepair
             room -= 1
             result = [stage.strip(item, room) for stage, item in zip(first, value, strict=False)]
             result += [rest.strip(item, room) for item in value[len(first) :]]
@@ -193,7 +193,7 @@ class Stripper:
                     return strip(lift(value), room)
                 if scalars is None:
                     return to_json(value)
-                raise GaveUpError
+                raise NeedsRepair
             settle(value, room)
             picks: list[Site] = []
             for choice, members in zip(
@@ -206,7 +206,7 @@ class Stripper:
                 else:
                     fitting = [site for site, part in members if part.accepts(value)]
                     if not fitting:
-                        raise GaveUpError
+                        raise NeedsRepair
                     picks += fitting
             key = tuple(site.pointer for site in picks)
             stage = picked.get(key)
@@ -226,7 +226,7 @@ _MAX_NAMES = 1_000
 
 
 def _give_up(_value: Any, _room: int) -> Any:
-    raise GaveUpError
+    raise NeedsRepair
 
 
 def _as_it_is(_value: Any, _room: int) -> None:
@@ -238,7 +238,7 @@ def _settled(value: Any, room: int) -> None:
     try:
         as_json(value, room)
     except JSONValueError:
-        raise GaveUpError from None
+        raise NeedsRepair from None
 
 
 def _shaped(shape: Shape, general: Strip) -> Strip:
@@ -257,19 +257,42 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
     return strip
 
 
-def exact_strip(target: Any) -> Callable[[Any], Any]:
-    """The stripping and the check in one, for a type that is exact."""
+class TypedStrip:
+    """Strips, fills and checks containers in one, by types that are exact.
 
-    def strip(value: Any) -> Any:
+    Args:
+        closed: Accepts values that need no change.
+        target: Accepts values that only need to be stripped and filled.
+
+    Attributes:
+        expects_changes: Whether the last value needed a change. The next one is then not tried as `closed`.
+    """
+
+    __slots__ = ("_closed", "_target", "expects_changes")
+
+    def __init__(self, closed: Any, target: Any) -> None:
+        self._closed = closed
+        self._target = target
+        self.expects_changes = False
+
+    def strip(self, value: Any) -> tuple[Any, bool]:
+        """Return the result, and whether it is known to be unchanged.
+
+        Raises:
+            NeedsRepair: If the types do not accept the value.
+        """
         if type(value) not in _CONTAINERS:
-            raise GaveUpError
+            raise NeedsRepair
         try:
             _WRITE(value, _WRITTEN)
-            return to_builtins(convert(value, target))
+            if not self.expects_changes:
+                try:
+                    return to_builtins(convert(value, self._closed)), True
+                except ValidationError:
+                    self.expects_changes = True
+            return to_builtins(convert(value, self._target)), False
         except _REFUSALS:
-            raise GaveUpError from None
-
-    return strip
+            raise NeedsRepair from None
 
 
 def _leaf_strip(allowed: frozenset[type]) -> Strip:
@@ -285,13 +308,13 @@ def _lifted(value: Any, allowed: frozenset[type]) -> Any:
         value = to_json(value)
         if type(value) in allowed:
             return value
-    raise GaveUpError
+    raise NeedsRepair
 
 
 def _scalar_list(allowed: frozenset[type]) -> Strip:
     def strip(value: list[Any], room: int) -> Any:
         if room <= 0:
-            raise GaveUpError
+            raise NeedsRepair
         if allowed.issuperset(map(type, value)):
             return value.copy()
         return [item if type(item) in allowed else _lifted(item, allowed) for item in value]
@@ -318,7 +341,7 @@ def _object_strip(
 
     def strip(value: dict[Any, Any], room: int) -> Any:
         if room <= 0:
-            raise GaveUpError
+            raise NeedsRepair
         room -= 1
         result: dict[str, Any] = {}
         for name, leaf, stage, default in fields:
@@ -335,7 +358,7 @@ def _object_strip(
         if others is not None or len(result) < len(value):
             for name, item in value.items():
                 if type(name) is not str:
-                    raise GaveUpError
+                    raise NeedsRepair
                 stage = None if others is None else others(name)
                 if stage is not None:
                     name.encode()  # refused here if it is no Unicode

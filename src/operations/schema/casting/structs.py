@@ -50,10 +50,12 @@ class Shaper:
 
     Args:
         default: The default of a property, by its plan and whether the property is required; or `MISSING`.
+        closed: Whether the types accept only values that need no change: nothing to strip, nothing to fill.
     """
 
-    def __init__(self, default: Callable[[Plan, bool], Any]) -> None:
+    def __init__(self, default: Callable[[Plan, bool], Any], *, closed: bool = False) -> None:
         self._default = default
+        self._closed = closed
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
         self._level = 0
@@ -114,13 +116,22 @@ class Shaper:
                 return None
             names[f"f{index}"] = name
             default = self._default(part, name in plan.required)
-            fields.append(_field(f"f{index}", shape, default, required=name in plan.required))
+            required = name in plan.required or (self._closed and default is not MISSING)
+            filled = MISSING if self._closed else default
+            fields.append(_field(f"f{index}", shape, filled, required=required))
             depth = max(depth, shape.depth)
             exact = exact and shape.exact and (default is MISSING or part.accepts(default))
         self._made += 1
         if self._made > _MAX_STRUCTS:
             return None
-        struct = msgspec.defstruct("Shape", fields, rename=names, kw_only=True, gc=False)
+        struct = msgspec.defstruct(
+            "Shape",
+            fields,
+            rename=names,
+            kw_only=True,
+            gc=False,
+            forbid_unknown_fields=self._closed,
+        )
         return Shape(struct, depth + 1, exact)
 
     def _map(self, plan: Plan) -> Shape | None:

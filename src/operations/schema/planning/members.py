@@ -11,12 +11,11 @@ from operations.schema.planning.assertions import same, type_of
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.plans import Plan, Planner
 from operations.schema.reading.references import Site
-from operations.schema.results import Repair
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 
-Attempt = Callable[[Plan], list[Repair] | None]
-"""Casts the value into one member; gives the conversions that took, or None if conversions are not enough."""
+Attempt = Callable[[Plan], int | None]
+"""Casts the value into one member; returns how many conversions it took, or None if those are not enough."""
 
 
 def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Attempt) -> list[Site]:
@@ -33,9 +32,9 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
     converted: list[Site] = []
     if not fitting:
         for member, plan in plans:
-            repairs = attempt(plan) if _is_plausible(plan, value) else None
-            if repairs is not None:
-                (converted if repairs else fitting).append(member)
+            count = attempt(plan) if _is_plausible(plan, value) else None
+            if count is not None:
+                (converted if count else fitting).append(member)
     return fitting or converted[:1]
 
 

@@ -71,15 +71,21 @@ class Field(NamedTuple):
 class Planner:
     """The plans of one document.
 
+    Args:
+        checker: The validators of the document.
+        keep: Whether properties stay that no schema declares.
+
     Attributes:
         checker: The validators of the document.
         document: Its references.
+        keep: Whether properties stay that no schema declares.
         unstable: Whether some choice may come out differently once excess is stripped and defaults are
             filled. Known from when the first such choice has been planned.
     """
 
-    def __init__(self, checker: Checker) -> None:
+    def __init__(self, checker: Checker, *, keep: bool = False) -> None:
         self.checker = checker
+        self.keep = keep
         self.document: Document = checker.document
         self.unstable = False
         self._beyond = Plan(self, (), (), (), asked=frozenset(), opaque=True)
@@ -344,14 +350,15 @@ class Plan:
                     sites.append(at(site, "unevaluatedProperties"))
                     known = True
         # A closed schema that does not know the name could never accept it.
-        kept = known and (needed or not forbidden)
+        kept = self._planner.keep or (known and (needed or not forbidden))
         return Field(tuple(sites), kept, barred=forbidden)
 
     @property
     def keeps_unnamed(self) -> bool:
         """Whether properties may stay that are not in `fields`."""
         return (
-            self.opaque
+            self._planner.keep
+            or self.opaque
             or self.is_map
             or self._patterned
             or bool(self.asked)

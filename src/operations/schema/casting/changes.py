@@ -1,0 +1,297 @@
+"""Reports what a cast changed, by comparing its input with its result.
+
+Rule 1: every difference is reported. The passes that make the changes report nothing themselves.
+Rule 2: there is one entry per kind and schema location: the items of an array share one, and so do the values of a map.
+"""
+
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+from operations._json import is_list, is_object, lift, pointer, to_json, unescape
+from operations._words import counted
+from operations.schema.planning.assertions import same, shown, type_of
+from operations.schema.planning.conversion import conversions
+from operations.schema.planning.places import Place, Places
+from operations.schema.results import MAX_MESSAGE, Change, ChangeKind, ValueFault
+
+_MAX_NAMES = 100
+"""How many undeclared names of one location have an entry each; the others share one."""
+
+_MAX_REPORTS = 100
+"""How many reports of one place are kept, for lists of the same length and the same names."""
+
+_MAX_PATH = 400
+"""Characters of a path: property names come from third parties."""
+
+_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+_TYPES = ("string", "integer", "number", "boolean")
+
+_Path: TypeAlias = tuple[Any, ...]
+"""The tokens of a path from the last to the first, nested: `(token, (token, ()))`. Written out only if needed."""
+
+
+class Changes:
+    """Collects the changes to one value.
+
+    Args:
+        places: The locations of the schema.
+        creates: Whether the policy creates values, so that an added one need not be a declared default.
+    """
+
+    def __init__(self, places: Places, *, creates: bool = False) -> None:
+        self._places = places
+        self._root = places.root
+        self._creates = creates
+        self._found: _Found = {}
+        self._mismatches: _Found = {}
+        self._names: dict[Place | None, int] = {}
+        self._shapes: dict[tuple[Place | None, Any, Any], list[Any]] = {}
+
+    def listed(self) -> list[Change]:
+        """Return the changes, mismatches first."""
+        return [*self._mismatches.values(), *self._found.values()]
+
+    def compare(self, before: Any, after: Any, *, scalars: bool) -> "Changes":
+        """Add the differences; without `scalars`, only the properties that were stripped or filled."""
+        if scalars:
+            self._compare(self._root, before, after, (), (None, None))
+        else:
+            self._shape(self._root, before, after, ())
+        for (place, _, _), (count, path, first, result) in self._shapes.items():
+            self._properties(place, first, result, _written(path), count)
+        return self
+
+    def add_mismatches(self, faults: Iterable[ValueFault], value: Any) -> "Changes":
+        """Add the parts of `value` that do not fit the schema."""
+        for fault in faults:
+            here: Any = value
+            place: Place | None = self._root
+            location: _Location = None, None
+            for token in map(unescape, fault.path.split("/")[1:]):
+                location = _location(place, None if is_list(here) else token)
+                if is_list(here):
+                    place = place and place.item(int(token))
+                    here = here[int(token)]
+                else:
+                    place = place and place.child(token)
+                    here = here.get(token) if is_object(here) else None
+            self._add("mismatch", location, fault.path, fault.message)
+        return self
+
+    def _shape(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
+        """Compare the names of properties where some may have been stripped or filled."""
+        if place is None or place.is_open:
+            return
+        if type(before) not in _JSON:
+            before = lift(before)
+        if is_list(after):
+            items = place.items
+            if not after or not place.holds_objects:
+                return
+            if items is None or not items.is_flat or not self._uniform(items, before, after, path):
+                for index, item in enumerate(after):
+                    self._shape(place.item(index), before[index], item, (index, path))
+        elif is_object(after):
+            self._names_of(place, before, after, path)
+            nested = place.nested
+            if nested is None:
+                nested = [(name, place.child(name)) for name in after]
+            for name, child in nested:
+                if name in before and name in after:
+                    self._shape(child, before[name], after[name], (name, path))
+
+    def _uniform(self, place: Place, before: Any, after: Any, path: _Path) -> bool:
+        """Compare flat objects that all have the same names, as in most lists, by the first of them."""
+        if type(before[0]) is not dict:
+            return False
+        names = tuple(before[0])
+        known = place.reports.get(names)
+        if known is None:
+            known = place.reports[names] = _Uniform(place, names)
+            if len(place.reports) > _MAX_REPORTS:
+                place.reports.clear()
+        if not known.describes(before):
+            return False
+        found = known.reports.get((len(before), path))
+        if found is None:
+            within = Changes(self._places)
+            within._properties(place, before[0], after[0], _written((0, path)), len(before))
+            found = within._found
+            if len(known.reports) < _MAX_REPORTS:
+                known.reports[len(before), path] = found
+        self._merge(found)
+        return True
+
+    def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
+        """Note which names an object had and has. Most objects of one place have the same and count as one."""
+        key = place, tuple(before), tuple(after)
+        known = self._shapes.get(key)
+        if known is not None:
+            known[0] += 1
+        elif before.keys() != after.keys():
+            self._shapes[key] = [1, path, before, after]
+
+    def _properties(
+        self, place: Place | None, before: Any, after: Any, path: str, count: int
+    ) -> None:
+        for name in before:
+            if name not in after:
+                known = self._names.get(place, 0)
+                if known < _MAX_NAMES and ("stripped", place, name) not in self._found:
+                    self._names[place] = known = known + 1
+                own = name if known < _MAX_NAMES else None
+                self._add("stripped", (place, own), path + pointer(name), "is not declared", count)
+        for name in after:
+            if name not in before:
+                child = place and place.child(name)
+                declared = not self._creates or (child is not None and child.has_default)
+                kind: ChangeKind = "filled" if declared else "created"
+                words = f"was absent and is now {shown(after[name])}"
+                self._add(kind, _location(place, name), path + pointer(name), words, count)
+
+    def _compare(
+        self, place: Place | None, before: Any, after: Any, path: _Path, location: "_Location"
+    ) -> None:
+        """Compare everything."""
+        if before is after:
+            return
+        before = _plain(before)
+        if is_object(before) and is_object(after):
+            self._names_of(place, before, after, path)
+            for name, item in before.items():
+                if name in after:
+                    child = place and place.child(name)
+                    here = _location(place, name)
+                    self._compare(child, item, after[name], (name, path), here)
+        elif is_list(before) and is_list(after):
+            self._items(place, before, after, path, location)
+        elif type(before) is not type(after) or not same(before, after):
+            self._scalar(before, after, path, location)
+
+    def _items(
+        self,
+        place: Place | None,
+        before: list[Any],
+        after: list[Any],
+        path: _Path,
+        location: "_Location",
+    ) -> None:
+        here = place, None
+        moved = len(after) < len(before) and place is not None and place.is_unique
+        pairs: Iterable[tuple[Any, Any]] = () if moved else zip(before, after, strict=False)
+        for index, (first, second) in enumerate(pairs):
+            self._compare(place and place.item(index), first, second, (index, path), here)
+        if len(after) < len(before):
+            words = f"was cut from {len(before)} to {counted(len(after), 'item')}"
+            self._add("replaced", location, _written(path), words)
+        for index in range(len(before), len(after)):
+            words = f"was absent and is now {shown(after[index])}"
+            self._add("created", here, _written((index, path)), words)
+
+    def _scalar(self, before: Any, after: Any, path: _Path, location: "_Location") -> None:
+        if type(before) not in {dict, list} and _is_conversion(before, after):
+            words = f"was converted from {type_of(before)} to {type_of(after)}"
+            self._add("converted", location, _written(path), words)
+        else:
+            words = f"was {type_of(before)} and is now {shown(after)}"
+            self._add("replaced", location, _written(path), words)
+
+    def _merge(self, found: "_Found") -> None:
+        if not self._found:
+            self._found = found.copy()
+            return
+        for (kind, place, name), change in found.items():
+            self._add(kind, (place, name), change.path, change.message, change.count)
+
+    def _add(
+        self, kind: ChangeKind, location: "_Location", path: str, message: str, count: int = 1
+    ) -> None:
+        found = self._mismatches if kind == "mismatch" else self._found
+        key = (kind, *location)
+        known = found.get(key)
+        if known is None:
+            found[key] = Change(_cut(path, _MAX_PATH), kind, count, _cut(message, MAX_MESSAGE))
+        else:
+            found[key] = Change(known.path, kind, known.count + count, known.message)
+
+
+class _Uniform:
+    """Objects of a place that have certain names.
+
+    Attributes:
+        reports: The changes to a list of them, by its length and path.
+    """
+
+    __slots__ = ("_optional", "_size", "reports")
+
+    def __init__(self, place: Place, names: tuple[str, ...]) -> None:
+        (plan,) = place.objects
+        # The others are known to be there: the result is valid, and they cannot have been filled.
+        optional = [
+            name
+            for name in names
+            if name not in plan.required
+            or (child := place.child(name)) is None
+            or child.has_default
+        ]
+        self._optional = itemgetter(*optional) if optional else None
+        self._size = {len(names)}
+        self.reports: dict[tuple[int, _Path], _Found] = {}
+
+    def describes(self, objects: list[Any]) -> bool:
+        """Return whether all of the objects have exactly these names."""
+        try:
+            if set(map(len, objects)) != self._size:
+                return False
+            if self._optional is not None:
+                list(map(self._optional, objects))
+        except (KeyError, TypeError):
+            return False
+        return True
+
+
+_Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]
+_Location: TypeAlias = tuple[Place | None, str | None]
+"""Where the schema describes a value: at a property of a place, or as one of its items or unnamed properties."""
+
+
+def _location(place: Place | None, name: str | None) -> _Location:
+    declared = place is not None and name is not None and place.declares(name)
+    return place, name if declared else None
+
+
+def is_unchanged(before: Any, after: Any) -> bool:
+    """Return whether stripping and filling changed nothing."""
+    try:
+        return bool(before == after)
+    except Exception:  # noqa: BLE001 - values that are not plain JSON have comparisons of their own
+        return False
+
+
+def _is_conversion(before: Any, after: Any) -> bool:
+    if type(before) is float and type(after) is int:
+        return same(before, after)
+    return any(type(c) is type(after) and same(c, after) for c in conversions(before, _TYPES))
+
+
+def _plain(value: Any) -> Any:
+    """`value` as a JSON type with plain keys."""
+    if type(value) not in _JSON:
+        value = lift(value)
+    if is_object(value) and not all(type(name) is str for name in value):
+        names: Iterable[str] = to_json(dict.fromkeys(value))
+        return dict(zip(names, value.values(), strict=True))
+    return value
+
+
+def _written(path: _Path) -> str:
+    tokens: list[str] = []
+    while path:
+        tokens.append(pointer(path[0]))
+        path = path[1]
+    return "".join(reversed(tokens))
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,335 @@
+"""The thorough pass of a cast: it converts what does not fit as it is.
+
+It follows a plan and a value side by side. The rules, in the order they are tried:
+
+    valid               stays, without undeclared properties and with declared defaults
+    convertible         is written as the type that the schema wants, if nothing is lost
+    anything else       stays unchanged; the check afterwards reports it
+
+Rule 1: never modifies its input. Everything it returns is fresh JSON.
+Rule 2: never invents a value. `creation` overrides the four hooks at the end of `Pass` for the policy that does.
+"""
+
+from itertools import chain, repeat
+from typing import Any
+
+from operations._json import (
+    MAX_DEPTH,
+    JSONValueError,
+    canonical,
+    is_list,
+    is_object,
+    lift,
+    pointer,
+    to_json,
+)
+from operations.schema.planning.conversion import conversions, is_whole
+from operations.schema.planning.members import matching
+from operations.schema.planning.places import Place, Places
+from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
+from operations.schema.reading.references import Site
+
+_MAX_TRIALS = 1_000
+"""How many times plans may meet values on trial for one union, however alternatives multiply inside."""
+
+_MAX_DEFAULT = 100_000
+"""How many bytes a default may have, with its own defaults filled."""
+
+_NAMES: dict[type, str] = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+"""The JSON types, by the exact Python types that stand for them."""
+
+
+class RefusedError(Exception):
+    """A trial would need more than conversions."""
+
+
+class Caster:
+    """The thorough pass of one document under one policy.
+
+    Args:
+        planner: Makes the plans.
+        places: Its places.
+        kind: The class of one pass.
+    """
+
+    def __init__(self, planner: Planner, places: Places, kind: "type[Pass]") -> None:
+        self.planner = planner
+        self.places = places
+        self.kind = kind
+        self.defaults: dict[Plan, Any] = {}
+        self._root = planner.root()
+
+    def cast(self, value: Any) -> tuple[Any, bool]:
+        """Return the cast value, and whether that took more than stripping and filling.
+
+        Raises:
+            JSONValueError: If some part that the schema does not strip is not JSON and cannot become it.
+        """
+        once = self.kind(self)
+        return once.cast(self._root, value, "", MAX_DEPTH), once.edits > 0
+
+    def default(self, plan: Plan, required: bool) -> Any:
+        """Return the declared default of an absent property, cast; or `MISSING`.
+
+        A default that its own schema rejects is used only for a required property.
+        """
+        return self.kind(self).default(plan, required)
+
+
+class Pass:
+    """One pass over one value.
+
+    Args:
+        caster: What the pass belongs to.
+        fitting: The plans whose default this pass is made for, from the outermost inwards.
+
+    Attributes:
+        edits: How many values were converted, created or replaced.
+        on_trial: Whether the pass only finds out if conversions are enough.
+    """
+
+    def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
+        self._caster = caster
+        self._planner = caster.planner
+        self._defaults = caster.defaults
+        self._fitting = fitting
+        self._trials_left = _MAX_TRIALS
+        self._refused: set[tuple[Plan, str]] = set()
+        self._chosen: dict[tuple[Plan, str], tuple[Any, int]] = {}
+        self.on_trial = False
+        self.edits = 0
+
+    def default(self, plan: Plan, required: bool) -> Any:
+        """See `Caster.default`."""
+        if plan.default is MISSING:
+            return MISSING
+        if plan in self._fitting:
+            # It would hold itself, and that one again: such a default is never filled.
+            self._defaults[plan] = MISSING
+            return MISSING
+        if plan not in self._defaults:
+            self._defaults.setdefault(plan, self._fitted(plan))
+        value = self._defaults[plan]
+        if value is MISSING or not (required or plan.accepts(value)):
+            return MISSING
+        return to_json(value)
+
+    def _fitted(self, plan: Plan) -> Any:
+        """Return a declared default, cast like any value; a scalar that cannot be converted as it stands."""
+        try:
+            default = to_json(plan.default)
+            if isinstance(default, (dict, list)):
+                inner = type(self)(self._caster, (*self._fitting, plan))
+                default = inner.cast(plan, default, "", MAX_DEPTH)
+            elif not plan.accepts(default):
+                default = next(filter(plan.accepts, conversions(default, _scalars(plan))), default)
+        except JSONValueError:
+            return MISSING
+        return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
+
+    def cast(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+        """Return `value`, which is at `path`, cast; `room` is how deep it may nest."""
+        if self.on_trial:
+            self._trials_left -= 1
+            if self._trials_left < 0:
+                raise RefusedError
+        while type(value) not in _NAMES:
+            value = placed(lift, value, path)
+        if plan.is_unknown:
+            return placed(to_json, value, path, room)
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if plan.choices and plan.allows(_NAMES[kind]):
+            return self._choose(plan, value, path, room)
+        if kind is dict and plan.allows("object") and plan.constants is None:
+            return self._object(plan, value, path, room)
+        if kind is list and plan.allows("array") and plan.constants is None:
+            return self._array(plan, value, path, room)
+        return self._whole(plan, value, path, room)
+
+    def _whole(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+        """Cast a value that has no parts to work on."""
+        value = placed(to_json, value, path, room)
+        if plan.accepts(value):
+            whole = type(value) is float and is_whole(value)
+            if whole and not plan.allows("number") and plan.constants is None:
+                self.edits += 1
+                return int(value)
+            return value
+        if type(value) is not dict and type(value) is not list:
+            for converted in conversions(value, plan.types or ()):
+                if plan.accepts(converted):
+                    self.edits += 1
+                    return converted
+        return self.misfit(plan, value)
+
+    def _object(self, plan: Plan, value: dict[Any, Any], path: str, room: int) -> Any:
+        if room <= 0:
+            raise JSONValueError("nested too deeply", path)
+        members = value if _has_plain_keys(value) else _with_plain_keys(value, path)
+        result: dict[str, Any] = {}
+        for name, field in plan.fields.items():
+            part = plan.part(field.sites)
+            if name in members:
+                if field.kept:
+                    place = path + pointer(name)
+                    result[name] = self.cast(part, members[name], place, room - 1)
+            elif not field.barred:
+                made = self.default(part, name in plan.required)
+                if made is MISSING and name in plan.required:
+                    made = self.absent(part)
+                if made is not MISSING:
+                    result[name] = made
+        if plan.keeps_unnamed:
+            for name in [name for name in members if name not in plan.fields]:
+                field = plan.field(name)
+                if field.kept:
+                    placed(to_json, name, path)
+                    part = plan.part(field.sites)
+                    result[name] = self.cast(part, members[name], path + pointer(name), room - 1)
+        return result
+
+    def _array(self, plan: Plan, value: list[Any], path: str, room: int) -> Any:
+        if room <= 0:
+            raise JSONValueError("nested too deeply", path)
+        first = [plan.part(plan.place(index)) for index in range(plan.places)]
+        rest = plan.part(plan.place(plan.places))
+        parts = zip(chain(first, repeat(rest)), self.cut(plan, value), strict=False)
+        items = [
+            self.cast(part, item, f"{path}/{index}", room - 1)
+            for index, (part, item) in enumerate(parts)
+        ]
+        return self.resized(plan, items)
+
+    def _choose(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+        """Make the choices of `plan` for `value`, then cast it into the members chosen.
+
+        The same union may be asked about the same place from within many others: it answers once.
+        """
+        key = plan, path
+        if key not in self._chosen:
+            if self.on_trial and key in self._refused:
+                raise RefusedError
+            before = self.edits
+            try:
+                result = self._cast_chosen(plan, value, path, room)
+                self._chosen[key] = result, self.edits - before
+            except RefusedError:
+                self._refused.add(key)
+                raise
+            finally:
+                self.edits = before
+        result, edits = self._chosen[key]
+        self.edits += edits
+        return result
+
+    def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
+        value = placed(to_json, value, path, room)
+        picks: list[Site] = []
+        if not self.on_trial:
+            self._trials_left = _MAX_TRIALS
+
+        def attempt(member: Plan) -> int | None:
+            return self._attempt(member, value, path, room)
+
+        for choice in plan.choices:
+            if not choice.members:
+                picks.extend(applied(plan, choice, value))
+                continue
+            chosen = matching(self._planner, choice.members, value, attempt)
+            if not chosen:
+                if self.on_trial:
+                    raise RefusedError
+                nearest = self.unmatched(plan, choice, value)
+                if nearest is None:
+                    return self.misfit(plan, value)
+                chosen = [nearest]
+            picks.extend(chosen)
+        return self.cast(plan.pick(tuple(picks)), value, path, room)
+
+    def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> int | None:
+        """Return how many conversions it takes to cast `value` into `plan`; None if it takes more."""
+        outer = self.edits, self.on_trial
+        self.edits, self.on_trial = 0, True
+        try:
+            result = self.cast(plan, value, path, room)
+            return self.edits if plan.accepts(result) else None
+        except RefusedError:
+            return None
+        finally:
+            self.edits, self.on_trial = outer
+
+    # The hooks: what happens to a value that does not fit, and to one that is absent.
+
+    def misfit(self, plan: Plan, value: Any) -> Any:
+        """Return what stands for a value that does not fit: the value, without what no union member knows."""
+        if self.on_trial:
+            raise RefusedError
+        return _known(self._caster.places.place([plan]), value) if plan.choices else value
+
+    def absent(self, plan: Plan) -> Any:
+        """Return what stands for a required property without a declared default, or `MISSING`."""
+        if self.on_trial:
+            raise RefusedError
+        return MISSING
+
+    def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
+        """Return the items that an array may have, before they are cast."""
+        return items
+
+    def resized(self, plan: Plan, items: list[Any]) -> list[Any]:
+        """Return the items that an array may have, after they were cast."""
+        return items
+
+    def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
+        """Return the member of a union to cast a value into that matches none; None if it stays unchanged."""
+        return None
+
+
+def _known(place: Place, value: Any) -> Any:
+    """Return a JSON value without the properties that no schema at `place` knows."""
+    if is_object(value) and place.objects:
+        children = {name: place.child(name) for name in value}
+        return {name: _known(child, value[name]) for name, child in children.items() if child}
+    if is_list(value) and place.arrays:
+        return [_known(place.item(index), item) for index, item in enumerate(value)]
+    return value
+
+
+def _scalars(plan: Plan) -> tuple[str, ...]:
+    """The types a scalar default may be converted to, also where there is a choice of them."""
+    return plan.types or ("string", "integer", "number", "boolean")
+
+
+def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
+    """What an `if` or a `dependentSchemas` brings in for `value`."""
+    if choice.condition is None:
+        holds = type(value) is dict and choice.name in value
+        return [choice.then] if holds and choice.then else []
+    branch = choice.then if plan.member(choice.condition).accepts(value) else choice.otherwise
+    return [branch] if branch else []
+
+
+def placed(function: Any, value: Any, path: str, *more: Any) -> Any:
+    """`function` of `value`, with `path` before the place an error names."""
+    try:
+        return function(value, *more)
+    except JSONValueError as error:
+        raise JSONValueError(error.reason, path + error.path) from None
+
+
+def _has_plain_keys(value: dict[Any, Any]) -> bool:
+    return all(type(key) is str for key in value)
+
+
+def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
+    """`value` with its keys written as JSON writes them."""
+    names = placed(to_json, dict.fromkeys(value), path)
+    return dict(zip(names, value.values(), strict=True))
