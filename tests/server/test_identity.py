@@ -6,7 +6,7 @@ import logging
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import jwt
@@ -293,6 +293,50 @@ async def test_published_keys_are_fetched_once_whatever_ids_arrive() -> None:
 
     assert [response.status for response in responses] == [200] * 5 + [401] * 15
     assert fetched == ["/jwks"]
+
+
+async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.server.tokens._MAX_AGE", 0.0)
+    monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
+    fetched: list[str] = []
+    release = Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            fetched.append(self.path)
+            if len(fetched) > 1:
+                release.wait(10)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(jwks()).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            client = serving(tokens(jwks=f"http://127.0.0.1:{server.server_port}/jwks"))
+
+            async def status(kid: str) -> int:
+                return (await client.get("/who/secret", headers=bearer(token(kid=kid)))).status
+
+            assert await status("one") == 200
+            unknown = asyncio.create_task(status("two"))
+            # The keys are old, and the second fetch hangs: known keys are used meanwhile.
+            assert [await status("one") for _ in range(3)] == [200] * 3
+            assert not unknown.done()
+            release.set()
+            assert await unknown == 401
+        finally:
+            release.set()
+            server.shutdown()
+            thread.join()
+
+    assert len(fetched) <= 3, "one fetch at a time"
 
 
 # ------------------------------------------------------------ sessions

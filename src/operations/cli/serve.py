@@ -52,7 +52,13 @@ async def serve(
         number = entry.port if port is None else port
         app = build_app(hub, doors=doors, host=address)
         try:
-            async with running(app, host=address, port=number, allow_anonymous=entry.public) as url:
+            async with running(
+                app,
+                host=address,
+                port=number,
+                allow_anonymous=entry.public,
+                trusted_proxies=",".join(entry.trusted_proxies) or None,
+            ) as url:
                 with heeded_signals() as told:
                     announce(url, doors, hub, screen)
                     _point_out_open(address, hub, screen)

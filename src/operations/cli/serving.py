@@ -66,6 +66,8 @@ def build_app(
         title=title,
         allowed_hosts=(*LOOPBACK, host, *config.serve.allowed_hosts),
         allowed_origins=config.serve.allowed_origins,
+        root_path=config.serve.root_path,
+        scopes_supported=config.serve.scopes_supported,
         limits=hub.file.build(
             limits,
             ("limits",),

@@ -158,6 +158,9 @@ class ServeEntry:
         doors: What to serve: the HTTP API, MCP, the call protocol on a WebSocket, the page in the browser.
         allowed_hosts: Names under which browsers and clients may reach it, beside its own.
         allowed_origins: Other origins whose pages may call it.
+        trusted_proxies: Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used.
+        root_path: The path prefix under which a proxy serves it, such as `/hub`.
+        scopes_supported: Publicly known scopes: operations that require only these are denied, others are hidden.
         public: Let anyone call what is open to all, also from other machines.
         expose_errors: Show the text of unexpected exceptions to callers.
     """
@@ -172,6 +175,9 @@ class ServeEntry:
     )
     allowed_hosts: Names = ()
     allowed_origins: Names = ()
+    trusted_proxies: Names = ()
+    root_path: Annotated[str, Meta(pattern="^(/[^/?#%]+)*$")] = ""
+    scopes_supported: Names = ()
     public: bool = False
     expose_errors: bool = False
 

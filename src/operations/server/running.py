@@ -62,6 +62,9 @@ def build_server(
             host=host,
             port=port,
             http=BoundedProtocol,
+            # A small compressed message can become a large one.
+            ws_per_message_deflate=False,
+            ws_max_size=app.state.pipeline.front.limits.body_bytes,
             access_log=False,
             log_config=None,
             server_header=False,
@@ -76,21 +79,33 @@ def build_server(
 
 @asynccontextmanager
 async def running(
-    app: Starlette, *, host: str = "127.0.0.1", port: int = 0, allow_anonymous: bool = False
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allow_anonymous: bool = False,
+    trusted_proxies: str | None = None,
 ) -> AsyncGenerator[str]:
-    """Serve on this event loop for the length of an `async with` block; gives the address.
+    """Serve on this event loop for the duration of an `async with` block; yield the address.
 
     Args:
         app: The application.
         host: The address to listen on.
         port: 0 for any that is free.
         allow_anonymous: As for `build_server`.
+        trusted_proxies: As for `build_server`.
 
     Raises:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    server = build_server(app, host=host, port=port, allow_anonymous=allow_anonymous)
+    server = build_server(
+        app,
+        host=host,
+        port=port,
+        allow_anonymous=allow_anonymous,
+        trusted_proxies=trusted_proxies,
+    )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:

@@ -1,16 +1,19 @@
 """Callers that show a JSON Web Token of an identity provider.
 
-Rule 1: signature, issuer, audience and expiry are all checked; a token for somebody else is no token.
-Rule 2: keys are fetched from the configured address only, off the event loop, and not more often than a pause allows,
-        however many unknown key ids arrive.
+Rule 1: signature, issuer, audience and expiry are all checked; a token for another audience is not valid.
+Rule 2: keys are fetched only from the configured address, off the event loop, one fetch at a time, and not more often
+        than a pause allows, however many unknown key ids arrive.
+Rule 3: only tokens with an unknown key wait for a fetch. Known keys are used meanwhile, up to a maximum age.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Any, cast
 from urllib.request import Request, urlopen
 
+from msgspec import structs
 from starlette.requests import HTTPConnection
 
 from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
@@ -25,6 +28,8 @@ try:
     import jwt
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.server.tokens", extra="jwt") from error
+
+logger = logging.getLogger("operations.server")
 
 ASYMMETRIC = (
     "RS256",
@@ -44,7 +49,10 @@ _PAUSE = 30.0
 """Seconds between two fetches of the keys."""
 
 _MAX_AGE = 3600.0
-"""Seconds after which the keys are fetched anew, so that a withdrawn one ends."""
+"""Seconds after which the keys are fetched again, so that a withdrawn one ends."""
+
+_STALE_AGE = 24 * 3600.0
+"""Seconds for which keys are used although they could not be fetched again."""
 
 _MAX_JWKS = 1 << 20
 _MAX_TOKEN = 16 * 1024
@@ -124,7 +132,10 @@ class JWTs:
         except jwt.PyJWTError as problem:
             # The class says what is wrong; the text could repeat parts of the token.
             raise CredentialError(f"a token that does not hold: {type(problem).__name__}") from None
-        return self._identity(claims)
+        identity = self._identity(claims)
+        if identity.expires_at is None:
+            identity = structs.replace(identity, expires_at=(claims["exp"] + self._leeway) * 1000)
+        return identity
 
 
 def _key_id(token: str) -> str | None:
@@ -140,32 +151,52 @@ class _Published:
             raise ValueError("the keys of an issuer are at an http or https address")
         self._keys: dict[str | None, Any] = {}
         self._fetched = self._tried = float("-inf")
-        self._lock = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
         if not isinstance(source, str):
             self._take(dict(source))
 
     async def key(self, key_id: str | None) -> Any:
-        # Whoever comes while the keys are on their way waits for them.
-        if self._address is not None and (self._lock.locked() or self._is_due(key_id)):
-            async with self._lock:
-                if self._is_due(key_id):
-                    await self._fetch(self._address)
+        """Return the key with an id.
+
+        Raises:
+            CredentialError: If the issuer does not publish it.
+            OSError: If it is not known and the keys cannot be fetched.
+        """
+        found = self._find(key_id)
+        if self._address is not None:
+            age = monotonic() - self._fetched
+            if found is None or age > _MAX_AGE:
+                fetching = self._refresh(self._address)
+                if (found is None or age > _STALE_AGE) and fetching is not None:
+                    # A request that gives up must not end the fetch that others wait for.
+                    await asyncio.shield(fetching)
+                    found = self._find(key_id)
+        if found is None:
+            raise CredentialError("a token signed with a key that its issuer does not publish")
+        return found
+
+    def _find(self, key_id: str | None) -> Any:
         found = self._keys.get(key_id)
         if found is None and key_id is None and len(self._keys) == 1:
             (found,) = self._keys.values()
-        if found is None:
-            raise CredentialError("a token signed with a key its issuer does not publish")
         return found
 
-    def _is_due(self, key_id: str | None) -> bool:
-        now = monotonic()
-        wanted = now - self._fetched > _MAX_AGE or (key_id not in self._keys and key_id is not None)
-        return wanted and now - self._tried > _PAUSE
+    def _refresh(self, address: str) -> "asyncio.Task[None] | None":
+        """Return the fetch that is running; start one unless the last one was a moment ago."""
+        if self._fetching is None and monotonic() - self._tried > _PAUSE:
+            self._tried = monotonic()
+            self._fetching = asyncio.create_task(self._fetch(address))
+            self._fetching.add_done_callback(self._fetch_ended)
+        return self._fetching
 
     async def _fetch(self, address: str) -> None:
-        self._tried = monotonic()
         self._take(await asyncio.to_thread(_fetched, address))
         self._fetched = monotonic()
+
+    def _fetch_ended(self, task: "asyncio.Task[None]") -> None:
+        self._fetching = None
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("cannot fetch the keys of an issuer: %s", task.exception())
 
     def _take(self, jwks: JSONObject) -> None:
         self._keys = {

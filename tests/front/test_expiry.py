@@ -1,0 +1,190 @@
+"""What a credential opened ends when the credential expires or is revoked."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from time import monotonic, time
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+from starlette.requests import HTTPConnection
+
+from operations import CallError, Identity, OperationRegistry
+from operations.calls import PendingRequestMap
+from operations.cli.serving import SocketDoor
+from operations.mcp import to_mcp
+from operations.pubsub.websocket import connect_websocket
+from operations.server import CredentialError, create_app
+from operations.server.running import running
+
+KEY = {"x-api-key": "key"}
+OPENING = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+MCP = {"accept": "application/json, text/event-stream"}
+
+
+class Keys:
+    """A resolver whose only key can be revoked."""
+
+    def __init__(self) -> None:
+        self.is_valid = True
+        self.is_down = False
+        self.expires_at: float | None = None
+
+    def __call__(self, connection: HTTPConnection) -> Identity | None:
+        if "x-api-key" not in connection.headers:
+            return None
+        if self.is_down:
+            raise ConnectionError("the directory is down")
+        if not self.is_valid:
+            raise CredentialError("a revoked key")
+        return Identity("ann", ["run"], expires_at=self.expires_at)
+
+
+@asynccontextmanager
+async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+    registry = OperationRegistry()
+
+    @registry.operation("test.run", scopes=["run"])
+    async def run() -> str:
+        return "fine"
+
+    @registry.operation("test.follow", scopes=["run"])
+    async def follow() -> AsyncGenerator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    mcp = to_mcp(registry).asgi_app()
+    app = create_app(
+        registry,
+        identity=keys,
+        mcp=mcp,
+        websocket=SocketDoor(registry, lambda _: None),
+        resources=[mcp.running()],
+        scopes_supported=["run"],
+    )
+    with anyio.fail_after(20):
+        async with running(app) as url, aiohttp.ClientSession() as session:
+            yield url, session
+
+
+def revoke(keys: Keys) -> None:
+    keys.is_valid = False
+
+
+def expire(keys: Keys) -> None:
+    """Nothing to do: the credential expires by itself."""
+
+
+ENDINGS = pytest.mark.parametrize(
+    ("end", "seconds"), [(revoke, None), (expire, 1.0)], ids=["revoked", "expired"]
+)
+
+
+def keys_for(seconds: float | None) -> Keys:
+    keys = Keys()
+    keys.expires_at = None if seconds is None else (time() + seconds) * 1000
+    return keys
+
+
+@pytest.mark.requirement("R57")
+@ENDINGS
+async def test_a_stream_ends_with_an_error(end: Any, seconds: float | None) -> None:
+    keys = keys_for(seconds)
+    async with (
+        serving(keys) as (url, session),
+        session.get(f"{url}/test/follow", headers=KEY) as response,
+    ):
+        assert (await response.content.readuntil(b"\n\n")) == b"data: 1\n\n"
+        end(keys)
+        began = monotonic()
+        rest = await response.content.read()
+
+    assert b"event: error" in rest
+    assert b"ACCESS_DENIED" in rest
+    assert monotonic() - began < 5
+
+
+@pytest.mark.requirement("R57")
+@ENDINGS
+async def test_a_cookie_ends(end: Any, seconds: float | None) -> None:
+    keys = keys_for(seconds)
+    async with serving(keys) as (url, session):
+        async with session.post(f"{url}/session", headers=KEY) as response:
+            cookie = response.headers["set-cookie"].partition(";")[0]
+        headers = {"cookie": cookie}
+        async with session.post(f"{url}/test/run", headers=headers) as response:
+            assert response.status == 200
+        end(keys)
+        began = monotonic()
+        while True:
+            async with session.post(f"{url}/test/run", headers=headers) as response:
+                if response.status != 200:
+                    break
+            await asyncio.sleep(0.1)
+
+        assert response.status == 401
+        assert "Max-Age=0" in response.headers["set-cookie"]
+        assert monotonic() - began < 5
+
+
+@pytest.mark.requirement("R57")
+@ENDINGS
+async def test_a_socket_closes(end: Any, seconds: float | None) -> None:
+    keys = keys_for(seconds)
+    async with serving(keys) as (url, _):
+        address = url.replace("http", "ws") + "/ws"
+        async with (
+            connect_websocket(address, headers=KEY) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            assert (await calls.call("test.run", {})).data == "fine"
+            end(keys)
+            began = monotonic()
+            with pytest.raises(CallError):
+                async for _item in calls.subscribe("test.follow", {}):
+                    pass
+
+    assert monotonic() - began < 6
+
+
+@pytest.mark.requirement("R57")
+@ENDINGS
+async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None) -> None:
+    keys = keys_for(seconds)
+    async with serving(keys) as (url, session):
+        headers = {**KEY, **MCP}
+        async with session.post(f"{url}/mcp", json=OPENING, headers=headers) as response:
+            headers["mcp-session-id"] = response.headers["mcp-session-id"]
+        async with session.get(f"{url}/mcp", headers=headers) as response:
+            assert response.status == 200
+            end(keys)
+            began = monotonic()
+            await response.content.read()
+        assert monotonic() - began < 5
+        async with session.post(f"{url}/mcp", json=OPENING, headers=headers) as response:
+            assert response.status == 401
+
+
+@pytest.mark.requirement("R57")
+async def test_a_directory_that_is_down_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.front.identity.RECHECK_SECONDS", 0.1)
+    keys = Keys()
+    async with (
+        serving(keys) as (url, session),
+        session.get(f"{url}/test/follow", headers=KEY) as response,
+    ):
+        await response.content.readuntil(b"\n\n")
+        keys.is_down = True
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(response.content.read(1), 0.5)
