@@ -108,7 +108,10 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CLOSED = Door()
-"""Carries nothing back but the result."""
+"""The door of a call from code in this process: it carries nothing back but the result."""
+
+ENTRY = Door()
+"""The door of a call from an entry point that carries nothing back but the result."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

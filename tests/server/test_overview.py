@@ -1,9 +1,12 @@
 """`/operations` and `/calls`: a caller sees its own."""
 
+import gc
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from tests.server.asgi import Client
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.calls.graph import CallGraph
@@ -128,3 +131,47 @@ def test_without_a_graph_there_are_no_calls_to_see() -> None:
     assert http.get("/calls").status_code == 404
     assert http.get("/operations").json()["hasCalls"] is False
     assert client(build()).get("/operations").json()["hasCalls"] is True
+
+
+async def test_an_app_leaves_nothing_at_its_registry() -> None:
+    registry = OperationRegistry()
+    apps = [create_app(registry, graph=CallGraph()) for _ in range(3)]
+    assert registry.counters is not None
+
+    async with AsyncExitStack() as stack:
+        for app in apps:
+            await stack.enter_async_context(app.router.lifespan_context(app))
+
+    assert registry.counters is None
+    assert not registry.observed
+
+
+async def test_an_app_that_was_never_started_leaves_nothing_at_its_registry() -> None:
+    registry = OperationRegistry()
+    app = create_app(registry, graph=CallGraph())
+
+    del app
+    gc.collect()
+
+    assert registry.counters is None
+    assert not registry.observed
+
+
+async def test_an_app_counts_again_when_it_is_started_again() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.run")
+    async def run() -> None: ...
+
+    app = create_app(registry)
+    for _ in range(2):
+        async with app.router.lifespan_context(app):
+            await registry.execute("test.run")
+            for path in ("/test/run", "/call"):
+                called = await Client(app).post(path, json={"operation": "test.run"})
+                assert called.status == (422 if path == "/test/run" else 200)
+            text = (await Client(app).get("/metrics")).body.decode()
+            assert 'operations_calls_total{operation="test.run",code=""} 2' in text
+            assert 'operations_calls_total{operation="test.run",code="VALIDATION_ERROR"} 1' in text
+            # The call from this process is counted, but not timed.
+            assert 'operations_call_seconds_count{operation="test.run"} 2' in text

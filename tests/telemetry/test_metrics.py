@@ -1,14 +1,20 @@
+import asyncio
+import gc
+import threading
+import time
+from typing import Any
+
 import pytest
 
 from operations import OperationContext, OperationRegistry
+from operations.envelopes import mcp_envelope
 from operations.errors import CallError
-from operations.observe import CallAbandoned
-from operations.telemetry.metrics import BUCKETS, CallMetrics
+from operations.observe import BUCKETS
+from operations.telemetry.metrics import CallMetrics
 
 
 async def test_calls_items_and_failures_are_counted(registry: OperationRegistry) -> None:
     metrics = CallMetrics(registry)
-    registry.observe(metrics)
 
     @registry.operation("test.run")
     async def run(fail: bool = False) -> None:
@@ -26,7 +32,6 @@ async def test_calls_items_and_failures_are_counted(registry: OperationRegistry)
     with pytest.raises(CallError):
         await registry.execute("made.up", {}, OperationContext())
     _ = [item async for item in registry.subscribe("test.items")]
-    metrics(CallAbandoned(request_id="r", operation_id="test.run", timestamp=1))
     lines = metrics.render().decode().splitlines()
 
     assert 'operations_calls_total{operation="test.run",code=""} 1' in lines
@@ -34,14 +39,102 @@ async def test_calls_items_and_failures_are_counted(registry: OperationRegistry)
     assert 'operations_calls_total{operation="(unknown)",code="OPERATION_NOT_FOUND"} 1' in lines
     assert 'operations_items_total{operation="test.items"} 2' in lines
     assert 'operations_calls_running{operation="test.run"} 0' in lines
-    assert 'operations_abandoned_total{operation="test.run"} 1' in lines
+    assert 'operations_abandoned_total{operation="test.run"} 0' in lines
     assert 'operations_call_seconds_bucket{operation="test.run",le="+Inf"} 2' in lines
     assert 'operations_call_seconds_count{operation="test.run"} 2' in lines
     assert not any("made.up" in line for line in lines)
 
 
 def test_histograms_are_cumulative() -> None:
-    lines = CallMetrics([]).render().decode()
+    lines = CallMetrics(OperationRegistry()).render().decode()
 
     assert list(BUCKETS) == sorted(BUCKETS)
     assert lines.count("# TYPE") == 5
+
+
+async def test_running_calls_and_slow_calls_are_counted(registry: OperationRegistry) -> None:
+    metrics = CallMetrics(registry)
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("test.wait")
+    async def wait() -> None:
+        entered.set()
+        await leave.wait()
+
+    call = asyncio.create_task(registry.execute("test.wait"))
+    await entered.wait()
+    running = metrics.render().decode()
+    await asyncio.sleep(0.002)  # longer than the first bucket
+    leave.set()
+    await call
+    ended = metrics.render().decode()
+
+    assert 'operations_calls_running{operation="test.wait"} 1' in running
+    assert 'operations_call_seconds_count{operation="test.wait"} 0' in running
+    assert 'operations_calls_running{operation="test.wait"} 0' in ended
+    assert 'operations_call_seconds_bucket{operation="test.wait",le="0.001"} 0' in ended
+    assert 'operations_call_seconds_bucket{operation="test.wait",le="+Inf"} 1' in ended
+
+
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("seconds", [None, 30])
+async def test_every_path_counts_each_call_once(
+    registry: OperationRegistry, observed: bool, seconds: float | None
+) -> None:
+    @registry.operation("test.error")
+    async def error() -> Any:
+        return mcp_envelope(None, is_error=True, content=[])
+
+    @registry.operation("test.run")
+    async def run() -> None: ...
+
+    await registry.execute("test.run")
+    metrics = CallMetrics(registry)
+    if observed:
+        registry.observe(lambda _event: None)
+    deadline = None if seconds is None else (time.time() + seconds) * 1000
+    for name in ("test.run", "test.error"):
+        await registry.execute(name, {}, OperationContext(deadline=deadline))
+    lines = metrics.render().decode().splitlines()
+
+    assert 'operations_calls_total{operation="test.run",code=""} 1' in lines
+    assert 'operations_calls_total{operation="test.error",code="EXECUTION_ERROR"} 1' in lines
+    assert 'operations_call_seconds_count{operation="test.run"} 1' in lines
+
+
+async def test_a_handler_that_cannot_be_stopped_is_counted(registry: OperationRegistry) -> None:
+    metrics = CallMetrics(registry)
+    leave = threading.Event()
+
+    @registry.operation("test.block")
+    def block() -> None:
+        leave.wait(10)
+
+    with pytest.raises(CallError):
+        await registry.execute(
+            "test.block", {}, OperationContext(deadline=(time.time() + 0.05) * 1000)
+        )
+    leave.set()
+
+    assert 'operations_abandoned_total{operation="test.block"} 1' in metrics.render().decode()
+
+
+async def test_counting_ends_with_the_last_metrics(registry: OperationRegistry) -> None:
+    @registry.operation("test.run")
+    async def run() -> None: ...
+
+    await registry.execute("test.run")
+    first, second = CallMetrics(registry), CallMetrics(registry)
+    first.close()
+    first.close()
+    await registry.execute("test.run")
+    assert 'operations_calls_total{operation="test.run",code=""} 1' in second.render().decode()
+    assert registry.counters is not None
+
+    del second
+    gc.collect()
+    assert registry.counters is None
+    await registry.execute("test.run")
+
+    first.open()
+    assert 'operations_calls_total{operation="test.run"' not in first.render().decode()

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Coroutine
-from time import time
+from time import perf_counter, time
 from types import CoroutineType
 from typing import Any, NoReturn, cast
 
@@ -17,10 +17,12 @@ from msgspec import msgpack
 from operations._json import JSONValueError, as_json
 from operations._pipeline.outcome import Envelope, of_middleware
 from operations._pipeline.plan import Call, Next, Plan
-from operations._pipeline.reports import report_start
+from operations._pipeline.reports import code_of, report_start
 from operations.access import access_denied
-from operations.context import OperationContext
+from operations.context import CLOSED, OperationContext
+from operations.envelopes import LocalResponseMeta
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
+from operations.observe import CallSeries
 from operations.schema import validate_or_raise
 
 _pack = msgpack.Encoder().encode
@@ -57,8 +59,15 @@ def admit(plan: Plan, value: Any) -> Any:
     raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
 
 
-async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
-    """Run a query or mutation to its one envelope."""
+async def invoke(
+    plan: Plan, value: Any, context: OperationContext, series: CallSeries | None = None
+) -> Envelope:
+    """Run a query or mutation to its one envelope, and count it in `series`."""
+    began = 0.0
+    if series is not None:
+        series.started += 1
+        if series.times_all or context.door is not CLOSED:
+            began = perf_counter()
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.
         permits = plan.permits
@@ -80,11 +89,22 @@ async def invoke(plan: Plan, value: Any, context: OperationContext) -> Envelope:
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]
-        return plan.finish(result)
+        envelope = plan.finish(result)
+        if series is not None:
+            if began or type(envelope.meta) is not LocalResponseMeta:
+                series.finish(code_of(envelope, context), perf_counter() - began if began else None)
+            else:
+                series.untimed += 1
     except BaseException as error:  # noqa: BLE001 - rule 2
         failure = error
+    else:
+        return envelope
     try:
         fail(plan, context, failure)
+    except BaseException as error:
+        if series is not None:
+            series.finish(code_of(error, context), perf_counter() - began if began else None)
+        raise
     finally:
         del failure  # it refers to this frame
 
@@ -136,7 +156,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     )
     if context.deadline is not None and context.must_be_timed:
         path = _timed(context.deadline, path, plan, context)
-    if not around.observed:
+    if not around.observed and around.counters is None:
         return await path
     finished = report_start(around, plan.id, context)
     try:

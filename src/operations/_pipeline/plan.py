@@ -12,7 +12,7 @@ from operations._pipeline.outcome import Envelope, finisher
 from operations._threads import ThreadPool
 from operations.access import permission
 from operations.context import OperationContext
-from operations.observe import CallAbandoned, CallEvent, now
+from operations.observe import CallAbandoned, CallCounters, CallEvent, now
 from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
 
 logger = logging.getLogger("operations")
@@ -44,6 +44,9 @@ class Surroundings(Protocol):
     middleware: list[Middleware]
     stream_middleware: list[StreamMiddleware]
 
+    counters: CallCounters | None
+    """Set while calls are counted."""
+
     @property
     def observed(self) -> bool:
         """Whether anybody wants events."""
@@ -70,6 +73,7 @@ class Plan:
         "id",
         "operation",
         "permits",
+        "series",
         "spec",
     )
 
@@ -84,6 +88,7 @@ class Plan:
         self.accepts, self.flat = compiled.accepts, compiled.flat
         self.finish = finisher(spec, operation.output or around.output)
         self.handler = self._runnable()
+        self.series = None if around.counters is None else around.counters.of(self.id)
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler
@@ -96,6 +101,8 @@ class Plan:
 
         async def in_thread(value: Any, context: OperationContext) -> Any:
             def abandoned() -> None:
+                if self.series is not None:
+                    self.series.abandoned += 1
                 logger.warning("%s: the caller left, the handler's thread runs on", self.id)
                 around.notify(
                     CallAbandoned(

@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any
 
 from operations._pipeline.plan import Plan, Surroundings
-from operations.context import OperationContext
+from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode
 from operations.observe import CallFinished, CallStarted, CallYielded, now
@@ -17,48 +17,76 @@ _APART = 10
 def report_refusal(
     around: Surroundings, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
-    """Report a call that never came as far as a plan."""
-    if around.observed:
+    """Report and count a call that never came as far as a plan."""
+    if around.observed or around.counters is not None:
         report_start(around, operation_id, context)(error)
 
 
 def report_start(
     around: Surroundings, operation_id: str, context: OperationContext
 ) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
-    """Report the start of a call; the function given back reports its end: an error, a result, or neither."""
-    identity_id = context.identity.id if context.identity is not None else None
-    request_id = context.request_id
+    """Report and count the start of a call; the returned function does so for its end: an error, a result, or None."""
+    series = None if around.counters is None else around.counters.of(operation_id)
+    if series is not None:
+        series.started += 1
     began = perf_counter()
+    if around.observed:
+        _notify_start(around, operation_id, context)
+
+    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
+        duration = perf_counter() - began
+        code = code_of(end, context)
+        if series is not None:
+            is_timed = series.times_all or context.door is not CLOSED
+            series.finish(code, duration if is_timed else None)
+        if around.observed:
+            _notify_end(around, operation_id, context, code, duration)
+
+    return finished
+
+
+def _notify_start(around: Surroundings, operation_id: str, context: OperationContext) -> None:
     around.notify(
         CallStarted(
-            request_id=request_id,
+            request_id=context.request_id,
             operation_id=operation_id,
             timestamp=now(),
             parent_request_id=context.parent_request_id,
-            identity_id=identity_id,
+            identity_id=context.identity.id if context.identity is not None else None,
             traceparent=context.metadata.get("traceparent"),
         )
     )
 
-    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
-        code = None
-        if isinstance(end, BaseException):
-            code = end.code if isinstance(end, CallError) else _code_of_end(context)
-        elif end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
-            code = str(ErrorCode.EXECUTION_ERROR)
-        around.notify(
-            CallFinished(
-                request_id=request_id,
-                operation_id=operation_id,
-                timestamp=now(),
-                parent_request_id=context.parent_request_id,
-                identity_id=identity_id,
-                code=code,
-                duration=perf_counter() - began,
-            )
-        )
 
-    return finished
+def _notify_end(
+    around: Surroundings,
+    operation_id: str,
+    context: OperationContext,
+    code: str | None,
+    duration: float,
+) -> None:
+    around.notify(
+        CallFinished(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=context.identity.id if context.identity is not None else None,
+            code=code,
+            duration=duration,
+        )
+    )
+
+
+def code_of(
+    end: BaseException | ResponseEnvelope[Any] | None, context: OperationContext
+) -> str | None:
+    """Return the error code of a call's end; None for success."""
+    if isinstance(end, BaseException):
+        return end.code if isinstance(end, CallError) else _code_of_end(context)
+    if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
+        return str(ErrorCode.EXECUTION_ERROR)
+    return None
 
 
 def _code_of_end(context: OperationContext) -> str:
@@ -68,8 +96,12 @@ def _code_of_end(context: OperationContext) -> str:
 
 
 def report_item(plan: Plan, context: OperationContext, index: int) -> None:
-    plan.around.notify(
-        CallYielded(
-            request_id=context.request_id, operation_id=plan.id, timestamp=now(), index=index
+    """Report and count an item of a subscription."""
+    if plan.series is not None:
+        plan.series.items += 1
+    if plan.around.observed:
+        plan.around.notify(
+            CallYielded(
+                request_id=context.request_id, operation_id=plan.id, timestamp=now(), index=index
+            )
         )
-    )

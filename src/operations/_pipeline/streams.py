@@ -32,7 +32,8 @@ async def stream(
     )
     if context.deadline is not None and context.must_be_timed:
         items = _timed_items(context.deadline, items, plan, context)
-    finished = report_start(around, plan.id, context) if around.observed else None
+    is_reported = around.observed or around.counters is not None
+    finished = report_start(around, plan.id, context) if is_reported else None
     failure: BaseException | None = None
     index = 0
     try:

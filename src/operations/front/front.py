@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operations.access import Identity, access_denied
-from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.context import ENTRY, NOTHING, Door, OperationContext
 from operations.errors import CallError, operation_not_found
 from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
@@ -74,7 +74,7 @@ class Front:
         *,
         deadline: float | None,
         metadata: Mapping[str, Any] = NOTHING,
-        door: Door = CLOSED,
+        door: Door = ENTRY,
     ) -> OperationContext:
         """Return the context of one call; `deadline` is in milliseconds since the epoch."""
         return OperationContext(

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from operations._words import in_seconds
 from operations.access import Identity
-from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.context import ENTRY, NOTHING, Door, OperationContext
 from operations.errors import CallError, map_error, timed_out, timeout_error
 from operations.front.body import check_json_body, decode_json, read_body
 from operations.front.front import Front
@@ -302,7 +302,7 @@ class RequestPipeline:
             state.identity,
             deadline=deadline,
             metadata=NOTHING if trace is None else _trace(trace, headers),
-            door=Door(deadline=deadline) if keeps_time else CLOSED,
+            door=Door(deadline=deadline) if keeps_time else ENTRY,
         )
 
     def take_slot(self, state: RequestState, *, is_stream: bool = False) -> None:

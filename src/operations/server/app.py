@@ -6,6 +6,7 @@ access log -> root path -> Host and Origin -> operations, gateway, pages, mounte
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
+from weakref import finalize
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
@@ -99,15 +100,17 @@ def create_app(
     pipeline = RequestPipeline(
         front, None if resolver is None else SessionResolver(resolver, sessions)
     )
-    metrics = CallMetrics(registry)
-    registry.observe(metrics)
-    if graph is not None:
-        registry.observe(graph)
+    metrics = CallMetrics(registry, time_all=False)
+    recording = None if graph is None else _Recording(registry, graph)
     pages = Pages(pipeline, sessions, metrics, title=title, version=version, ready=ready)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
+            for counting in (metrics, recording):
+                if counting is not None:
+                    counting.open()
+                    stack.callback(counting.close)
             for resource in resources:
                 await stack.enter_async_context(resource)
             yield
@@ -139,7 +142,28 @@ def create_app(
     app = _App(wrap, routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.pipeline = pipeline
+    if recording is not None:
+        finalize(app, recording.close)
     return app
+
+
+class _Recording:
+    """Lets a graph observe a registry while the app exists."""
+
+    def __init__(self, registry: OperationRegistry, graph: CallGraph) -> None:
+        self._registry = registry
+        self._graph = graph
+        self._stop: Callable[[], None] | None = None
+        self.open()
+
+    def open(self) -> None:
+        if self._stop is None:
+            self._stop = self._registry.observe(self._graph)
+
+    def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
 
 class _App(Starlette):

@@ -17,7 +17,6 @@ from operations.calls.graph import CallGraph, CallRecord
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.replies import Reply, json_reply
 from operations.front.search import visible_specs
-from operations.observe import CallEvent
 from operations.server.routing import Route
 from operations.specs import OperationSpec, OperationType
 
@@ -68,20 +67,15 @@ class Overview:
     def __init__(self, pipeline: RequestPipeline, graph: CallGraph | None = None) -> None:
         self._pipeline = pipeline
         self._has_calls = graph is not None
-        self._version = 0
         self._start = token_hex(16)
-        pipeline.front.registry.watch(self._changed)
         self.routes = {"/operations": Route(methods=("GET",), endpoint=self._operations)}
         if graph is not None:
             self._graph = graph
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
-    def _changed(self, _event: CallEvent) -> None:
-        self._version += 1
-
     def _tag(self, identity: Identity | None) -> bytes:
         """What stands for all that `identity` may call now."""
-        who = msgspec.json.encode([self._start, self._version, identity])
+        who = msgspec.json.encode([self._start, self._pipeline.front.registry.revision, identity])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
 
     async def _operations(self, state: RequestState) -> Reply:
