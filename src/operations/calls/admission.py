@@ -35,15 +35,15 @@ class Work(Protocol):
 
 
 class Gate(Protocol):
-    """Bounds that a worker shares with others, for example with other doors of one server."""
+    """The limits and rules that a worker shares with the other entry points of one server."""
 
     def __call__(
-        self, identity: Identity | None, *, is_stream: bool
+        self, operation_id: str, identity: Identity | None, *, is_stream: bool
     ) -> AbstractContextManager[None]:
-        """Let a call in for as long as it runs, now that it is known who calls.
+        """Admit a call of an identified caller for as long as it runs.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there is no room for it.
+            CallError: If the call is rejected.
         """
         ...
 

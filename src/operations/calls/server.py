@@ -387,7 +387,9 @@ class CallServer:
         registry = self.registry_of(job.request.operation_id)
         gate = cast("Gate", self._gate)
         try:
-            place = gate(identity, is_stream=is_stream(registry, job.request))
+            place = gate(
+                job.request.operation_id, identity, is_stream=is_stream(registry, job.request)
+            )
         except CallError as error:
             self._refuse(job, error)
             return
@@ -533,7 +535,7 @@ async def serve_calls(
         queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
         per_principal: Calls of one caller at a time, running and waiting: of one credential, of one identity, and of
             one mailbox where there is neither.
-        gate: Bounds that are shared with others.
+        gate: Limits and rules that are shared with other entry points.
         resolve: Who a `credential` belongs to.
         grace: Seconds that running calls have to finish at the end.
         expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted

@@ -140,7 +140,12 @@ class SocketDoor:
         await socket.accept()
         identity: Identity | None = scope.get(IDENTITY)
 
-        def gate(identity: Identity | None, *, is_stream: bool) -> AbstractContextManager[None]:
+        def gate(
+            operation_id: str, identity: Identity | None, *, is_stream: bool
+        ) -> AbstractContextManager[None]:
+            spec = self._registry.get_spec(operation_id)
+            if spec is not None:
+                front.enforce_visible(spec, identity)
             caller = caller_key(identity, address)
             front.rate.spend(caller)
             return front.enter(caller, is_stream=is_stream)

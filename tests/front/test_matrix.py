@@ -1,0 +1,387 @@
+"""Every limit, guard and identity rule has the same outcome at every entry point.
+
+entry point x rule x identity: one table of outcomes, which does not name the entry point
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+
+from operations import CallError, Identity, OperationRegistry
+from operations._json import MAX_REQUEST_VALUES
+from operations.calls import PendingRequestMap
+from operations.cli.serving import SocketDoor
+from operations.mcp import to_mcp
+from operations.pubsub.websocket import connect_websocket
+from operations.server import APIKeys, Limits, create_app, hash_key
+from operations.server.running import running
+
+CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}
+MODERN = "2026-07-28"
+CAPABILITIES = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+
+
+@dataclass
+class Hub:
+    """One server with all entry points."""
+
+    url: str
+    release: asyncio.Event
+    running: list[str]
+    ran: list[Any] = field(default_factory=list[Any])
+
+
+@asynccontextmanager
+async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
+    registry = OperationRegistry()
+    release, waiting, ran = asyncio.Event(), list[str](), list[Any]()
+
+    @registry.operation("test.open")
+    async def opened(value: Any = None) -> str:
+        ran.append(value)
+        return "fine"
+
+    @registry.operation("test.advertised", scopes=["run"])
+    async def advertised() -> str:
+        return "fine"
+
+    @registry.operation("test.hidden", scopes=["secret"])
+    async def hidden() -> str:
+        return "fine"
+
+    @registry.operation("test.wait")
+    async def wait() -> str:
+        waiting.append("")
+        await release.wait()
+        return "fine"
+
+    @registry.operation("test.broken")
+    async def broken() -> str:
+        raise RuntimeError("CANARY")
+
+    lean, sdk = to_mcp(registry).asgi_app(), to_mcp(registry).asgi_app(lean=False)
+
+    async def mcp(scope: Any, receive: Any, send: Any) -> None:
+        is_sdk = any(name == b"x-sdk" for name, _ in scope["headers"])
+        await (sdk if is_sdk else lean)(scope, receive, send)
+
+    mcp.shares_pipeline = True  # type: ignore[attr-defined]
+    app = create_app(
+        registry,
+        identity=APIKeys({hash_key(key): caller for key, caller in CALLERS.items()}),
+        limits=limits,
+        mcp=mcp,
+        websocket=SocketDoor(registry, CALLERS.get),
+        resources=[lean.running(), sdk.running()],
+        scopes_supported=["run"],
+        **options,
+    )
+    with anyio.fail_after(30):
+        async with running(app) as url:
+            yield Hub(url, release, waiting, ran)
+
+
+Call = Callable[[Hub, str, Any, str | None], Coroutine[Any, Any, str]]
+"""Call an operation with an input as somebody; return `fine` or the code of the error."""
+
+
+async def over_http(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _posted(hub, "/" + operation.replace(".", "/"), value, key, {})
+
+
+async def over_gateway(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _posted(hub, "/call", {"operation": operation, "input": value}, key, {})
+
+
+async def over_lean_mcp(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _over_mcp(hub, operation, value, key, {})
+
+
+async def over_sdk_mcp(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _over_mcp(hub, operation, value, key, {"x-sdk": "1"})
+
+
+async def over_socket(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    headers = {} if key is None else {"x-api-key": key}
+    try:
+        async with (
+            connect_websocket(_socket_url(hub), headers=headers) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            await calls.call(operation, value)
+    except CallError as error:
+        return error.code
+    except Exception as error:  # noqa: BLE001 - the handshake was rejected
+        return f"rejected {type(error).__name__}"
+    return "fine"
+
+
+async def over_socket_credential(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    try:
+        async with (
+            connect_websocket(_socket_url(hub)) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            await calls.call(operation, value, credential=key)
+    except CallError as error:
+        return error.code
+    return "fine"
+
+
+ENTRY_POINTS: dict[str, Call] = {
+    "http": over_http,
+    "gateway": over_gateway,
+    "mcp": over_lean_mcp,
+    "mcp-sdk": over_sdk_mcp,
+    "socket": over_socket,
+    "socket-credential": over_socket_credential,
+}
+EVERY = pytest.mark.parametrize("call", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+
+
+def _socket_url(hub: Hub) -> str:
+    return hub.url.replace("http", "ws") + "/ws"
+
+
+async def _over_mcp(
+    hub: Hub, operation: str, value: Any, key: str | None, headers: dict[str, str]
+) -> str:
+    body = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": operation, "arguments": value, "_meta": CAPABILITIES},
+    }
+    headers = {
+        **headers,
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": "tools/call",
+        "mcp-name": operation,
+    }
+    return await _posted(hub, "/mcp", body, key, headers)
+
+
+async def _posted(hub: Hub, path: str, body: Any, key: str | None, headers: dict[str, str]) -> str:
+    if key is not None:
+        headers = {**headers, "x-api-key": key}
+    data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    headers = {"content-type": "application/json", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(hub.url + path, data=data, headers=headers) as response,
+    ):
+        text = await response.text()
+    assert "CANARY" not in text
+    if text.startswith(("event:", "data:")):
+        text = text.partition("data: ")[2].partition("\n")[0]
+    answer = msgspec.json.decode(text)
+    if not (isinstance(answer, dict) and "jsonrpc" in answer):
+        return _code(answer, response.status)
+    if "error" in answer:
+        is_unknown = answer["error"]["message"].startswith("Unknown tool")
+        return "OPERATION_NOT_FOUND" if is_unknown else _code(answer["error"].get("data"), 200)
+    result = answer["result"]
+    if not result.get("isError"):
+        return "fine"
+    return _code(result.get("structuredContent") or next(iter(result["_meta"].values())), 0)
+
+
+def _code(answer: Any, status: int) -> str:
+    if status == 200 and not (isinstance(answer, dict) and "code" in answer):
+        return "fine"
+    return str(answer["code"])
+
+
+# ------------------------------------------------------------ identity and access
+
+
+@pytest.mark.requirement("R07", "R54")
+@EVERY
+@pytest.mark.parametrize(
+    ("operation", "key", "outcome"),
+    [
+        ("test.open", None, "fine"),
+        ("test.open", "ann", "fine"),
+        ("test.advertised", "ann", "fine"),
+        ("test.advertised", "bob", "ACCESS_DENIED"),
+        ("test.advertised", None, "ACCESS_DENIED"),
+        ("test.hidden", "ann", "OPERATION_NOT_FOUND"),
+        ("test.hidden", None, "OPERATION_NOT_FOUND"),
+        ("test.nothing", "ann", "OPERATION_NOT_FOUND"),
+        ("test.broken", "ann", "EXECUTION_ERROR"),
+    ],
+)
+async def test_access(call: Call, operation: str, key: str | None, outcome: str) -> None:
+    async with hub(Limits()) as served:
+        assert await call(served, operation, {}, key) == outcome
+
+
+@pytest.mark.requirement("R54", "R60")
+@EVERY
+async def test_wrong_credentials_are_rejected_and_slowed_down_but_valid_ones_pass(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.front.identity.DELAY_SECONDS", 0.01)
+    limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
+    async with hub(limits) as served:
+        outcomes = [await call(served, "test.open", {}, f"guess {n}") for n in range(4)]
+        valid = await call(served, "test.advertised", {}, "ann")
+
+    if call is over_socket:
+        # A handshake has no code: it is rejected.
+        assert all(outcome.startswith("rejected") for outcome in outcomes)
+    else:
+        assert outcomes == ["ACCESS_DENIED"] * 2 + ["RESOURCE_EXHAUSTED"] * 2
+    assert valid == "fine"
+
+
+# ------------------------------------------------------------ limits
+
+
+@pytest.mark.requirement("R39", "R54")
+@EVERY
+@pytest.mark.parametrize("key", [None, "ann"])
+async def test_concurrent_calls_are_limited(call: Call, key: str | None) -> None:
+    async with hub(Limits(calls_per_caller=2)) as served:
+        calls = [asyncio.create_task(call(served, "test.wait", {}, key)) for _ in range(2)]
+        while len(served.running) < 2:
+            await asyncio.sleep(0.01)
+        assert await call(served, "test.open", {}, key) == "RESOURCE_EXHAUSTED"
+        other = None if key else "ann"
+        assert await call(served, "test.open", {}, other) == "fine"
+        served.release.set()
+        assert [await task for task in calls] == ["fine", "fine"]
+
+
+@pytest.mark.requirement("R39", "R54")
+async def test_concurrent_calls_count_for_all_entry_points_together() -> None:
+    async with hub(Limits(calls_per_caller=len(ENTRY_POINTS))) as served:
+        calls = [
+            asyncio.create_task(call(served, "test.wait", {}, "ann"))
+            for call in ENTRY_POINTS.values()
+        ]
+        while len(served.running) < len(ENTRY_POINTS):
+            await asyncio.sleep(0.01)
+        outcomes = [await call(served, "test.open", {}, "ann") for call in ENTRY_POINTS.values()]
+        served.release.set()
+        assert {await task for task in calls} == {"fine"}
+
+    assert outcomes == ["RESOURCE_EXHAUSTED"] * len(ENTRY_POINTS)
+
+
+@pytest.mark.requirement("R39", "R54")
+@EVERY
+async def test_the_rate_is_limited(call: Call) -> None:
+    async with hub(Limits(rate_per_caller=0.001, burst=3)) as served:
+        outcomes = [await call(served, "test.open", {}, "ann") for _ in range(5)]
+
+    assert outcomes == ["fine"] * 3 + ["RESOURCE_EXHAUSTED"] * 2
+
+
+VALUES: list[Any] = [[] for _ in range(MAX_REQUEST_VALUES)]
+DEEP: list[Any] = []
+for _ in range(100):
+    DEEP = [DEEP]
+
+
+@pytest.mark.requirement("R55", "R54")
+@EVERY
+@pytest.mark.parametrize(
+    ("limits", "value"),
+    [
+        (Limits(), VALUES),
+        (Limits(), DEEP),
+        (Limits(body_bytes=20_000), "x" * 30_000),
+    ],
+    ids=["values", "depth", "bytes"],
+)
+async def test_sizes_are_limited_before_anything_runs(
+    call: Call, limits: Limits, value: Any
+) -> None:
+    async with hub(limits) as served:
+        outcome = await call(served, "test.open", {"value": value}, "ann")
+        assert outcome != "fine"
+        assert served.ran == []
+        assert await call(served, "test.open", {"value": 1}, "ann") == "fine"
+
+    if "socket" not in call.__name__:
+        assert outcome == ("VALIDATION_ERROR" if value is DEEP else "RESOURCE_EXHAUSTED")
+
+
+# ------------------------------------------------------------ attacks
+
+
+@pytest.mark.requirement("R55")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/test/open", b'{"value": [' + b"[]," * 1_390_000 + b"1]}"),
+        ("/call", b'{"operation": "test.open", "input": [' + b"[]," * 1_390_000 + b"1]}"),
+        ("/mcp", b'{"jsonrpc":"2.0","id":1,"method":"x","params":[' + b"[]," * 1_390_000 + b"1]}"),
+        ("/search", b'{"query": "' + b"ab " * 1_390_000 + b'"}'),
+    ],
+    ids=["path", "gateway", "mcp", "search"],
+)
+async def test_four_megabytes_do_not_block_the_event_loop(path: str, body: bytes) -> None:
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            before = perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, perf_counter() - before)
+
+    async with hub(Limits(body_bytes=8 * 1024 * 1024)) as served:
+        ticking = asyncio.create_task(tick())
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json, text/event-stream",
+        }
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(served.url + path, data=BytesIO(body), headers=headers) as response,
+        ):
+            assert response.status in (413, 422)
+        ticking.cancel()
+
+    # It took 1 to 5 s; the limit is generous because the machine is shared with other tests.
+    assert longest < 0.5
+
+
+@pytest.mark.requirement("R21", "R54")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "localhost", "origin": "https://evil.example"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
+        ({"host": "localhost:1", "origin": "http://localhost:2"}, 403),
+    ],
+)
+async def test_hosts_and_origins_are_checked_everywhere(
+    headers: dict[str, str], status: int
+) -> None:
+    async with hub(Limits()) as served, AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        for path in ("/test/open", "/call", "/mcp", "/search"):
+            async with session.post(served.url + path, json={}, headers=headers) as response:
+                assert response.status == status
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await session.ws_connect(served.url + "/ws", headers=headers)
+        assert caught.value.status == 403
+        assert served.ran == []

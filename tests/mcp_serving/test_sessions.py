@@ -1,0 +1,104 @@
+"""Sessions are limited per caller and in total, and anonymous clients cannot lock out others."""
+
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.requests import Request
+from tests.mcp_serving.support import example
+from tests.server.asgi import Client, Response
+
+from operations import Identity
+from operations.mcp import to_mcp
+from operations.server import Limits, create_app
+
+OPENING = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+MCP = {"accept": "application/json, text/event-stream"}
+
+
+def identify(request: Request) -> Identity | None:
+    key = request.headers.get("x-api-key")
+    return None if key is None else Identity(key)
+
+
+def serving(limits: Limits) -> Any:
+    return to_mcp(example(), identify=identify, limits=limits).asgi_app(json_response=True)
+
+
+async def opened(client: Client, **headers: str) -> Response:
+    return await client.post("/mcp", json=OPENING, headers={**MCP, **headers})
+
+
+async def pinged(client: Client, session: str, **headers: str) -> int:
+    sent = {**MCP, "mcp-session-id": session, **headers}
+    return (await client.post("/mcp", json=PING, headers=sent)).status
+
+
+@pytest.mark.requirement("R60")
+async def test_anonymous_clients_cannot_lock_out_others() -> None:
+    app = serving(Limits(sessions=20, sessions_per_caller=5))
+    async with app.running():
+        ann = Client(app)
+        mine = (await opened(ann, **{"x-api-key": "ann"})).headers["mcp-session-id"]
+        for number in range(100):
+            crowd = Client(app, address=f"10.0.{number}.1")
+            assert (await opened(crowd)).status == 200
+        assert await pinged(ann, mine, **{"x-api-key": "ann"}) == 200
+        assert (await opened(ann, **{"x-api-key": "bob"})).status == 200
+
+
+@pytest.mark.requirement("R60")
+async def test_a_caller_that_opens_too_many_loses_its_own_oldest_session() -> None:
+    app = serving(Limits(sessions_per_caller=3))
+    async with app.running():
+        client, other = Client(app), Client(app, address="10.0.0.2")
+        kept = (await opened(other)).headers["mcp-session-id"]
+        sessions = [(await opened(client)).headers["mcp-session-id"] for _ in range(4)]
+
+        assert [await pinged(client, session) for session in sessions] == [404, 200, 200, 200]
+        assert await pinged(other, kept) == 200
+        # The least recently used one is the oldest.
+        await pinged(client, sessions[1])
+        sessions.append((await opened(client)).headers["mcp-session-id"])
+        assert [await pinged(client, session) for session in sessions[1:]] == [200, 404, 200, 200]
+
+
+async def test_sessions_that_end_make_room() -> None:
+    app = serving(Limits(sessions=1, sessions_per_caller=1))
+    async with app.running():
+        client = Client(app)
+        key = {"x-api-key": "ann"}
+        session = (await opened(client, **key)).headers["mcp-session-id"]
+        other = {"x-api-key": "bob"}
+        assert (await opened(client, **other)).status == 429, "a session of another caller stays"
+        await client.request("DELETE", "/mcp", headers={**MCP, **key, "mcp-session-id": session})
+        assert (await opened(client, **other)).status == 200
+
+
+async def test_the_access_log_has_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    registry = example()
+    ids: list[str] = []
+    registry.observe(lambda event: ids.append(event.request_id))
+    mcp = to_mcp(registry).asgi_app(stateless=True, json_response=True)
+    client = Client(create_app(registry, mcp=mcp))
+    call = {**PING, "method": "tools/call", "params": {"name": "math.add", "arguments": {"a": 1}}}
+    with caplog.at_level(logging.INFO, "operations.access"):
+        async with mcp.running():
+            for headers in ({}, {"mcp-param-x": "not plain"}):
+                answer = await client.post("/mcp", json=call, headers={**MCP, **headers})
+                assert answer.status == 200
+
+    logged = [msgspec.json.decode(record.getMessage())["requestId"] for record in caplog.records]
+    assert len(logged) == 2
+    assert set(logged) == set(ids)
