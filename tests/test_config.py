@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -29,8 +30,9 @@ from operations.config import (
     parse_config,
 )
 from operations.config.derive import MISSING, _options, keys_of
-from operations.config.model import LimitsEntry, MCPEntry, OpenAPIEntry
+from operations.config.model import BrokerEntry, LimitsEntry, MCPEntry, OpenAPIEntry
 from operations.config.places import Places
+from operations.front.limits import Limits
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,
@@ -473,7 +475,7 @@ def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
         file.secret(Secret(file="nope.txt"))
 
 
-ENTRIES = (OpenAPIEntry, MCPEntry, LimitsEntry)
+ENTRIES = (OpenAPIEntry, MCPEntry, BrokerEntry, LimitsEntry)
 FOR_ADDRESSES = {"auth", "headers"}
 """Keys of an MCP server that has an address."""
 
@@ -494,6 +496,12 @@ NOT_IN_THE_FILE = {
     "MCPClientConfig.server": "an object",
     "MCPClientConfig.elicit": "a function",
     "MCPClientConfig.sample": "a function",
+    "serve_calls.registry": "an object",
+    "serve_calls.target": "an object",
+    "serve_calls.group": "a key of its own",
+    "serve_calls.concurrency": "a key of its own",
+    "serve_calls.gate": "a function",
+    "serve_calls.resolve": "a function",
     "Limits.calls": "called concurrency",
     "Limits.calls_per_caller": "called per_caller",
     "Limits.body_bytes": "called request_bytes",
@@ -561,6 +569,7 @@ def built(entry: Any, table: dict[str, Any], folder: Path) -> Any:
     section, extra = {
         OpenAPIEntry: ("openapi.a", "document = 'shop.yaml'\n"),
         MCPEntry: ("mcp.a", ""),
+        BrokerEntry: ("brokers.a", "url = 'redis://127.0.0.1'\n"),
         LimitsEntry: ("limits", ""),
     }[entry]
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
@@ -571,8 +580,10 @@ def built(entry: Any, table: dict[str, Any], folder: Path) -> Any:
             return service_config("a", file.config.openapi["a"], file)
         case _ if entry is MCPEntry:
             return client_config("a", file.config.mcp["a"], file)
+        case _ if entry is BrokerEntry:
+            return SimpleNamespace(**file.options(file.config.brokers["a"], ("brokers", "a")))
         case _:
-            return file.build(file.config.limits, ("limits",))
+            return Limits(**file.options(file.config.limits, ("limits",)))
 
 
 def toml(value: Any) -> str:

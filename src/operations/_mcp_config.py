@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -243,18 +243,18 @@ class MCPClientConfig:
             raise ValueError(". ".join([known, *_in_words(unknown)]))
         fields: dict[str, Any] = {}
         secrets: list[str] = []
-        for key, (name, check) in _ENTRY_FIELDS.items():
+        for key, name in _ENTRY_FIELDS.items():
             if entry.get(key) is None:
                 continue
             value = _filled(entry[key], variables, secrets)
-            if not check(value):
-                raise ValueError(f"{key!r} has the wrong type")
-            fields[name] = value
-        kind = fields.pop("type", None)
-        if kind is not None:
-            if kind not in _ENTRY_TRANSPORTS:
-                raise ValueError(f"{kind!r} is no transport: use stdio, http or sse")
-            fields["transport"] = _ENTRY_TRANSPORTS[kind]
+            if name == "transport" and isinstance(value, str):
+                if value not in _ENTRY_TRANSPORTS:
+                    raise ValueError(f"{value!r} is no transport: use stdio, http or sse")
+                value = _ENTRY_TRANSPORTS[value]
+            try:
+                fields[name] = msgspec.convert(value, _ENTRY_TYPES[name])
+            except msgspec.ValidationError:
+                raise ValueError(f"{key!r} has the wrong type") from None
         try:
             fields["secrets"] = secrets
             return cls(**{**fields, **options})
@@ -262,39 +262,32 @@ class MCPClientConfig:
             raise ValueError(str(error)) from None
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, cast("list[object]", value)))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        map(_is_text, cast("dict[object, object]", value).values())
-    )
-
-
-_ENTRY_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "command": ("command", _is_text),
-    "args": ("args", _is_texts),
-    "env": ("env", _is_table),
-    "cwd": ("cwd", _is_text),
-    "url": ("url", _is_text),
-    "serverUrl": ("url", _is_text),
-    "httpUrl": ("url", _is_text),
-    "type": ("type", _is_text),
-    "transport": ("type", _is_text),
-    "headers": ("headers", _is_table),
-    "namespace": ("namespace", _is_text),
-    "allow": ("allow", _is_texts),
-    "deny": ("deny", _is_texts),
-    "queries": ("queries", _is_texts),
-    "pin": ("pin", lambda value: value in ("off", "warn", "strict")),
-    "protocolVersion": ("version", _is_text),
+_ENTRY_FIELDS = {
+    **{
+        name: name
+        for name in (
+            "command",
+            "args",
+            "env",
+            "cwd",
+            "url",
+            "headers",
+            "namespace",
+            "allow",
+            "deny",
+            "queries",
+            "pin",
+        )
+    },
+    "serverUrl": "url",
+    "httpUrl": "url",
+    "type": "transport",
+    "transport": "transport",
+    "protocolVersion": "version",
 }
-"""What an entry may say: our field, and what its value must be."""
+"""The keys of an entry, and the field that each one sets."""
+
+_ENTRY_TYPES: dict[str, Any] = {**get_type_hints(MCPClientConfig), "cwd": str}
 
 _TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
 

@@ -24,7 +24,7 @@ from operations.front.identity import InvalidCredentialError, caller_key, client
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
-from operations.server import APIKeys, IdentityResolver, create_app
+from operations.server import APIKeys, IdentityResolver, Limits, create_app
 from operations.server.console import console_app
 from operations.types import JSONObject
 
@@ -68,9 +68,8 @@ def build_app(
         allowed_origins=config.serve.allowed_origins,
         root_path=config.serve.root_path,
         scopes_supported=config.serve.scopes_supported,
-        limits=hub.file.build(
-            limits,
-            ("limits",),
+        limits=Limits(
+            **hub.file.options(limits, ("limits",)),
             body_bytes=limits.request_bytes,
             calls=limits.concurrency,
             calls_per_caller=limits.per_caller,

@@ -44,6 +44,7 @@ async def work(
             group=entry.group,
             concurrency=concurrency or entry.concurrency,
             resolve=credential_resolver(file),
+            **file.options(entry, ("brokers", name)),
         ),
     ):
         with heeded_signals() as told:

@@ -5,23 +5,24 @@ Rule 2: what a source needs and is not there is no mistake in the config: it cos
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path as FilePath
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from operations._json import object_of
 from operations._words import suggestion
-from operations.config.derive import Builder, KeyFaultError, Secret
+from operations.config.derive import Builder, KeyFaultError, Secret, secrets_of
 from operations.config.model import (
     AccessEntry,
     BrokerEntry,
     Config,
+    Entry,
     JWTEntry,
-    LimitsEntry,
     MCPEntry,
     OpenAPIEntry,
     ServeEntry,
+    entries_of,
 )
 from operations.config.places import Path
 from operations.types import JSONObject
@@ -35,6 +36,7 @@ _BROKERS = ("redis", "rediss", *_NATS)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _HMAC = ("HS256", "HS384", "HS512")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+_SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -43,24 +45,35 @@ def check(config: Config, folder: FilePath) -> Found:
     for number, module in enumerate(config.modules):
         if not module:
             yield ("modules", number), "is empty. Name a package, a folder or a file."
-    for name, service in config.openapi.items():
-        yield from _namespace(name, ("openapi", name))
-        path: Path = ("openapi", name)
-        yield from _checked(_openapi(service, path), service, path, folder, namespace=name)
-    for name, server in config.mcp.items():
-        yield from _namespace(name, ("mcp", name))
-        if name in config.openapi:
-            yield ("mcp", name), f"has the same namespace as [openapi.{name}]. Rename one of them."
-        path = ("mcp", name)
-        yield from _checked(_mcp(server, path), server, path, folder)
-    for name, broker in config.brokers.items():
-        yield from _broker(broker, ("brokers", name))
-        if broker.namespace in {*config.openapi, *config.mcp}:
-            message = f"is the namespace of something else already: {broker.namespace}."
-            yield ("brokers", name, "namespace"), message
+    for path, secret in secrets_of(config):
+        yield from _secret(secret, path)
+    for path, entry in entries_of(config):
+        faults = list(_entry(entry, path, config))
+        yield from faults or _rejected(entry, path, folder)
     yield from _access(config.access, folder)
     yield from _serve(config.serve, config.access)
-    yield from _checked((), config.limits, ("limits",), folder)
+
+
+def _entry(entry: Entry, path: Path, config: Config) -> Found:
+    for short, key in _SHORT.items():
+        if getattr(entry, short, None) and key in entry.options:
+            yield (*path, key), f"goes without {short}, which sets the same."
+    match entry:
+        case OpenAPIEntry():
+            yield from _namespace(str(path[1]), path)
+            yield from _openapi(entry, path)
+        case MCPEntry():
+            yield from _namespace(str(path[1]), path)
+            if path[1] in config.openapi:
+                yield path, f"has the same namespace as [openapi.{path[1]}]. Rename one of them."
+            yield from _mcp(entry, path)
+        case BrokerEntry():
+            yield from _broker(entry, path)
+            if entry.namespace in {*config.openapi, *config.mcp}:
+                message = f"is the namespace of something else already: {entry.namespace}."
+                yield (*path, "namespace"), message
+        case _:
+            pass
 
 
 def _namespace(name: str, path: Path) -> Found:
@@ -81,24 +94,10 @@ def _openapi(service: OpenAPIEntry, path: Path) -> Found:
     for key in ("include", "exclude"):
         if key in options:
             yield from _selection(options[key], (*path, key))
-    for key, short in (("access", service.scopes), ("pagination", service.pages)):
-        if short and key in options:
-            yield (*path, key), "is given twice: a shorter key sets the same."
 
 
-def _checked(
-    found: Iterable[tuple[Path, str]],
-    entry: OpenAPIEntry | MCPEntry | LimitsEntry,
-    path: Path,
-    folder: FilePath,
-    **given: Any,
-) -> Found:
-    """Report what was found, else what the library's own class rejects, with a stand-in for every secret."""
-    faults = list(found)
-    if faults:
-        yield from faults
-        return
-
+def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
+    """Report what the library's own class rejects, with a stand-in for every secret."""
     secrets: set[str | int] = set()
 
     def reveal(secret: Secret, where: Path) -> str:
@@ -107,8 +106,11 @@ def _checked(
         secrets.add(where[len(path)])
         return "secret"
 
+    target = entry.derived.load()
     try:
-        Builder(reveal, folder.joinpath).build(entry.derived, entry.options, path, **given)
+        fields = Builder(reveal, folder.joinpath).fields(target, entry.options, path)
+        if isinstance(target, type):
+            target(**fields, **({"namespace": path[1]} if isinstance(entry, OpenAPIEntry) else {}))
     except KeyFaultError as fault:
         yield fault.path, str(fault)
     except ValueError as error:
@@ -161,8 +163,6 @@ def _mcp(server: MCPEntry, path: Path) -> Found:
             yield (*path, key), f"goes with {'url' if url is None else 'command'} only."
     if url is None and server.token is not None:
         yield (*path, "token"), "goes with url only."
-    if server.token is not None:
-        yield from _secret(server.token, (*path, "token"))
     if command is not None and not command.strip():
         yield (*path, "command"), "is empty. Name a program."
     elif command is not None and " " in command and not FilePath(command).exists():
@@ -170,9 +170,6 @@ def _mcp(server: MCPEntry, path: Path) -> Found:
     if url is not None:
         yield from _web_address(url, (*path, "url"))
     yield from _headers(object_of(options.get("headers")), (*path, "headers"))
-    for key, short in (("access", server.scopes), ("auth", server.token)):
-        if short and key in options:
-            yield (*path, key), "is given twice: a shorter key sets the same."
 
 
 def _broker(broker: BrokerEntry, path: Path) -> Found:
@@ -187,10 +184,6 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
     if broker.namespace is not None:
         yield from _namespace(broker.namespace, (*path, "namespace"))
-    for key in ("password", "credential", "secret"):
-        secret: Secret | None = getattr(broker, key)
-        if secret is not None:
-            yield from _secret(secret, (*path, key))
 
 
 def _access(access: AccessEntry, folder: FilePath) -> Found:
@@ -198,8 +191,6 @@ def _access(access: AccessEntry, folder: FilePath) -> Found:
         path: Path = ("access", "keys", name)
         if (entry.key is None) == (entry.sha256 is None):
             yield path, "needs exactly one of key and sha256."
-        elif entry.key is not None:
-            yield from _secret(entry.key, (*path, "key"))
         for resource in entry.resources:
             if ":" not in resource:
                 yield (*path, "resources", resource), 'must be "type:id", or "type:*" for all.'
@@ -215,8 +206,6 @@ def _jwt(jwt: JWTEntry, folder: FilePath, path: Path) -> Found:
         yield from _web_address(jwt.jwks_url, (*path, "jwks_url"))
     if jwt.public_key is not None and not (folder / jwt.public_key).is_file():
         yield (*path, "public_key"), f"names no file: there is no {jwt.public_key}."
-    if jwt.secret is not None:
-        yield from _secret(jwt.secret, (*path, "secret"))
     if any(algorithm.lower() == "none" for algorithm in jwt.algorithms):
         yield (*path, "algorithms"), 'must not hold "none": such a token is signed by nobody.'
     elif (jwt.secret is not None) != all(name in _HMAC for name in jwt.algorithms):

@@ -29,12 +29,13 @@ from typing import (
     cast,
     get_args,
     get_origin,
+    get_type_hints,
 )
 
 import msgspec
 
 from operations.config.places import Path
-from operations.schema.python.annotations import hints_of, peel
+from operations.schema.python.annotations import hints_of, is_class, peel
 from operations.schema.python.docstrings import parse_docstring
 
 _SEQUENCES = frozenset({Collection, Sequence, Iterable, Set, list, set, frozenset, tuple})
@@ -66,10 +67,10 @@ class Secret:
 
 
 class Derived(NamedTuple):
-    """The config class that a table of the file is read into, beside the keys of its own."""
+    """The config class, or function, that a table of the file is read into, beside the keys of its own."""
 
     target: str
-    """`module:class`; imported when a file has such a table."""
+    """`module:class`, or a function; imported when a file has such a table."""
 
     without: Mapping[str, str]
     """Fields that are no keys, each with the reason."""
@@ -119,8 +120,9 @@ class KeyFaultError(ValueError):
 
 @cache
 def keys_of(cls: Any) -> dict[str, Key]:
-    """Return every field of a dataclass or struct, as a key of the file."""
-    described, hints = _descriptions(cls), hints_of(cls)
+    """Return every field of a dataclass or struct, or parameter of a function, as a key of the file."""
+    described = _descriptions(cls)
+    hints = hints_of(cls) if is_class(cls) else get_type_hints(cls, include_extras=True)
     return {
         name: Key(hints[name], default, *secrecy, described.get(name, ""))
         for name, default, secrecy in _fields(cls)
@@ -129,6 +131,11 @@ def keys_of(cls: Any) -> dict[str, Key]:
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
     """Yield the name and default of each field, whether it is secret, and whether it may be written all the same."""
+    if not is_class(cls):
+        for parameter in inspect.signature(cls).parameters.values():
+            is_required = parameter.default is parameter.empty
+            yield parameter.name, MISSING if is_required else parameter.default, (False, False)
+        return
     if issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
             yield each.name, MISSING if each.required else each.default, (False, False)
@@ -257,7 +264,7 @@ def _options(
 
 
 def _is_class(annotation: Any) -> bool:
-    return isinstance(annotation, type) and (
+    return is_class(annotation) and (
         dataclasses.is_dataclass(annotation) or issubclass(annotation, msgspec.Struct)
     )
 
@@ -267,9 +274,9 @@ def _summary(cls: Any) -> str:
 
 
 def _descriptions(cls: Any) -> dict[str, str]:
-    """Return the docstrings of the fields: below each, or in the `Attributes` of the class."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
+    """Return what is written about each field: below it, or in the docstring of the class or function."""
+    found = parse_docstring(cls.__doc__).names
+    for base in reversed(cls.__mro__[:-1]) if is_class(cls) else ():
         found |= parse_docstring(base.__dict__.get("__doc__")).names
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
@@ -288,6 +295,19 @@ def _descriptions(cls: Any) -> dict[str, str]:
     return found
 
 
+def secrets_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Secret]]:
+    """Yield the secrets in tables that are enabled, by their keys; not those in `options`."""
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, each in cast("Mapping[str, Any]", value).items():
+            yield from secrets_of(each, (*path, key))
+    elif dataclasses.is_dataclass(value) and getattr(value, "enabled", True):
+        for field in dataclasses.fields(value):
+            if field.name != "options":
+                yield from secrets_of(getattr(value, field.name), (*path, field.name))
+
+
 # ------------------------------------------------------------ from a file to the classes
 
 
@@ -300,16 +320,6 @@ class Builder(NamedTuple):
 
     reveal: Reveal
     resolve: Callable[[str], FilePath]
-
-    def build(self, derived: Derived, options: Mapping[str, Any], path: Path, **given: Any) -> Any:
-        """Return the config class of a table; `given` are further fields.
-
-        Raises:
-            KeyFaultError: If a table inside fits nothing.
-            ValueError: If the class rejects a value.
-        """
-        cls = derived.load()
-        return cls(**{**self.fields(cls, options, path), **given})
 
     def fields(self, cls: Any, table: Mapping[str, Any], path: Path) -> dict[str, Any]:
         """Return the values for the fields of a class.
@@ -359,7 +369,7 @@ def _chosen(
     classes: Sequence[Any], table: dict[str, Any], path: Path, *, has_secret: bool
 ) -> tuple[Any, dict[str, Any]]:
     """Return the class that a table is meant for, and its fields."""
-    if len(classes) == 1:
+    if len(classes) == 1 and not has_secret:
         return classes[0], table
     if not has_secret:
         return kinds_of(classes)[table["kind"]], {k: v for k, v in table.items() if k != "kind"}

@@ -5,12 +5,14 @@ Rule 1: a table that sets up something of the library is read into the library's
 Rule 2: a secret is named, never written: the environment variable or the file that holds it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from operations.config.derive import Derived, Secret
+from operations.config.places import Path
 from operations.types import Count, JSONObject, Names, Seconds
 
 _IS_TABLE = {"namespace": "the name of the table"}
@@ -58,7 +60,7 @@ class MCPEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerEntry:
-    """A broker between callers and workers.
+    """A broker between callers and workers. Other keys are options of `serve_calls`, for `operations work`.
 
     Attributes:
         url: `redis://`, `rediss://` or `nats://`; the user may stand in it, the password may not.
@@ -75,7 +77,18 @@ class BrokerEntry:
         private: Refuse to start unless the broker keeps clients from the mailboxes of others.
         concurrency: How many calls a worker runs at a time.
         enabled: Set to false to leave it out.
+        options: The options of `serve_calls`.
     """
+
+    derived: ClassVar = Derived(
+        "operations.calls:serve_calls",
+        {
+            "registry": "an object",
+            "target": "an object",
+            "group": "a key of its own",
+            "concurrency": "a key of its own",
+        },
+    )
 
     url: str
     password: Secret | None = None
@@ -91,6 +104,7 @@ class BrokerEntry:
     private: bool = False
     concurrency: Count = 100
     enabled: bool = True
+    options: JSONObject = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,3 +266,18 @@ class Config:
     serve: ServeEntry = field(default_factory=ServeEntry)
     limits: LimitsEntry = field(default_factory=LimitsEntry)
     trace: TraceEntry = field(default_factory=TraceEntry)
+
+
+Entry: TypeAlias = OpenAPIEntry | MCPEntry | BrokerEntry | LimitsEntry
+"""A table that is read into something of the library."""
+
+TABLES: Final[dict[str, Any]] = {"openapi": OpenAPIEntry, "mcp": MCPEntry, "brokers": BrokerEntry}
+"""The entries that have names, by the key of their tables."""
+
+
+def entries_of(config: Config) -> Iterator[tuple[Path, Entry]]:
+    """Yield every such table of a config, by its key."""
+    for key in TABLES:
+        for name, entry in getattr(config, key).items():
+            yield (key, name), entry
+    yield ("limits",), config.limits

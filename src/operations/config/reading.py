@@ -5,17 +5,17 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from operations._json import unescape
 from operations.config.checks import check
-from operations.config.derive import Builder, Secret
+from operations.config.derive import Builder, Secret, secrets_of
 from operations.config.faults import ConfigError, ConfigFault, Wording, written
-from operations.config.model import Config, LimitsEntry, MCPEntry, OpenAPIEntry
+from operations.config.model import TABLES, Config, Entry, LimitsEntry, entries_of
 from operations.config.places import Path as KeyPath
 from operations.config.places import Places
 from operations.config.schema import config_schema
@@ -73,26 +73,15 @@ class ConfigFile:
 
     def secrets(self) -> list[tuple[KeyPath, Secret]]:
         """Return every secret that the file names, by its key; tables that are not enabled are left out."""
-        found: list[tuple[KeyPath, Secret]] = []
+        found = list(secrets_of(self.config))
 
         def note(secret: Secret, path: KeyPath) -> str:
             found.append((path, secret))
             return "secret"
 
-        def walk(value: Any, path: KeyPath) -> None:
-            if isinstance(value, Secret):
-                note(value, path)
-            elif isinstance(value, Mapping):
-                for key, inner in cast("JSONObject", value).items():
-                    walk(inner, (*path, key))
-            elif is_dataclass(value) and getattr(value, "enabled", True):
-                for each in fields(value):
-                    if each.name != "options":
-                        walk(getattr(value, each.name), (*path, each.name))
-                if isinstance(value, OpenAPIEntry | MCPEntry | LimitsEntry):
-                    Builder(note, self.resolve).fields(value.derived.load(), value.options, path)
-
-        walk(self.config, ())
+        for path, entry in entries_of(self.config):
+            if getattr(entry, "enabled", True):
+                Builder(note, self.resolve).fields(entry.derived.load(), entry.options, path)
         return found
 
     def existing(self, path: str, key: str) -> Path:
@@ -106,20 +95,18 @@ class ConfigFile:
             raise self._absent(f"names no file: there is no {path}.", key)
         return found
 
-    def build(
-        self, entry: OpenAPIEntry | MCPEntry | LimitsEntry, path: KeyPath, **given: Any
-    ) -> Any:
-        """Return the library's config class of a table, with its secrets; `given` are further fields.
+    def options(self, entry: Entry, path: KeyPath) -> dict[str, Any]:
+        """Return the fields of the class that a table is read into, with their secrets.
 
         Raises:
             ConfigError: If a secret is not where the config says.
-            ValueError: If the class rejects a value.
+            ValueError: If a class inside rejects a value.
         """
 
         def reveal(secret: Secret, _: KeyPath) -> str:
             return self.secret(secret)
 
-        return Builder(reveal, self.resolve).build(entry.derived, entry.options, path, **given)
+        return Builder(reveal, self.resolve).fields(entry.derived.load(), entry.options, path)
 
     def _absent(self, message: str, key: str = "") -> ConfigError:
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
@@ -220,12 +207,13 @@ def _with_options(document: JSONObject) -> JSONObject:
     """Return a document with the keys that belong to classes of the library under `options`."""
 
     def split(table: JSONObject, cls: Any) -> JSONObject:
-        own = {name for name in cls.__dataclass_fields__ if name != "options"}
-        options = {key: value for key, value in table.items() if key not in own}
-        return {**{key: table[key] for key in table if key in own}, "options": options}
+        parts: JSONObject = {"options": {}}
+        for key, value in table.items():
+            (parts if key in cls.__dataclass_fields__ else parts["options"])[key] = value
+        return parts
 
     result = dict(document)
-    for key, cls in (("openapi", OpenAPIEntry), ("mcp", MCPEntry)):
+    for key, cls in TABLES.items():
         if key in result:
             result[key] = {name: split(table, cls) for name, table in result[key].items()}
     if "limits" in result:

@@ -86,5 +86,4 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
         short["auth"] = file.secret(entry.token)
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
-    config: MCPClientConfig = file.build(entry, ("mcp", name), **short)
-    return config
+    return MCPClientConfig(**file.options(entry, ("mcp", name)), **short)

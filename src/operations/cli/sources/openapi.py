@@ -60,5 +60,4 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> HTTPServ
         short["access"] = AccessControl(entry.scopes)
     if entry.pages:
         short["pagination"] = "document"
-    config: HTTPServiceConfig = file.build(entry, ("openapi", name), **short)
-    return config
+    return HTTPServiceConfig(**file.options(entry, ("openapi", name)), **short)
