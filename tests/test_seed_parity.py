@@ -24,6 +24,7 @@ from operations import (
     ErrorCode,
     Identity,
     MCPResponseMeta,
+    Operation,
     OperationContext,
     OperationRegistry,
     OperationSpec,
@@ -49,6 +50,7 @@ from operations.calls.events import (
 from operations.errors import SchemaError
 from operations.mcp import map_content_blocks
 from operations.mcp.content import tool_envelope
+from operations.mcp.interaction import question_envelope
 from operations.openapi import HTTPAuth, HTTPRequest, HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 
@@ -96,6 +98,30 @@ def test_json_in_a_text_block_is_the_data_if_the_tool_has_an_output_schema() -> 
 
     assert tool_envelope(result, Schema(schema)).data == {"n": "5", "extra": 1}
     assert tool_envelope(result, Schema({})).data == result["content"]
+
+
+async def test_json_in_a_text_block_is_normalised_like_structured_content() -> None:
+    number: Any = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    spec = OperationSpec.from_wire({**SPEC, "outputSchema": number})
+    results: list[Any] = []
+    registry = OperationRegistry()
+    registry.register(Operation(spec, lambda *_: tool_envelope(results.pop(), spec.output_schema)))
+
+    async def data_of(**result: Any) -> Any:
+        results.append(result)
+        return (await registry.execute("task.create", {})).data
+
+    written = '{"n": "5", "extra": 1}'
+    assert await data_of(content=[{"type": "text", "text": written}]) == {"n": 5}
+    assert await data_of(content=[], structuredContent={"n": "5", "extra": 1}) == {"n": 5}
+    for block in ({"type": "text", "text": "five"}, {"type": "text", "text": "{", "extra": 1}):
+        assert await data_of(content=[block]) == [block]
+    failed: Any = {"type": "text", "text": written}
+    assert await data_of(content=[failed], isError=True) == [failed]
+    # A question to the caller is not the tool's output.
+    question = {"resultType": "input_required", "requestState": "s"}
+    registry.register(Operation(spec, lambda *_: question_envelope(question)), replace=True)
+    assert (await registry.execute("task.create", {})).data == question
 
 
 def test_content_given_as_plain_dicts_is_converted() -> None:

@@ -20,6 +20,7 @@ from operations.envelopes import (
     MCPResponseMeta,
     ResponseEnvelope,
     ResponseMeta,
+    TextContent,
     add_changes,
     local_envelope,
 )
@@ -128,7 +129,11 @@ def _is_not_described(envelope: Envelope) -> bool:
     meta = envelope.meta
     if not isinstance(meta, MCPResponseMeta):
         return False
-    return meta.is_error or meta.structured_content is None
+    if meta.is_error or meta.structured_content is not None:
+        return meta.is_error
+    # The schema also describes the JSON that an adapter found in the only text block.
+    texts = sum(isinstance(block, TextContent) for block in meta.content)
+    return texts != 1 or envelope.data == msgspec.to_builtins(meta.content)
 
 
 def of_middleware(result: object) -> Envelope:
