@@ -1,0 +1,138 @@
+"""Sends a generated request for every operation of a document to Prism, a mock server that checks requests.
+
+    python -m tests.openapi.mocking PRISM DOCUMENT ...
+
+`scripts/mock` installs Prism and names 25 documents. A request fails if Prism finds a violation in it.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from operations import CallError, OperationRegistry, OperationSpec, OperationType
+from operations._json import object_of
+from operations.cli.outline import Outline
+from operations.cli.samples import sample
+from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.openapi.reading.document import Description
+from operations.openapi.reading.texts import decode_document
+
+LISTENING = re.compile(rb"Prism is listening")
+
+
+@asynccontextmanager
+async def mocking(prism: str, path: Path) -> AsyncGenerator[str]:
+    """Run Prism for a document; yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        prism, "mock", "--host", "127.0.0.1", "--port", str(port), str(path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(120):
+            lines: list[bytes] = []
+            async for line in process.stdout:
+                lines.append(line)
+                if LISTENING.search(line):
+                    break
+            else:
+                raise RuntimeError(b"".join(lines[-5:]).decode())
+        # Its log is read, so that it never waits for its reader.
+        reading = asyncio.create_task(process.stdout.read())
+        yield f"http://127.0.0.1:{port}"
+        reading.cancel()
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def arguments_of(spec: OperationSpec) -> Any:
+    """Return arguments that are valid for an operation; None if none are found."""
+    value = sample(Outline.of(spec.input_schema))
+    if spec.input_schema.check(value):
+        return value
+    return {} if spec.input_schema.check({}) else None
+
+
+async def examine(prism: str, path: Path) -> tuple[Counter[str], list[str]]:
+    """Call every operation once; return counts, and the violations that Prism found."""
+    counts: Counter[str] = Counter()
+    violations: list[str] = []
+    async with mocking(prism, path) as url, OperationRegistry() as registry:
+        config = HTTPServiceConfig(
+            namespace="api", base_url=url, retries=0, credentials=await _credentials(path)
+        )
+        registry.register_all(await from_openapi_file(path, config))
+        for operation in list(registry):
+            spec = operation.spec
+            arguments = arguments_of(spec)
+            if arguments is None:
+                counts["without arguments"] += 1
+                continue
+            counts["requests"] += 1
+            status, headers = await _send(registry, spec, arguments)
+            found = [
+                item
+                for item in json.loads(headers.get("sl-violations", "[]"))
+                if item["location"][0] == "request" and item["severity"] == "Error"
+            ]
+            counts[f"status {status // 100}xx"] += 1
+            if found or status in {404, 405, 415, 422}:
+                violations.append(f"{spec.name} {status}: {found} {arguments}"[:400])
+    return counts, violations
+
+
+async def _credentials(path: Path) -> dict[str, Any]:
+    """Return something for every security scheme of a document: Prism looks whether there is one."""
+    document = decode_document(await anyio.Path(path).read_bytes())
+    return {
+        name: ("user", "password") if object_of(scheme).get("scheme") == "basic" else "x"
+        for name, scheme in Description(document).security_schemes().items()
+    }
+
+
+async def _send(
+    registry: OperationRegistry, spec: OperationSpec, arguments: Any
+) -> tuple[int, dict[str, str]]:
+    try:
+        if spec.type is OperationType.SUBSCRIPTION:
+            async for envelope in registry.subscribe(spec.id, arguments):
+                meta: Any = envelope.meta
+                return meta.status_code, meta.headers
+            return 200, {}
+        meta = (await registry.execute(spec.id, arguments)).meta
+    except CallError as error:
+        details = object_of(error.details)
+        return details.get("statusCode", 0), object_of(details.get("headers"))
+    return meta.status_code, meta.headers
+
+
+async def main(prism: str, paths: list[Path]) -> int:
+    """Examine documents and print what was found."""
+    total: Counter[str] = Counter()
+    failed = 0
+    for path in paths:
+        counts, violations = await examine(prism, path)
+        total += counts
+        failed += len(violations)
+        print(path.name, dict(counts))
+        for violation in violations:
+            print("   ", violation)
+    print(dict(total), f"{failed} with violations")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1], [Path(name) for name in sys.argv[2:]])))
