@@ -22,10 +22,12 @@ from operations._json import is_list, is_object, list_of, object_of
 from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.media import is_json, is_stream
+from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
 from operations.openapi.reading.schemas import Direction
 from operations.openapi.reading.texts import decode_document
 from operations.openapi.requests.paths import template_names
+
+TEXT = {"type": "string"}
 
 HARMLESS = frozenset({"stripped", "filled"})
 """What may happen to a value that is valid under its own schema."""
@@ -58,22 +60,25 @@ class Report:
 
 
 def examples_of(description: Description) -> Iterator[Example]:
-    """Yield the JSON examples of all responses."""
+    """Yield the examples of all responses that are JSON or text."""
     follow = description.references.object_at
     for entry in description.entries():
         for status, node in object_of(entry.operation.get("responses")).items():
             response = follow(node)
             for media_type, schema, holder in _media(description, entry, response):
-                if not is_json(media_type):
-                    continue
                 for value in _values(description, schema, holder):
-                    yield Example(
-                        entry=entry,
-                        status=_status(str(status)),
-                        media_type=media_type,
-                        value=_meant(value),
-                        schema=schema,
-                    )
+                    sent, sent_type = _meant(value), media_type
+                    if is_range(media_type):
+                        sent_type = "text/plain" if isinstance(sent, str) else "application/json"
+                    is_sendable = is_text(sent_type) and isinstance(sent, str)
+                    if is_json(sent_type) or (is_sendable and not is_stream(sent_type)):
+                        yield Example(
+                            entry=entry,
+                            status=_status(str(status)),
+                            media_type=sent_type,
+                            value=sent,
+                            schema=schema if is_json(sent_type) else TEXT,
+                        )
 
 
 def _media(
@@ -178,7 +183,11 @@ async def examine(path: Path) -> Report:
                     continue
                 server.status, server.media_type = example.status, example.media_type
                 try:
-                    server.body = msgspec.json.encode(example.value)
+                    server.body = (
+                        msgspec.json.encode(example.value)
+                        if is_json(example.media_type)
+                        else example.value.encode()
+                    )
                 except (TypeError, ValueError):
                     continue
                 if example.status in {204, 205, 304} or example.status < 200:
@@ -219,7 +228,7 @@ def _judge(report: Report, example: Example, outcome: Any, *, is_valid: bool) ->
             report.failures.append(f"{example.where}: {outcome.code} {outcome.message}")
         report.counts["errors"] += 1
         return
-    if outcome is None or is_stream(example.media_type):
+    if outcome is None:
         report.failures.append(f"{example.where}: nothing arrived")
         return
     found = Counter(differences(example.value, outcome.data))

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,8 @@ async def mocking(prism: str, path: Path) -> AsyncGenerator[str]:
 def arguments_of(spec: OperationSpec) -> Any:
     """Return arguments that are valid for an operation; None if none are found."""
     value = sample(Outline.of(spec.input_schema))
-    if spec.input_schema.check(value):
-        return value
-    return {} if spec.input_schema.check({}) else None
+    created = spec.input_schema.cast(value, "create").value
+    return next((given for given in (value, created) if spec.input_schema.check(given)), None)
 
 
 async def examine(prism: str, path: Path) -> tuple[Counter[str], list[str]]:
@@ -74,7 +74,11 @@ async def examine(prism: str, path: Path) -> tuple[Counter[str], list[str]]:
         config = HTTPServiceConfig(
             namespace="api", base_url=url, retries=0, credentials=await _credentials(path)
         )
-        registry.register_all(await from_openapi_file(path, config))
+        service = await from_openapi_file(path, config)
+        if any("set auth=" in problem.reason for problem in service.problems):
+            config = replace(config, auth={"type": "bearer", "token": "x"})
+            service = await from_openapi_file(path, config)
+        registry.register_all(service)
         for operation in list(registry):
             spec = operation.spec
             arguments = arguments_of(spec)

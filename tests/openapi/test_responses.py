@@ -48,10 +48,14 @@ JOB: dict[str, Any] = {
 }
 
 
-async def data_of(responses: Any, handler: Any, method: str = "get") -> Any:
+async def envelope_of(responses: Any, handler: Any, method: str = "get") -> Any:
     doc = document("/thing", method, responses=responses)
     async with serving(handler) as url, imported(doc, base_url=url) as registry:
-        return (await registry.execute("api.call", {})).data
+        return await registry.execute("api.call", {})
+
+
+async def data_of(responses: Any, handler: Any, method: str = "get") -> Any:
+    return (await envelope_of(responses, handler, method)).data
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,19 @@ async def data_of(responses: Any, handler: Any, method: str = "get") -> Any:
     [(200, {"id": "1", "status": "DONE"}), (202, {"jobId": "j1"}), (204, None)],
 )
 async def test_data_is_normalised_by_the_schema_of_its_status(status: int, sent: Any) -> None:
-    assert await data_of(JOB, answering(status, sent)) == sent
+    envelope = await envelope_of(JOB, answering(status, sent))
+    assert envelope.data == sent
+    assert envelope.meta.changes == ()
     if sent:
-        with_more = {**sent, "undeclared": 1}
-        assert await data_of(JOB, answering(status, with_more)) == sent
+        envelope = await envelope_of(JOB, answering(status, {**sent, "undeclared": 1}))
+        assert envelope.data == sent
+        assert [(c.kind, c.path) for c in envelope.meta.changes] == [("stripped", "/undeclared")]
+
+
+async def test_missing_values_are_reported_and_not_invented() -> None:
+    envelope = await envelope_of(JOB, answering(200, {"id": "1"}))
+    assert envelope.data == {"id": "1"}
+    assert [change.kind for change in envelope.meta.changes] == ["mismatch"]
 
 
 async def test_an_exact_status_comes_before_its_range() -> None:
@@ -142,7 +155,7 @@ async def test_each_response_of_a_real_document_arrives_by_its_own_schema() -> N
     """GitHub: 200 is a list of repositories' statistics, 202 an empty object, 204 nothing."""
     path = SHARED / "openapi" / "octokit__api.github.com.json"
     statistics = {"total": 1, "week": 2, "days": [0, 1, 2, 3, 4, 5, 6]}
-    answers = [(200, [statistics]), (202, {}), (204, None)]
+    answers: list[tuple[int, Any]] = [(200, [statistics]), (202, {}), (204, None)]
 
     async def respond(request: web.Request) -> web.Response:
         status, data = answers[int(request.headers["X-Case"])]
