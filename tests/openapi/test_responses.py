@@ -124,6 +124,12 @@ async def test_the_media_type_decides_between_two_schemas_of_one_status() -> Non
     assert await data_of(responses, answering(200, "<b/>", "application/xml")) == "<b/>"
 
 
+async def test_an_empty_body_is_empty_text_only_where_text_is_declared() -> None:
+    text = {"200": response({"type": "string"}, "text/plain")}
+    assert await data_of(text, answering(200, "", "text/plain")) == ""
+    assert await data_of({"200": response()}, answering(200, "", "text/plain")) is None
+
+
 async def test_a_range_of_media_types_describes_json() -> None:
     responses = {"200": response(objects(a="string"), "*/*")}
     assert await data_of(responses, answering(200, {"a": "x", "b": 1})) == {"a": "x"}

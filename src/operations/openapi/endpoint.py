@@ -216,6 +216,7 @@ class Endpoint:
                 status=answer.status,
                 expects_json=described.is_json,
                 expects_items=described.is_stream,
+                expects_text=described.is_text,
                 max_values=self._shared.config.max_response_values,
             )
         except CallError as error:

@@ -73,6 +73,7 @@ def read_data(
     status: int,
     expects_json: bool,
     expects_items: bool = False,
+    expects_text: bool = False,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
     """The data of a good answer: JSON, text, bytes, or None where there is nothing.
@@ -83,6 +84,7 @@ def read_data(
         status: The status code.
         expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
         expects_items: Whether the document declares a stream, so that its items become a list.
+        expects_text: Whether the document declares text, so that an empty body is empty text.
         max_values: How many JSON values it may hold.
 
     Raises:
@@ -90,7 +92,7 @@ def read_data(
             too many values.
     """
     if not content or status in _EMPTY:
-        return None
+        return "" if expects_text else None
     if media.is_json(content_type):
         return _json(content, content_type, max_values)
     if expects_json and (media.is_text(content_type) or media.says_nothing(content_type)):

@@ -180,7 +180,7 @@ class EventStream:
                         raise CallError.from_wire(object_of(event_data(event.data)))
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
                     yield item(
-                        event_data(event.data, as_text=described.is_text),
+                        event_data(event.data, as_text=described.has_text_items),
                         headers={**headers, **marks},
                         sequence=event.last_event_id or None,
                     )

@@ -36,11 +36,12 @@ class Described:
         media: What the document declares.
         is_json: Whether it promises JSON.
         is_stream: Whether it is a sequence of items.
+        is_text: Whether it promises text other than JSON.
         schema: Describes the data of the whole response, or of one item of a stream; None if nothing does.
         listed: Describes the items of a stream as a list.
     """
 
-    __slots__ = ("is_json", "is_stream", "listed", "media", "schema")
+    __slots__ = ("is_json", "is_stream", "is_text", "listed", "media", "schema")
 
     def __init__(
         self, declared: Media | None, schemas: SchemaConverter, schema: Schema | None = None
@@ -49,6 +50,7 @@ class Described:
         self.media = declared
         self.is_json = media.is_json(kind)
         self.is_stream = media.is_stream(kind)
+        self.is_text = media.is_text(kind) and not self.is_stream
         self.schema = schema
         self.listed: Schema | None = None
         if declared is not None:
@@ -61,7 +63,7 @@ class Described:
             )
 
     @property
-    def is_text(self) -> bool:
+    def has_text_items(self) -> bool:
         """Whether the data of an event is text even if it looks like JSON."""
         return self.schema is not None and object_of(self.schema.document).get("type") == "string"
 
