@@ -19,16 +19,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from aiohttp import web
 from tests.conftest import PROJECT
+from tests.openapi.serving import serving
 from tests.servers import RedisServer
 from tests.servers import running as running_broker
 
 from operations.config import parse_config
-from operations.server.running import running
 
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 BLOCK = re.compile(
@@ -121,14 +118,12 @@ async def test_a_public_document_is_imported_and_called(capsys: pytest.CaptureFi
         },
     }
 
-    async def answer(request: Request) -> JSONResponse:
-        return JSONResponse({"description": "{owner}/{repo}".format(**request.path_params)})
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/openapi.json":
+            return web.json_response(document)
+        return web.json_response({"description": request.path.removeprefix("/repos/")})
 
-    routes = [
-        Route("/openapi.json", lambda _: JSONResponse(document)),
-        Route("/repos/{owner}/{repo}", answer),
-    ]
-    async with running(Starlette(routes=routes)) as url:
+    async with serving(answer) as url:
         local = code.replace(address, f"{url}/openapi.json").replace("https://api.github.com", url)
         rest = start(local, {})
         assert rest is not None
