@@ -270,6 +270,27 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "exactly one of",
     ),
     (
+        "an unknown kind of paging",
+        SHOP + "pagination = { list = { kind = 'pge' } }",
+        3,
+        "openapi.shop.pagination.list.kind",
+        'Did you mean "page"?',
+    ),
+    (
+        "half an OAuth client",
+        "[mcp.a]\nurl = 'http://a/'\nauth = { client_id = 'x' }",
+        3,
+        "mcp.a.auth.client_secret",
+        "is missing: it goes with client_id",
+    ),
+    (
+        "a rule twice",
+        SHOP + "scopes = ['a']\naccess = { required_scopes = ['b'] }",
+        4,
+        "openapi.shop.access",
+        "goes without scopes",
+    ),
+    (
         "no HTTP method",
         SHOP + "include = { methods = ['GETT'] }",
         3,

@@ -79,7 +79,11 @@ class Wording:
                 return f"is missing. {about}" if about else "is missing."
             case "enum":
                 given = self._given(path)
-                near = suggestion(given, self._at(path)["enum"]) if isinstance(given, str) else ""
+                near = (
+                    suggestion(given, self._at(path).get("enum", ()))
+                    if isinstance(given, str)
+                    else ""
+                )
                 return f"{fault.message}.{near}"
             case "pattern" if path[-1] == "sha256":
                 return "must be the 64 hexadecimal digits of a SHA-256."
@@ -131,13 +135,17 @@ class Wording:
         """The schema of what stands at `path`; empty where nothing is known of it."""
         schema = self._schema
         for part in path:
-            if isinstance(part, int):
-                schema = schema.get("items", {})
-            else:
-                rest: JSONObject | bool = schema.get("additionalProperties", False)
-                schema = schema.get("properties", {}).get(part, rest or {})
-            schema = followed(schema, self._schema)[0]
+            options = [followed(each, self._schema)[0] for each in schema.get("anyOf", (schema,))]
+            found = [inner for each in options if (inner := _inside(each, part))]
+            schema = followed(found[0], self._schema)[0] if found else {}
         return schema
+
+
+def _inside(schema: JSONObject, part: str | int) -> JSONObject:
+    """Return the schema of one item or property; empty if it has none."""
+    rest: Any = schema.get("items" if isinstance(part, int) else "additionalProperties")
+    found: JSONObject = schema.get("properties", {}).get(part, rest or {})
+    return found
 
 
 def _kind(value: Any) -> str:
