@@ -465,8 +465,10 @@ BLOCKS: Any = [{"type": "text", "text": "x"}]
         (mcp_envelope(MISFIT, is_error=False, content=[], structured_content=MISFIT), FITTING),
         (mcp_envelope(MISFIT, is_error=True, content=[], structured_content=MISFIT), MISFIT),
         (mcp_envelope(BLOCKS, is_error=False, content=[TextContent(text="x")]), BLOCKS),
+        (mcp_envelope("x", is_error=False, content=[TextContent(text="x")]), "x"),
+        (mcp_envelope(MISFIT, is_error=False, content=[TextContent(text='{"id": "7"}')]), FITTING),
     ],
-    ids=["http", "bytes", "structured", "tool error", "blocks only"],
+    ids=["http", "bytes", "structured", "tool error", "blocks only", "text", "JSON in text"],
 )
 async def test_an_envelope_is_normalised_only_where_a_schema_describes_its_data(
     envelope: ResponseEnvelope[Any], data: Any

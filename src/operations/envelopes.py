@@ -268,6 +268,9 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
     schema: Schema | None = None
     """None if nothing describes the data, which then stays unchanged."""
 
+    is_raw: bool = False
+    """Whether the data is text although JSON was declared. No policy replaces it."""
+
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
     structured: Any = meta.structured_content

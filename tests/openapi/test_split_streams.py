@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 from tests.openapi.test_corpus import SHARED, needs_documents
 
-from operations import CallError, OperationRegistry, OperationType
+from operations import OperationRegistry, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
 
 JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
@@ -166,15 +166,23 @@ def test_a_name_that_the_document_uses_itself_is_not_taken() -> None:
     assert names(doc) == ["call", "call.stream_", "call.stream"]
 
 
-async def test_a_line_that_is_no_json_is_an_error() -> None:
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("policy", ["cast", "create"])
+async def test_a_line_that_is_not_json_is_passed_on_as_text_and_marked(policy: Any) -> None:
     async def respond(request: web.Request) -> web.Response:
-        return web.Response(text='{"delta": "a"}\nno json\n', content_type=NDJSON)
+        return web.Response(text='{"delta": "a"}\nno json\n{"delta": "b"}\n', content_type=NDJSON)
 
-    async with serving(respond) as url, imported(chat(kind=NDJSON), base_url=url) as registry:
-        stream = registry.subscribe("api.call.stream", {"body": {}})
-        assert (await anext(stream)).data == {"delta": "a"}
-        with pytest.raises(CallError):
-            await anext(stream)
+    async with serving(respond) as url:
+        service = from_openapi(chat(kind=NDJSON), HTTPServiceConfig(namespace="api", base_url=url))
+        async with OperationRegistry(output=policy) as registry:
+            registry.register_all(service)
+            stream = registry.subscribe("api.call.stream", {"body": {}})
+            items = [envelope async for envelope in stream]
+
+    assert [item.data for item in items] == [{"delta": "a"}, "no json", {"delta": "b"}]
+    assert [[change.kind for change in item.meta.changes] for item in items] == [
+        [], ["mismatch"], [],
+    ]  # fmt: skip
 
 
 @needs_documents

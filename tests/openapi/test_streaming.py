@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
-from operations import CallError, ErrorCode, OperationType
+from operations import CallError, ErrorCode, OperationRegistry, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi
 
 pytestmark = pytest.mark.timeout(20)
@@ -78,6 +78,48 @@ async def test_an_item_schema_describes_the_data_of_an_event() -> None:
     doc = document(responses={"200": {"description": "", "content": content}})
     (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api"))
     assert operation.spec.output_schema.document == {"type": "object", "required": ["n"]}
+
+
+PRICE = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("policy", ["cast", "keep", "create", "warn"])
+async def test_an_event_that_is_not_the_declared_json_is_text_and_marked(policy: Any) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b'data: {"n": 1}\n\ndata\n\ndata: oops\n\ndata: {"n": 2}\n\n')
+        return response
+
+    async with serving(respond) as url:
+        service = from_openapi(
+            streaming(schema=PRICE), HTTPServiceConfig(namespace="api", base_url=url)
+        )
+        async with OperationRegistry(output=policy) as registry:
+            registry.register_all(service)
+            items = [item async for item in registry.subscribe("api.call", {})]
+
+    assert [item.data for item in items] == [{"n": 1}, "oops", {"n": 2}]
+    assert [[change.kind for change in item.meta.changes] for item in items] == [
+        [], ["mismatch"], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [({"type": "string"}, ["", "a"]), (None, ["", "a"]), (PRICE, ["a"])],
+    ids=["text", "unknown", "object"],
+)
+async def test_events_without_data_are_items_only_if_items_may_be_text(
+    schema: Any, expected: list[str]
+) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await response.write(b"data\n\ndata: a\n\n")
+        return response
+
+    async with serving(respond) as url:
+        assert [e.data for e in await collected(streaming(schema=schema), url)] == expected
 
 
 async def test_done_ends_a_stream() -> None:

@@ -1,7 +1,7 @@
-"""`cast` against what TypeBox 0.34 answered.
+"""The policy `create` against TypeBox 0.34, and the policy `cast` against `create`.
 
-Each record is either answered the same, or falls under one of the departures that are named here, whose own
-rule is then asserted. There is no tolerance beyond that.
+Under `create`, each record has the same result, or falls under one of the departures that are named here, whose own
+rule is then asserted. Under `cast`, the result is that of `create` without its inventions: see the end.
 """
 
 import json
@@ -262,3 +262,73 @@ def test_real_responses_that_typebox_makes_valid_are_made_valid_here_too() -> No
         if theirs is not THROWS and schema.check(theirs):
             faults = schema.errors(schema.cast(record["value"], "create").value)
             assert {fault.keyword for fault in faults} <= {"oneOf", "pattern"}, record["id"]
+
+
+# The policy `cast`
+
+
+_LEFT_OUT = {"created", "replaced"}
+"""What `create` does and `cast` does not: no created values, no default or first enum member in the place of a present
+value, no padding, no cutting, no replaced objects or lists, no created members of a union or an intersection."""
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("name", ["pairs", "own-tests"])
+def test_cast_departs_from_create_only_where_create_invents(name: str) -> None:
+    departed = 0
+    for record in records(name):
+        if record["schema"] == {"anyOf": [{"$ref": "A"}, {"$ref": "B"}]}:
+            continue
+        schema, value = Schema(record["schema"]), record["value"]
+        cast, created = schema.cast(value), schema.cast(value, "create")
+
+        assert not {change.kind for change in cast.changes} & _LEFT_OUT, record
+        if {change.kind for change in created.changes} & _LEFT_OUT:
+            departed += 1
+            assert any(change.kind == "mismatch" for change in cast.changes), record
+        else:
+            assert _same(cast.value, created.value), record
+
+    assert departed == {"pairs": 76, "own-tests": 61}[name]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]
+
+
+def _texts(leaf: Any) -> list[str]:
+    """A scalar as JSON, and the number that it is as text or in another notation."""
+    if isinstance(leaf, (bool, type(None))):
+        return [json.dumps(leaf)]
+    try:
+        return [str(leaf), repr(float(leaf))]
+    except ValueError:
+        return [leaf]
+
+
+def _defaults(schema: Any) -> list[Any]:
+    if isinstance(schema, list):
+        return [leaf for part in schema for leaf in _defaults(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = _leaves(schema["default"]) if "default" in schema else []
+    return own + [leaf for part in schema.values() for leaf in _defaults(part)]
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("R52")
+def test_real_responses_gain_no_value_under_cast() -> None:
+    """Every leaf is one of the example's, a lossless conversion of one, or one of a declared default."""
+    for record in records("real-responses"):
+        schema, value = Schema(record["schema"]), record["value"]
+        result = schema.cast(value)
+        allowed = [*_leaves(value), *_defaults(record["schema"])]
+        known = {text for leaf in allowed for text in _texts(leaf)}
+
+        gained = [leaf for leaf in _leaves(result.value) if not set(_texts(leaf)) & known]
+        assert gained == [], record["id"]
+        assert not {change.kind for change in result.changes} & _LEFT_OUT, record["id"]

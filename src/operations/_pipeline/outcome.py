@@ -37,6 +37,9 @@ _BITS = TOO_LONG.bit_length()
 _PLAIN = frozenset({bool, dict, float, int, list, str, type(None)})
 """Types of results that are certainly neither envelopes nor bytes."""
 
+_ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]})
+"""Describes JSON that was declared without a schema, so that text in its place is a mismatch."""
+
 
 def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" = None) -> Finisher:
     """Return the function that turns a handler's result into the envelope its caller gets."""
@@ -105,20 +108,24 @@ def _described_finisher(
         finish: Normalises an envelope with the operation's own output schema.
         log: Logs changes.
     """
-    finishers: dict[int, tuple[Schema, Finisher]] = {
-        id(spec.output_schema): (spec.output_schema, finish)
+    finishers: dict[tuple[int, bool], tuple[Schema, Finisher]] = {
+        (id(spec.output_schema), False): (spec.output_schema, finish)
     }
 
     def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
         plain: Envelope = ResponseEnvelope(envelope.data, envelope.meta)
         schema = envelope.schema
+        if envelope.is_raw and (schema is None or schema.is_unknown):
+            schema = _ANY_BUT_TEXT
         if schema is None:
             return proper(plain)
-        known = finishers.get(id(schema))
+        is_kept = envelope.is_raw and policy == "create"
+        known = finishers.get((id(schema), is_kept))
         if known is None:
-            # The schema is kept as well, so that its id stays its own.
             described = msgspec.structs.replace(spec, output_schema=schema)
-            known = finishers[id(schema)] = (schema, finisher(described, policy, log))
+            made = finisher(described, "cast" if is_kept else policy, log)
+            # The schema is kept as well, so that its id stays its own.
+            known = finishers[id(schema), is_kept] = (schema, made)
         return known[1](plain)
 
     return finish_described
@@ -132,8 +139,9 @@ def _is_not_described(envelope: Envelope) -> bool:
     if meta.is_error or meta.structured_content is not None:
         return meta.is_error
     # The schema also describes the JSON that an adapter found in the only text block.
-    texts = sum(isinstance(block, TextContent) for block in meta.content)
-    return texts != 1 or envelope.data == msgspec.to_builtins(meta.content)
+    texts = [block.text for block in meta.content if isinstance(block, TextContent)]
+    plain = (texts[0], msgspec.to_builtins(meta.content)) if len(texts) == 1 else ()
+    return not plain or envelope.data in plain
 
 
 def of_middleware(result: object) -> Envelope:

@@ -142,10 +142,10 @@ class EventStream:
                 self._is_over = True
                 lines = JSONLinesDecoder(max_event_bytes=self._max_event)
                 async for chunk in chunks:
-                    for line in lines.feed(chunk):
-                        yield item(_line(line), headers=headers)
-                for line in lines.finish():
-                    yield item(_line(line), headers=headers)
+                    for data, is_raw in map(_line, lines.feed(chunk)):
+                        yield item(data, headers=headers, is_raw=is_raw)
+                for data, is_raw in map(_line, lines.finish()):
+                    yield item(data, headers=headers, is_raw=is_raw)
                 return
             if media.essence(kind) != EVENT_STREAM:
                 self._is_over = True
@@ -178,11 +178,16 @@ class EventStream:
                         self._remember(event.last_event_id)
                     if self._is_ours and event.event == "error":
                         raise CallError.from_wire(object_of(event_data(event.data)))
+                    if not event.data and not described.takes_text(""):
+                        # A heartbeat.
+                        continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
+                    data = event_data(event.data, as_text=described.has_text_items)
                     yield item(
-                        event_data(event.data, as_text=described.has_text_items),
+                        data,
                         headers={**headers, **marks},
                         sequence=event.last_event_id or None,
+                        is_raw=data is event.data and not described.takes_text(event.data),
                     )
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
@@ -222,12 +227,11 @@ class EventStream:
         return bytes(content)
 
 
-def _line(line: bytes) -> Any:
+def _line(line: bytes) -> tuple[Any, bool]:
+    """Return the data of a line, and whether it is text because it is not JSON."""
     try:
-        return decode_json(line, max_values=MAX_REQUEST_VALUES)
+        return decode_json(line, max_values=MAX_REQUEST_VALUES), False
     except JSONValueError as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"A line {error.reason}.") from None
-        raise CallError(
-            ErrorCode.EXECUTION_ERROR, "A line of the stream is not the JSON it should be."
-        ) from None
+        return line.decode(errors="replace").strip(), True

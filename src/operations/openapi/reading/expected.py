@@ -67,6 +67,10 @@ class Described:
         """Whether the data of an event is text even if it looks like JSON."""
         return self.schema is not None and object_of(self.schema.document).get("type") == "string"
 
+    def takes_text(self, text: str) -> bool:
+        """Return whether an event may be `text`, rather than JSON."""
+        return self.schema is None or self.has_text_items or self.schema.check(text)
+
 
 class Expected:
     """The successful responses to expect.
