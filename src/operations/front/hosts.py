@@ -23,6 +23,8 @@ LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
 """Headers by which browsers describe a request without Origin."""
 
+_CHECKED: Final = _FETCH | {b"host", b"origin"}
+
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
 _EXPOSED: Final = (
@@ -95,6 +97,8 @@ class HostGuard:
         count = 0
         fetch: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
+            if name not in _CHECKED:
+                continue
             if name == b"host":
                 # Not every server strips white space around a value.
                 host = value.strip()
@@ -102,7 +106,7 @@ class HostGuard:
             elif name == b"origin":
                 # Two origins are none of ours.
                 origin = value.strip() if origin is None else b"null"
-            elif name in _FETCH:
+            else:
                 fetch[name] = value
         if scope["path"].endswith("z") and route_path(scope) in PROBES:
             return None, None

@@ -1,7 +1,7 @@
 """End the task that serves a request when its time is over or its client has disconnected.
 
-One timer serves a whole request. A timer costs a microsecond; `asyncio.timeout` costs five and a task for the
-client ten, and most requests end before the timer fires.
+Most requests end within milliseconds. They share one timer, which fires while any request is open, and only those
+that are still open then get a timer and a watch of their own.
 
 Rule 1: the task is cancelled, and the code that serves the request asks for the reason. If the work ignores
         cancellation, the response is sent without waiting for it.
@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -76,8 +77,8 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_due", "_fired", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer", "_watcher", "disconnected",
-        "is_reading", "timed_out",
+        "_fired", "_is_young", "_loop", "_on_overdue", "_over", "_receive", "_since", "_task", "_timer", "_watcher",
+        "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
     def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
@@ -87,7 +88,9 @@ class RequestTimeout:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._receive: Receive | None = None
-        self._due = self._over = _NEVER
+        self._over = _NEVER
+        self._since = 0.0
+        self._is_young = False
         self._fired = False
         self.timed_out = False
         """Whether the task was cancelled because its time was over."""
@@ -102,13 +105,12 @@ class RequestTimeout:
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
-        due = min(over, now + PATIENCE)
-        if self._timer is not None:
-            if self._due <= due:
-                # It fires early enough and reads the new settings then.
-                return
-            self._timer.cancel()
-        self._set(due)
+        if self._timer is not None or over <= now + PATIENCE:
+            self._set(min(over, now + PATIENCE))
+        elif not self._is_young:
+            self._is_young = True
+            self._since = now
+            _ticker(self._loop).add(self, self._loop)
 
     def pause(self) -> None:
         """Allow any time, and do not watch the client, until the next `start`."""
@@ -120,6 +122,7 @@ class RequestTimeout:
 
     def stop(self) -> bool:
         """End the watch; return whether the task was also cancelled by somebody else."""
+        self._is_young = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,11 +135,23 @@ class RequestTimeout:
         self._fired = False
         return self._task.uncancel() > 0
 
-    def _set(self, due: float) -> None:
-        self._due = due
-        self._timer = self._loop.call_at(due, self._check)
+    def is_due(self, now: float) -> bool:
+        """Return whether a shared timer must check this request, because it has been open for some time."""
+        return now - self._since >= PATIENCE
 
-    def _check(self) -> None:
+    @property
+    def is_young(self) -> bool:
+        """Whether the shared timer watches the request."""
+        return self._is_young
+
+    def _set(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self.check)
+
+    def check(self) -> None:
+        """End the request if its time is over; otherwise watch its client and wait."""
+        self._is_young = False
         self._timer = None
         if self._loop.time() >= self._over:
             self.timed_out = self._fire()
@@ -159,6 +174,41 @@ class RequestTimeout:
         self._fired = True
         self._task.cancel()
         return True
+
+
+class _Ticker:
+    """One timer for all young requests of an event loop."""
+
+    __slots__ = ("_timer", "_young")
+
+    def __init__(self) -> None:
+        self._young: list[RequestTimeout] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, timeout: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
+        """Check a request as soon as it has been open for some time."""
+        self._young.append(timeout)
+        if self._timer is None:
+            self._timer = loop.call_later(PATIENCE, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        young = [timeout for timeout in self._young if timeout.is_young]
+        self._young = [timeout for timeout in young if not timeout.is_due(now)]
+        for timeout in young:
+            if timeout.is_due(now):
+                timeout.check()
+        self._timer = loop.call_later(PATIENCE, self._tick, loop) if self._young else None
+
+
+_tickers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ticker] = WeakKeyDictionary()
+
+
+def _ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
+    ticker = _tickers.get(loop)
+    if ticker is None:
+        ticker = _tickers[loop] = _Ticker()
+    return ticker
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
