@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -286,6 +286,37 @@ OPERATION_SPEC_SCHEMA = Schema(
 """The schema of a spec on the wire."""
 
 
+class Held(Protocol):
+    """An input without its files."""
+
+    @property
+    def value(self) -> Any:
+        """The input, with a text in place of each file."""
+        ...
+
+    def restore(self, value: Any) -> Any:
+        """Return `value`, made from the input without its files, with the files in it."""
+        ...
+
+
+class FileArguments(Protocol):
+    """How an operation takes files: content, paths and open files, which only code of this process can pass."""
+
+    @property
+    def save_to(self) -> str:
+        """The argument that names the file to save the result to."""
+        ...
+
+    @property
+    def returns_files(self) -> bool:
+        """Whether the result may be a file."""
+        ...
+
+    def hold(self, value: Any) -> Held | None:
+        """Take the files out of an input, so that the rest can be validated; return None if there are none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A spec with the handler that keeps it."""
@@ -298,6 +329,9 @@ class Operation:
 
     blocking: bool | None = None
     """Whether the handler blocks, and so runs in a thread; None: a `def` does, an `async def` does not."""
+
+    files: FileArguments | None = None
+    """How the handler takes files; None if it takes JSON only."""
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -26,6 +26,12 @@ def written(kind: str, value: Any, *, is_bytes: bool = False, **media: Any) -> P
     return write_body(Media(media_type=kind, **media), value, SCHEMAS, is_bytes=is_bytes)
 
 
+def content_of(kind: str, value: Any, **media: Any) -> bytes:
+    content = written(kind, value, **media).content
+    assert isinstance(content, bytes)
+    return content
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "is_bytes", "expected"),
     [
@@ -108,7 +114,7 @@ def test_no_name_or_type_of_a_file_ends_its_header() -> None:
     hostile = 'a"\r\nX-Evil: 1\r\n\r\nb'
     file = {"text": "x", "filename": hostile, "contentType": 'a; b="c"'}
     schema = {"properties": {hostile: {"type": "string", "format": "binary"}}}
-    content = written("multipart/form-data", {hostile: file}, schema=schema).content
+    content = content_of("multipart/form-data", {hostile: file}, schema=schema)
     head = content.partition(b"\r\n\r\n")[0]
     assert head.count(b"\r\n") == 2
     assert b"X-Evil: 1\r\n" not in content
@@ -125,20 +131,17 @@ def test_a_field_that_is_declared_json_is_json_whatever_it_holds() -> None:
         ("multipart/form-data", b'\r\n\r\n"x"\r\n'),
     ):
         value = {"a": "x", "b": "x", "c": []}
-        assert expected in written(kind, value, encoding=encoding).content
+        assert expected in content_of(kind, value, encoding=encoding)
 
 
 def test_a_part_can_be_bytes_or_declared_json() -> None:
-    payload = written(
+    content = content_of(
         "multipart/form-data",
         {"a": b"\0", "b": [1]},
         encoding={"b": {"contentType": "application/json"}},
     )
-    assert (
-        b'name="a"; filename="a"\r\nContent-Type: application/octet-stream\r\n\r\n\0'
-        in payload.content
-    )
-    assert b"Content-Type: application/json\r\n\r\n[1]" in payload.content
+    assert b'name="a"; filename="a"\r\nContent-Type: application/octet-stream\r\n\r\n\0' in content
+    assert b"Content-Type: application/json\r\n\r\n[1]" in content
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,14 @@ def admit(plan: Plan, value: Any) -> Any:
     Raises:
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
     """
+    files = plan.operation.files
+    held = None if files is None else files.hold(value)
+    if held is not None:
+        value = held.value
     try:
         plain = as_json(value)
         if plan.accepts(plain):
-            return plain
+            return plain if held is None else held.restore(plain)
         if plain is None and plan.accepts({}):
             return {}
     except JSONValueError:

@@ -13,7 +13,7 @@ from cyclopts import Parameter, validators
 from operations._words import counted, suggestion
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.hub import Hub, Wish
-from operations.cli.inputs import read_input
+from operations.cli.inputs import put_file, read_input
 from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
@@ -36,6 +36,7 @@ async def call(
     *input: Annotated[str, Parameter(allow_leading_hyphen=True)],
     envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    upload: Annotated[tuple[str, ...], Parameter(alias="-u", negative="")] = (),
     timeout: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
     count: Annotated[int | None, Parameter(validator=validators.Number(gt=0))] = None,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
@@ -51,7 +52,8 @@ async def call(
         operation_id: Its id, `namespace.name`.
         input: What to call it with.
         envelope: Print the whole envelope: data, and where it came from.
-        output: Write the data to this file instead; bytes as they are.
+        output: Write the data to this file instead; bytes as they are. A file from an API is saved while it arrives.
+        upload: `key=FILE`: send this file as the value of `key`, while it is read. May be repeated.
         timeout: Seconds to wait; by default what the config says, and no limit for a subscription.
         count: End a subscription after this many items.
         as_: Call as this caller of [access.keys]; `anonymous` for nobody. By default as the operator, who may all.
@@ -62,13 +64,23 @@ async def call(
         spec = hub.spec(operation_id)
         outline = Outline.of(spec.input_schema)
         value = read_input(input, outline)
+        operation = hub.registry.get(operation_id)
+        files = None if operation is None else operation.files
+        for each in upload:
+            put_file(value, each, is_streamed=files is not None)
+        saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
         with terminal_door(screen, operation_id) as (door, clear):
             context = msgspec.structs.replace(
-                caller(hub, as_), door=door, deadline=_deadline(hub, spec, timeout)
+                caller(hub, as_),
+                door=door,
+                # A large file takes its time; the service ends a transfer that stands still.
+                deadline=_deadline(hub, spec, timeout, has_default=not upload and not saves),
             )
-            printer = _Printer(screen, clear, whole=envelope, file=output)
+            if saves and files is not None:
+                value = {**value, files.save_to: output}
+            printer = _Printer(screen, clear, whole=envelope, file=None if saves else output)
             try:
                 if spec.type is OperationType.SUBSCRIPTION:
                     return await _follow(hub, spec, value, context, printer, count)
@@ -78,8 +90,10 @@ async def call(
                 raise
 
 
-def _deadline(hub: Hub, spec: OperationSpec, timeout: float | None) -> float | None:
-    if timeout is None and spec.type is not OperationType.SUBSCRIPTION:
+def _deadline(
+    hub: Hub, spec: OperationSpec, timeout: float | None, *, has_default: bool
+) -> float | None:
+    if timeout is None and has_default and spec.type is not OperationType.SUBSCRIPTION:
         timeout = hub.file.config.limits.timeout
     return None if timeout is None else (time() + timeout) * 1000
 

@@ -44,6 +44,34 @@ def read_input(arguments: Sequence[str], outline: Outline) -> Any:
     return value
 
 
+def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
+    """Put a file into an input.
+
+    Args:
+        value: The input.
+        pair: `key=FILE`; the key may have dots, and a repeated key makes a list.
+        is_streamed: Whether the operation reads the file itself; otherwise its bytes are put in.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if this is no such pair, or the file cannot be read.
+    """
+    key, sign, name = pair.partition("=")
+    keys = key.split(".")
+    if not sign or not key or not name:
+        raise _unreadable(f"{pair!r}", "is not key=FILE")
+    place: Any = value
+    for each in keys[:-1]:
+        place = place.setdefault(each, {}) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise _unreadable(key, "is not in an object", keys)
+    objects = cast("JSONObject", place)
+    file: Any = Path(name) if is_streamed else _file(name, keys)
+    if keys[-1] in objects:
+        before = objects[keys[-1]]
+        file = [*before, file] if isinstance(before, list) else [before, file]
+    objects[keys[-1]] = file
+
+
 def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> Any:
     """One value, as its schema wants it.
 

@@ -15,6 +15,7 @@ from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
+from operations.openapi.files import FilesRoot
 from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport, TLSFiles
@@ -299,6 +300,13 @@ class HTTPServiceConfig:
     connections: Count = 100
     """How many connections may be open at once."""
 
+    files_root: str | Path | None = None
+    """A folder below which any caller may name files by relative paths: files to send (`{"path": ...}`), and new files
+    to save a response to (`save_to`). Without it, only code of this process can refer to files."""
+
+    max_file_bytes: Count = 16 << 30
+    """For one body that is sent from a file or saved to one."""
+
     proxy: str | None = field(default=None, repr=False, metadata={"may be written": True})
     """The URL of an HTTP proxy, `http://[user:password@]host:port`.
 
@@ -340,6 +348,8 @@ class HTTPServiceConfig:
         if self.client_key is not None and self.client_certificate is None:
             raise ValueError("client_key is set without client_certificate")
         self.tls.context(presents_certificate=True)
+        if self.files_root is not None:
+            FilesRoot(self.files_root)
 
     @property
     def tls(self) -> TLSFiles:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -18,14 +19,17 @@ from operations.openapi.exchange.answers import (
     shown_headers,
     with_answer,
 )
-from operations.openapi.exchange.client import Client, Draft
+from operations.openapi.exchange.client import Client
+from operations.openapi.exchange.drafts import Draft
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.streaming import EventStream
+from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Described, Expected
 from operations.openapi.requests.paths import template_names
 from operations.openapi.requests.plan import Plan
+from operations.openapi.requests.uploads import HeldFiles, hold_files
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -114,8 +118,36 @@ class Endpoint:
             CallError: If it fails, or its answer is an error.
         """
         shared = self._shared
-        answer = await shared.client.exchange(self._draft(input), shared.security, context)
-        return self._envelope(answer)
+        given = object_of(input).get(self.save_to)
+        target = None if given is None else self._target(given)
+        answer = await shared.client.exchange(self._draft(input), shared.security, context, target)
+        return self._envelope(answer) if target is None else _saved(answer, given)
+
+    @property
+    def save_to(self) -> str:
+        """The argument that names the file to save the response to."""
+        return self._ready().save_to
+
+    @property
+    def returns_files(self) -> bool:
+        """Whether the document declares a response that is neither JSON nor text."""
+        return self._ready().returns_files
+
+    def hold(self, value: Any) -> HeldFiles | None:
+        """Take the files out of an input; return None if there are none."""
+        plan = self._ready()
+        return hold_files(value, plan.save_to, is_deep=plan.takes_files)
+
+    def _target(self, given: Any) -> Target:
+        """Return the file to save to: a path or an open file of this process, or a text below `files_root`."""
+        if isinstance(given, Path):
+            return PathTarget(given)
+        root = self._shared.description.schemas.files_root
+        if isinstance(given, str):
+            if root is None:
+                raise refused(self.save_to, "no files_root is configured")
+            return root.target(given, self.save_to)
+        return FileTarget(given)
 
     async def subscribe(
         self, input: Any, context: OperationContext
@@ -157,7 +189,7 @@ class Endpoint:
         shared = self._shared
         arguments: JSONObject = dict(input)
         draft = self._draft(arguments)
-        asked: set[tuple[str, str, bytes | None]] = set()
+        asked: set[tuple[str, str, bytes | StreamedBody | None]] = set()
         last: Any = object()
         for _ in range(MAX_PAGES):
             here = _question(draft)
@@ -296,6 +328,22 @@ class Endpoint:
         return server, query
 
 
-def _question(draft: Draft) -> tuple[str, str, bytes | None]:
+def _saved(answer: Answer, given: Any) -> ResponseEnvelope[Any]:
+    """Return the envelope of a response that was saved to a file: what is known of the file."""
+    kind = answer.headers.get("content-type", "")
+    data: JSONObject = {"size": answer.saved, "contentType": kind}
+    if isinstance(given, (str, Path)):
+        data = {"path": str(given), **data}
+    return described_envelope(
+        data,
+        status=answer.status,
+        headers=shown_headers(answer.headers),
+        content_type=kind,
+        # The document describes the response, not the file that it was saved to.
+        schema=None,
+    )
+
+
+def _question(draft: Draft) -> tuple[str, str, bytes | StreamedBody | None]:
     """What makes one request for a page unlike another."""
     return draft.base + draft.path, "&".join(draft.query), draft.body

@@ -14,7 +14,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.exchange.client import Draft
+from operations.openapi.exchange.drafts import Draft
 from operations.openapi.exporting.extension import Exported, item_schema, restore_schema
 from operations.openapi.reading.document import Entry
 from operations.openapi.reading.model import EVENT_STREAM

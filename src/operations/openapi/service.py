@@ -27,6 +27,7 @@ from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.oauth import TokenSources
 from operations.openapi.exchange.security import Security
 from operations.openapi.exporting.extension import Exported, read_extension
+from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.reading.collector import collector_at_rest
 from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
@@ -223,6 +224,8 @@ class _Importer:
     ) -> None:
         self._config = config
         self._description = description = Description(bundle.document, bundle.missing)
+        if config.files_root is not None:
+            description.schemas.files_root = FilesRoot(config.files_root)
         trusted = [url for url in (config.base_url, address) if url is not None]
         self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
@@ -405,7 +408,8 @@ class _Importer:
             idempotent=method in _IDEMPOTENT,
             meta=draft.meta,
         )
-        return Operation(spec, endpoint.subscribe if is_stream else endpoint.call, None, False)
+        handler = endpoint.subscribe if is_stream else endpoint.call
+        return Operation(spec, handler, None, False, None if is_stream else endpoint)
 
     def _note_address(self, entry: Entry, operation_id: str) -> None:
         if "servers" in entry.operation or "servers" in entry.item:

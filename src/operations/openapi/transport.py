@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from operations.openapi.files import StreamedBody
+
 
 class TLSFiles(NamedTuple):
     """PEM files for connections by TLS."""
@@ -66,10 +68,11 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute and already encoded; to be sent as it is."""
 
     headers: Mapping[str, str] = {}
-    body: bytes | None = None
+    body: bytes | StreamedBody | None = None
 
     timeout: float | None = None
-    """Seconds until the whole answer has arrived; for a stream, until its head has."""
+    """Seconds until the whole answer has arrived; for a stream, until its head has; while a streamed body is sent,
+    between two pieces of it."""
 
     is_stream: bool = False
 

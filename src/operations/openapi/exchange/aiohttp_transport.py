@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from functools import lru_cache
 from io import BytesIO
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from urllib.request import getproxies
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.exchange.retrying import REPEATABLE
+from operations.openapi.files import StreamedBody
 from operations.openapi.transport import HTTPRequest, HTTPResponse, TLSFiles
 
 try:
@@ -99,16 +101,13 @@ class AiohttpTransport:
 
     def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
         """The time a request has, as aiohttp wants it."""
-        key = (request.timeout, request.is_stream)
+        key = (request.timeout, request.is_stream or isinstance(request.body, StreamedBody))
         timeout = self._timeouts.get(key)
         if timeout is None:
             if len(self._timeouts) > 64:
                 # Deadlines make each request's time its own; only configured ones are worth keeping.
                 self._timeouts.clear()
-            if request.is_stream:
-                timeout = aiohttp.ClientTimeout(total=None)
-            else:
-                timeout = aiohttp.ClientTimeout(total=request.timeout)
+            timeout = aiohttp.ClientTimeout(total=None if key[1] else request.timeout)
             self._timeouts[key] = timeout
         return timeout
 
@@ -139,6 +138,20 @@ def _is_complete(request: HTTPRequest) -> bool:
         and "Accept-Encoding" in headers
         and ("Content-Type" in headers or request.method == "GET")
     )
+
+
+async def _watched(
+    body: StreamedBody, waiting: asyncio.Timeout | None, seconds: float | None
+) -> AsyncGenerator[bytes]:
+    """Yield a body; every piece that is taken gives the request its whole time again."""
+    loop = asyncio.get_running_loop()
+    async with aclosing(body.chunks()) as chunks:
+        async for chunk in chunks:
+            yield chunk
+            # An answer may come before the body has been sent.
+            with suppress(RuntimeError):
+                if waiting is not None and seconds is not None:
+                    waiting.reschedule(loop.time() + seconds)
 
 
 def _payload(body: bytes) -> aiohttp.Payload:
@@ -183,28 +196,40 @@ class _Exchange:
             # A numeric host is never resolved, so the resolver's check would not see it.
             enforce_public(url.raw_host or "")
         session = await self._transport.session(request.public_only)
-        answer = session.request(
-            request.method,
-            url,
-            headers=request.headers,
-            data=_payload(request.body) if request.body else None,
-            skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
-            timeout=self._transport.timeout(request),
-            allow_redirects=False,
-            proxy=self._transport.proxy(request, url),
-        )
         try:
-            if request.is_stream:
+            if request.is_stream or isinstance(request.body, StreamedBody):
                 # What aiohttp calls a stream's time ends with the connection, not with the head.
-                async with asyncio.timeout(request.timeout):
-                    response = await answer
+                async with asyncio.timeout(request.timeout) as waiting:
+                    response = await self._sent(session, url, waiting)
             else:
-                response = await answer
+                response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
             # Without its cause, whose text often has the whole address in it, keys and all.
             raise _call_error(error, request) from None
         self._response = response
         return _Response(response, request)
+
+    async def _sent(
+        self, session: aiohttp.ClientSession, url: URL, waiting: asyncio.Timeout | None
+    ) -> aiohttp.ClientResponse:
+        request, headers = self._request, self._request.headers
+        data: aiohttp.Payload | AsyncGenerator[bytes] | None = None
+        if isinstance(request.body, StreamedBody):
+            data = _watched(request.body, waiting, request.timeout)
+            if request.body.size is not None:
+                headers = {**headers, "Content-Length": str(request.body.size)}
+        elif request.body:
+            data = _payload(request.body)
+        return await session.request(
+            request.method,
+            url,
+            headers=headers,
+            data=data,
+            skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
+            timeout=self._transport.timeout(request),
+            allow_redirects=False,
+            proxy=self._transport.proxy(request, url),
+        )
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self._response is not None:
@@ -285,6 +310,8 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     """The error for a request that got no whole answer. It never repeats the request: that may hold a secret."""
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
+    if isinstance(request.body, StreamedBody) and request.body.failure is not None:
+        return request.body.failure
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NotPublicError):

@@ -58,6 +58,9 @@ class Answer(msgspec.Struct, frozen=True):
     secrets: list[str]
     """What was sent to authenticate; to be kept out of errors."""
 
+    saved: int | None = None
+    """The size of the body if it was saved to a file; then `content` is empty."""
+
 
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers a caller may see."""

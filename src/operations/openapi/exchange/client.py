@@ -14,52 +14,34 @@ from time import monotonic, time
 from typing import Any, cast
 from urllib.parse import urljoin
 
-import msgspec
-
 from operations._hosts import (
     Origin,
     TrustedHosts,
     enforce_public,
-    normal_url,
     origin_of,
 )
 from operations._words import without_secrets
 from operations.context import OperationContext
-from operations.errors import CallError, DocumentError, ErrorCode
+from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
 from operations.openapi.exchange.content_coding import ACCEPTED, decoded
+from operations.openapi.exchange.drafts import (
+    REDIRECTS,
+    Draft,
+    redirected,
+    signed_request,
+)
 from operations.openapi.exchange.oauth import TokenRefusedError
 from operations.openapi.exchange.retrying import Attempts
 from operations.openapi.exchange.security import NOTHING, Security, Signature
-from operations.openapi.headers import header_key, merged_headers
+from operations.openapi.files import StreamedBody, Target, save
+from operations.openapi.headers import merged_headers
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
 _LOGGER = logging.getLogger("operations")
-
-
-class Draft(msgspec.Struct, kw_only=True):
-    """A request before it is signed."""
-
-    method: str
-    base: str
-    path: str
-
-    query: list[str] = []
-    """Encoded `name=value` pieces."""
-
-    headers: dict[str, str] = {}
-    cookies: list[str] = []
-    body: bytes | None = None
-
-    security: Any = None
-    """The operation's own security requirement; None for the document's."""
-
-    keeps_redirects: bool = False
-    """Whether the document declares redirects as answers."""
 
 
 @dataclass(slots=True)
@@ -76,6 +58,9 @@ class _Call:
 
     closings: int
     """The client's `closings` when it began."""
+
+    is_repeatable: bool
+    """Whether its body and its target allow a second attempt."""
 
     headers: Mapping[str, str] | None = None
     """The configured headers; None until they are first needed."""
@@ -117,22 +102,34 @@ class Client:
         except ValueError:
             return False
 
-    async def exchange(self, draft: Draft, security: Security, context: OperationContext) -> Answer:
-        """Send a request and read the whole answer.
+    async def exchange(
+        self,
+        draft: Draft,
+        security: Security,
+        context: OperationContext,
+        target: Target | None = None,
+    ) -> Answer:
+        """Send a request and read the whole answer, or save its body to `target`.
 
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
         """
-        call = self._call(draft, security, context)
+        call = self._call(draft, security, context, target)
         while True:
             try:
                 async with AsyncExitStack() as stack:
-                    request, response = await self._respond(call, stack, is_stream=False)
-                    content = b""
-                    if request.method != "HEAD":
-                        content = await self._read(response, self._config.max_response_bytes)
+                    request, response = await self._respond(
+                        call, stack, is_stream=target is not None
+                    )
+                    content, saved = b"", None
+                    if target is not None:
+                        saved = await self._save(response, target, context)
+                    elif request.method != "HEAD":
+                        content = await self._read_in_time(request, response)
                     secrets = call.signature.secrets
-                    return Answer(request.url, response.status, response.headers, content, secrets)
+                    return Answer(
+                        request.url, response.status, response.headers, content, secrets, saved
+                    )
             except CallError as error:
                 pause = self._pause_after(error, call)
                 if pause is None:
@@ -218,7 +215,7 @@ class Client:
         shown = without_secrets(url)
         try:
             async with self._sender().send(request) as response:
-                if response.status in _REDIRECTS:
+                if response.status in REDIRECTS:
                     there = without_secrets(urljoin(url, response.headers.get("location", "")))
                     raise DocumentError(f"{shown} has moved: import {there} instead")
                 if response.status != 200:
@@ -227,20 +224,30 @@ class Client:
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
 
-    def _call(self, draft: Draft, security: Security, context: OperationContext) -> "_Call":
+    def _call(
+        self,
+        draft: Draft,
+        security: Security,
+        context: OperationContext,
+        target: Target | None = None,
+    ) -> "_Call":
         config = self._config
         attempts = Attempts(
             draft.method, retries=config.retries, retry_refused=config.retry_refused
         )
-        end = monotonic() + self._seconds(context)
-        return _Call(draft, security, context, attempts, end, self.closings)
+        end, is_repeatable = monotonic() + self._seconds(context), True
+        if isinstance(draft.body, StreamedBody):
+            draft.body.progress = context.progress
+            is_repeatable = draft.body.is_repeatable
+        if target is not None and not target.is_repeatable:
+            is_repeatable = False
+        return _Call(draft, security, context, attempts, end, self.closings, is_repeatable)
 
     def _pause_after(self, error: CallError, call: "_Call") -> float | None:
         """Return the seconds to wait before the request is sent again, or None if it must not be."""
         pause = call.attempts.pause_after(error, has_token=bool(call.signature.tokens))
-        if pause is None or monotonic() + pause >= call.end or call.closings != self.closings:
-            return None
-        return pause
+        is_over = monotonic() + (pause or 0) >= call.end or call.closings != self.closings
+        return None if is_over or not call.is_repeatable else pause
 
     async def _respond(
         self, call: "_Call", stack: AsyncExitStack, *, is_stream: bool
@@ -254,7 +261,15 @@ class Client:
         call.signature = NOTHING
         if not call.security.is_empty:
             call.signature = await self._signature(call)
-        request = self._request(draft, call.signature, call.end - monotonic(), is_stream=is_stream)
+        self._enforce_size(draft.body)
+        is_trusted = self._enforce_reachable(draft.base)[1]
+        request = signed_request(
+            draft,
+            call.signature,
+            call.end - monotonic(),
+            is_stream=is_stream,
+            public_only=not is_trusted,
+        )
         for _ in range(_MAX_REDIRECTS):
             response = await stack.enter_async_context(self._sender().send(request))
             status = response.status
@@ -262,7 +277,9 @@ class Client:
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
             ):
                 return request, response
-            onward = self._onward(request, response, call.end)
+            onward, location = None, response.headers.get("location")
+            if self._config.follow_redirects and status in REDIRECTS and location:
+                onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
                 raise await self._error(request, response, call.signature, call.end)
             await stack.aclose()
@@ -280,41 +297,15 @@ class Client:
             call.headers = await call.security.headers_of(call.context)
         return await call.security.sign(call.draft.security, call.context, call.headers)
 
-    def _request(
-        self, draft: Draft, signature: Signature, seconds: float, *, is_stream: bool
-    ) -> HTTPRequest:
-        is_trusted = self._enforce_reachable(draft.base)[1]
-        headers = merged_headers(_DEFAULT_HEADERS, draft.headers)
-        query, cookies = draft.query, draft.cookies
-        if signature is not NOTHING:
-            configured = {header_key(name) for name in signature.headers}
-            headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-            headers = merged_headers(headers, signature.headers)
-            query = [*query, *signature.query]
-            cookies = [*cookies, *signature.cookies]
-            if cookies and "cookie" in configured:
-                name = next(name for name in headers if header_key(name) == "cookie")
-                cookies = [headers.pop(name), *cookies]
-        if cookies:
-            headers["Cookie"] = "; ".join(cookies)
-        url = draft.base.rstrip("/") + draft.path
-        if query:
-            url += ("&" if "?" in url else "?") + "&".join(query)
-        body = draft.body
-        if body is not None and len(body) > self._config.max_request_bytes:
+    def _enforce_size(self, body: bytes | StreamedBody | None) -> None:
+        if isinstance(body, StreamedBody):
+            size, limit = body.size or 0, self._config.max_file_bytes
+        else:
+            size, limit = len(body or b""), self._config.max_request_bytes
+        if size > limit:
             raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED,
-                f"The request is larger than {self._config.max_request_bytes} bytes.",
+                ErrorCode.RESOURCE_EXHAUSTED, f"The request is larger than {limit} bytes."
             )
-        return HTTPRequest(
-            method=draft.method,
-            url=url,
-            headers=headers,
-            body=body,
-            timeout=max(seconds, 0.001),
-            is_stream=is_stream,
-            public_only=not is_trusted,
-        )
 
     def _enforce_reachable(self, url: str) -> tuple[Origin, bool]:
         """Where `url` leads, and whether the operator named it; kept, as there are few."""
@@ -335,34 +326,35 @@ class Client:
             enforce_public(known[0].host)
         return known
 
-    def _onward(
-        self, request: HTTPRequest, response: HTTPResponse, end: float
-    ) -> HTTPRequest | None:
-        """The request that a redirect asks for, where it may be followed."""
-        location = response.headers.get("location")
-        if not self._config.follow_redirects or response.status not in _REDIRECTS or not location:
-            return None
-        try:
-            url = normal_url(urljoin(request.url, location))
-            if origin_of(url) != origin_of(request.url):
-                return None
-        except ValueError:
-            return None
-        # As browsers do: "see other" is a GET, and so is what a POST was moved to.
-        changes = {303} if request.method != "POST" else {301, 302, 303}
-        keeps = response.status not in changes or request.method in {"GET", "HEAD"}
-        headers = request.headers
-        if not keeps:
-            headers = {k: v for k, v in headers.items() if k.lower() != "content-type"}
-        return HTTPRequest(
-            method=request.method if keeps else "GET",
-            url=url,
-            headers=headers,
-            body=request.body if keeps else None,
-            timeout=max(end - monotonic(), 0.001),
-            is_stream=request.is_stream,
-            public_only=request.public_only,
+    async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
+        """Save a body; return its size."""
+        length, coding = (
+            response.headers.get("content-length", ""),
+            response.headers.get("content-encoding", ""),
         )
+        async with (
+            aclosing(decoded(response.chunks(), coding, max_bytes=None)) as chunks,
+            target.open() as write,
+        ):
+            return await save(
+                chunks,
+                write,
+                total=int(length) if length.isdigit() and not coding else None,
+                limit=self._config.max_file_bytes,
+                seconds=self._config.timeout,
+                progress=context.progress,
+            )
+
+    async def _read_in_time(self, request: HTTPRequest, response: HTTPResponse) -> bytes:
+        if not isinstance(request.body, StreamedBody):
+            return await self._read(response, self._config.max_response_bytes)
+        # Its sending had no end, so the transport does not time what follows.
+        try:
+            async with asyncio.timeout(self._config.timeout):
+                return await self._read(response, self._config.max_response_bytes)
+        except TimeoutError:
+            where = f"{request.method} {origin_of(request.url)}"
+            raise timed_out(where, self._config.timeout, "answer") from None
 
     async def _read(self, response: HTTPResponse, limit: int) -> bytes:
         coding = response.headers.get("content-encoding", "")

@@ -30,7 +30,8 @@ from operations.openapi.exchange.answers import (
     read_data,
     shown_headers,
 )
-from operations.openapi.exchange.client import Client, Draft
+from operations.openapi.exchange.client import Client
+from operations.openapi.exchange.drafts import Draft
 from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.sse import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent

@@ -10,7 +10,6 @@ from typing import Any
 from operations._json import is_list, is_object, object_of
 from operations.openapi.reading.definitions import Definition, Definitions, Direction, is_closed
 from operations.openapi.reading.keywords import (
-    FILE_SCHEMA,
     apply_exclusive,
     as_object,
     count_of,
@@ -118,7 +117,8 @@ class Conversion:
             return self._reference(schema, ref, depth, hidden, is_part=is_part)
         if self._direction is Direction.UPLOAD and is_file(schema):
             described = schema.get("description")
-            return {**FILE_SCHEMA, "description": described} if described else FILE_SCHEMA
+            schema = self._definitions.file_schema
+            return {**schema, "description": described} if described else schema
         result = self._keywords(schema, depth, hidden, is_part=is_part, is_opened=is_opened)
         return with_null(result) if schema.get("nullable") is True else result
 

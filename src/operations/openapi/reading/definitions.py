@@ -10,7 +10,8 @@ from typing import Any
 
 from operations._json import is_list, is_object, list_of, object_of, unescape
 from operations.errors import DocumentError
-from operations.openapi.reading.keywords import is_file
+from operations.openapi.files import FilesRoot
+from operations.openapi.reading.keywords import FILE_SCHEMA, ROOTED_FILE_SCHEMA, is_file
 from operations.openapi.reading.references import BUNDLED, References
 from operations.openapi.reading.subtypes import UNIONS, Subtypes
 from operations.schema import SharedDefinitions
@@ -79,11 +80,19 @@ class Definitions:
     def __init__(self, references: References, *, ref_siblings: bool) -> None:
         self._references = references
         self.ref_siblings = ref_siblings
+        self.files_root: FilesRoot | None = None
+        """The folder below which a caller may name files to send."""
+
         self._definitions: dict[tuple[Direction, str, bool], Definition] = {}
         self._broken: set[str] = set()
         self.requests = SharedDefinitions()
         self.responses = SharedDefinitions()
         self._without_files: set[str] = set()
+
+    @property
+    def file_schema(self) -> JSONObject:
+        """The schema of a file in an operation's input."""
+        return FILE_SCHEMA if self.files_root is None else ROOTED_FILE_SCHEMA
 
     @cached_property
     def subtypes(self) -> Subtypes:

@@ -33,6 +33,27 @@ FILE_SCHEMA: JSONObject = {
 }
 """What a file looks like in an operation's input."""
 
+_NAMED: JSONObject = FILE_SCHEMA["anyOf"][1]
+ROOTED_FILE_SCHEMA: JSONObject = {
+    "description": "A file: its bytes in base64, or an object that also names it or refers to one here.",
+    "anyOf": [
+        FILE_SCHEMA["anyOf"][0],
+        {
+            **_NAMED,
+            "properties": {
+                **_NAMED["properties"],
+                "path": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "Instead of content: the relative path of a file to send.",
+                },
+            },
+            "oneOf": [*_NAMED["oneOf"], {"required": ["path"]}],
+        },
+    ],
+}
+"""The same, if the caller may name files below a folder."""
+
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _MISSPELLED = {
     "any": None, "bool": "boolean", "date": "string", "date-time": "string", "datetime": "string",

@@ -10,6 +10,7 @@ import msgspec
 
 from operations._json import is_list, object_of
 from operations.errors import CallError, ErrorCode
+from operations.openapi.files import StreamedBody, is_file_value
 from operations.openapi.headers import enforce_header
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import is_file
@@ -22,7 +23,7 @@ from operations.openapi.requests.styles import (
     percent_reserved,
     text_of_value,
 )
-from operations.openapi.requests.uploads import OCTETS, upload_of
+from operations.openapi.requests.uploads import OCTETS, Upload, upload_of
 from operations.types import JSONObject
 
 JSON = "application/json"
@@ -32,7 +33,7 @@ _NO_HEADERS: JSONObject = {}
 class Payload(NamedTuple):
     """A body ready to be sent."""
 
-    content: bytes
+    content: bytes | StreamedBody
     content_type: str
 
 
@@ -57,8 +58,9 @@ def write_body(
         CallError: With code `VALIDATION_ERROR`, if the value cannot be written that way.
     """
     kind = chosen.media_type
-    if isinstance(value, (bytes, bytearray)):
-        return Payload(bytes(value), media.concrete(kind, OCTETS))
+    if is_file_value(value):
+        upload = upload_of(value, "body")
+        return Payload(_sent(upload), media.concrete(kind, OCTETS))
     if media.is_json(kind):
         return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
     if is_list(value) and media.is_sequence(kind):
@@ -68,15 +70,20 @@ def write_body(
     if media.is_form(kind):
         return _form(chosen, value, converter)
     if is_bytes:
-        upload = upload_of(value, "body")
-        if upload is None:
-            raise CallError(ErrorCode.VALIDATION_ERROR, "The body must be base64.")
-        own_type = upload.content_type
+        upload = upload_of(value, "body", converter.files_root)
+        own_type = upload.content_type if upload is not None else ""
         enforce_header("Content-Type", own_type)
-        return Payload(upload.content, own_type or media.concrete(kind, OCTETS))
+        return Payload(_sent(upload), own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
         return Payload(*_encoded_text(value, kind))
     return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
+
+
+def _sent(upload: Upload | None) -> bytes | StreamedBody:
+    if upload is None:
+        raise CallError(ErrorCode.VALIDATION_ERROR, "The body must be base64.")
+    content = upload.content
+    return content if isinstance(content, bytes) else StreamedBody([content])
 
 
 def write_sequence(items: list[Any], kind: str) -> bytes:
@@ -104,7 +111,7 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
         if is_file(schema) or is_file(converter.resolve(schema.get("items"))):
             # A form has no place for a file's name and type: what is sent is its content.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
-            pairs += [f"{quote_plus(name)}={quote_plus(file.content)}" for file in files if file]
+            pairs += [f"{quote_plus(name)}={quote_plus(file.read(name))}" for file in files if file]
             continue
         encoding = object_of(chosen.encoding.get(name))
         styled = style_of(encoding)

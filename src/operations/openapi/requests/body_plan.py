@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 from operations._json import is_list, is_object, object_of
+from operations.openapi.files import is_file_value
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import is_sequence, whole_schema
-from operations.openapi.reading.keywords import FILE_SCHEMA, as_object, is_file
+from operations.openapi.reading.keywords import as_object, is_file
 from operations.openapi.reading.model import Body, Media, Parameter
 from operations.openapi.reading.names import unused_name
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.requests.bodies import Payload, write_body
 from operations.openapi.requests.multipart import NO_VALUE, PART_HEADERS, fixed_value
+from operations.openapi.requests.uploads import without_files
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 
@@ -51,6 +53,7 @@ class BodyPlan:
     Attributes:
         flat: The names of those properties; empty if the body is one argument.
         arguments: The names of all arguments that belong to the body.
+        takes_files: Whether a media type that can hold files is offered.
     """
 
     def __init__(
@@ -68,6 +71,9 @@ class BodyPlan:
             self._content_type = self._reserved(CONTENT_TYPE)
         if any(m.part_headers for m in self._media):
             self._part_headers = self._reserved(PART_HEADERS)
+        self.takes_files = any(
+            media.is_multipart(m.media_type) or self._is_bytes(m) for m in self._media
+        )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
         self._checks: dict[str, Schema] = {}
 
@@ -142,7 +148,8 @@ class BodyPlan:
         if wanted is not None:
             for offered in self._media:
                 if fnmatchcase(wanted.lower(), offered.media_type.lower()):
-                    validate_or_raise(self._check(offered), value, subject=f"body of type {wanted}")
+                    subject = f"body of type {wanted}"
+                    validate_or_raise(self._check(offered), without_files(value), subject=subject)
                     return replace(offered, media_type=wanted)
         if len(self._media) == 1:
             return self._media[0]
@@ -153,13 +160,13 @@ class BodyPlan:
 
     def _fits(self, offered: Media, value: Any) -> bool:
         kind = offered.media_type
-        if isinstance(value, (bytes, bytearray)):
+        if is_file_value(value):
             return self._is_bytes(offered)
         if media.is_json_patch(kind) and not is_list(value) and self._patches:
             return False
         if self._is_uniform and is_object(value) and _takes_objects(kind):
             return True
-        return self._check(offered).check(value)
+        return self._check(offered).check(without_files(value))
 
     def _is_upload(self, form: Media, value: Any) -> bool:
         """Return whether `value` has a file that only a form can hold."""
@@ -212,7 +219,8 @@ class BodyPlan:
                     yield _PATCH
         elif self._is_bytes(offered):
             # Of several types the caller may name one.
-            yield FILE_SCHEMA if media.is_range(kind) else _BASE64
+            is_named = media.is_range(kind) or self._schemas.files_root is not None
+            yield self._schemas.file_schema if is_named else _BASE64
         elif media.is_text(kind):
             # An object schema for XML describes the tree; the argument is its text.
             is_string = object_of(converted).get("type") == "string"

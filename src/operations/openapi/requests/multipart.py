@@ -13,13 +13,14 @@ import msgspec
 
 from operations._json import is_list, is_object, list_of, object_of, pointer, text_of
 from operations.errors import CallError, ErrorCode
+from operations.openapi.files import FileContent, StreamedBody, is_file_value
 from operations.openapi.headers import enforce_header
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import is_file
 from operations.openapi.reading.model import Media, Parameter
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.requests.styles import header_value, plain_fields, text_of_value
-from operations.openapi.requests.uploads import OCTETS, upload_of
+from operations.openapi.requests.uploads import OCTETS, Upload, upload_of
 from operations.types import JSONObject
 
 PART_HEADERS = "part_headers"
@@ -30,7 +31,7 @@ NO_VALUE: Any = object()
 
 def write_multipart(
     chosen: Media, value: Any, converter: SchemaConverter, headers: JSONObject
-) -> tuple[bytes, str]:
+) -> tuple[bytes | StreamedBody, str]:
     """The body and its content type.
 
     Args:
@@ -100,12 +101,14 @@ class _Writer:
         self._chosen = chosen
         self._converter = converter
         self._headers = headers
-        self._out: list[bytes] = []
+        self._out: list[bytes | FileContent] = []
         self._is_form = media.essence(chosen.media_type) == "multipart/form-data"
         self.boundary = secrets.token_hex(16)
 
-    def finish(self) -> bytes:
-        return b"".join((*self._out, f"--{self.boundary}--\r\n".encode()))
+    def finish(self) -> bytes | StreamedBody:
+        pieces = [*self._out, f"--{self.boundary}--\r\n".encode()]
+        plain = [piece for piece in pieces if isinstance(piece, bytes)]
+        return b"".join(plain) if len(plain) == len(pieces) else StreamedBody(pieces)
 
     def add_fields(self, fields: JSONObject) -> None:
         properties = self._converter.properties(self._chosen.schema)
@@ -164,8 +167,9 @@ class _Writer:
         # `encoding.contentType` may list several types, or a range.
         declared = text_of(encoding.get("contentType")).partition(",")[0].strip()
         filename: str | None = None
-        if is_file(schema) or isinstance(value, (bytes, bytearray)):
-            upload = upload_of(value, name)
+        content: bytes | FileContent
+        if is_file(schema) or is_file_value(value):
+            upload = upload_of(value, name, self._converter.files_root)
             if upload is None:
                 raise CallError(ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file.")
             content, filename = upload.content, upload.filename or name
@@ -188,14 +192,14 @@ class _Writer:
         for header, text in headers.items():
             lines.append(f"{header}: {text}")
             if header.lower() == "content-transfer-encoding" and text.lower() == "base64":
-                content = base64.b64encode(content)
+                content = base64.b64encode(Upload(content).read(name))
         head = "".join(f"{line}\r\n" for line in lines)
-        self._out.append(f"--{self.boundary}\r\n{head}\r\n".encode() + content + b"\r\n")
+        self._out += [f"--{self.boundary}\r\n{head}\r\n".encode(), content, b"\r\n"]
 
 
 def _holds_files(value: Any, schema: JSONObject, inner: JSONObject) -> bool:
     """Whether a field is a file or several: styles say nothing about those."""
-    return is_file(schema) or is_file(inner) or isinstance(value, (bytes, bytearray))
+    return is_file(schema) or is_file(inner) or is_file_value(value)
 
 
 def _quoted(text: str) -> str:

@@ -6,11 +6,12 @@ from typing import Any
 
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi.exchange.client import Draft
+from operations.openapi.exchange.drafts import Draft
 from operations.openapi.headers import enforce_header, enforce_unowned, is_owned, name_key
+from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, with_null
-from operations.openapi.reading.model import Model, Parameter
-from operations.openapi.reading.names import argument_names
+from operations.openapi.reading.model import Model, Parameter, Response
+from operations.openapi.reading.names import argument_names, unused_name
 from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.openapi.requests.body_plan import STREAM, BodyPlan, closed_object, described
 from operations.openapi.requests.multipart import NO_VALUE, only_value
@@ -24,6 +25,13 @@ from operations.openapi.requests.paths import (
 )
 from operations.openapi.requests.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
+
+SAVE_TO = "save_to"
+_SAVE_TO_SCHEMA: JSONObject = {
+    "type": "string",
+    "minLength": 1,
+    "description": "Save the response to this new file, a relative path, instead of returning it.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,14 @@ class Plan:
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
         self._rest = [a for a in self.arguments if a.parameter.place != "path"]
+        self.save_to = unused_name(SAVE_TO, [*names, *reserved])
+        """The argument that names the file to save the response to."""
+
+        self.takes_files = self._body is not None and self._body.takes_files
+        """Whether a body that can hold files is declared."""
+
+        self.returns_files = any(map(_is_file_response, model.responses))
+        """Whether a response that is neither JSON nor text is declared."""
 
     def _argument(self, name: str, parameter: Parameter) -> Argument:
         if parameter.required:
@@ -117,6 +133,8 @@ class Plan:
             properties[argument.name] = described(schema, parameter, argument.name)
         if self._body is not None:
             self._body.describe(draft, properties, required)
+        if self.returns_files and self._schemas.files_root is not None:
+            properties[self.save_to] = _SAVE_TO_SCHEMA
         return draft.close(closed_object(properties, required))
 
     def draft(self, method: str, base: str, arguments: JSONObject, accept: str) -> Draft:
@@ -174,6 +192,15 @@ class Plan:
         path = "".join(out)
         enforce_segments(path, self._template)
         return path
+
+
+def _is_file_response(response: Response) -> bool:
+    is_good = response.status[:1] == "2" or response.status == "default"
+    kinds = [offered.media_type for offered in response.media]
+    return is_good and any(
+        not media.is_json(kind) and not media.is_text(kind) and not media.is_sequence(kind)
+        for kind in kinds
+    )
 
 
 def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:

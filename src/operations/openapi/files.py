@@ -1,0 +1,481 @@
+"""Files by reference: content that is sent from a file, or saved to one, piece by piece.
+
+Rule 1: code of this process names a file by a `Path` or an open file. A text names one only below `FilesRoot`.
+Rule 2: below `FilesRoot` there are no absolute paths, no `..` and no links, and only plain files are opened.
+Rule 3: a file gets its name when it is complete; until then it has another.
+"""
+
+import asyncio
+import errno
+import inspect
+import os
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, BinaryIO, Protocol, TypeAlias
+
+from operations.errors import CallError, ErrorCode
+
+CHUNK = 1 << 18
+_STEP = 1 << 20
+"""Bytes between two reports of progress."""
+
+_LONGEST_NAME = 200
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+Progress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+
+def is_file_value(value: Any) -> bool:
+    """Return whether a value is content, a path or an open file, which only code of this process can pass."""
+    return isinstance(value, (bytes, bytearray, memoryview, Path)) or callable(
+        getattr(value, "read", None)
+    )
+
+
+def is_target_value(value: Any) -> bool:
+    """Return whether a value is a path or an open file to save to."""
+    return isinstance(value, Path) or callable(getattr(value, "write", None))
+
+
+async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of a file in a thread; one of an asynchronous file here."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
+def refused(name: str, reason: str, keyword: str = "file") -> CallError:
+    """Return the error for an argument that names no usable file."""
+    message = f"{name!r}: {reason}"
+    return CallError(
+        ErrorCode.VALIDATION_ERROR,
+        message,
+        {"errors": [{"path": "/" + name, "message": message, "keyword": keyword}]},
+    )
+
+
+# ------------------------------------------------------------ sending
+
+
+class FileContent:
+    """The content of one file to send.
+
+    Attributes:
+        filename: The file's own name; may be empty.
+        size: In bytes; None if it is not known.
+        is_repeatable: Whether it can be read more than once.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Any],
+        *,
+        filename: str = "",
+        size: int | None = None,
+        is_ours: bool = True,
+        is_repeatable: bool = True,
+    ) -> None:
+        self.filename = filename
+        self.size = size
+        self.is_repeatable = is_repeatable
+        self._opener = opener
+        self._is_ours = is_ours
+
+    @classmethod
+    def of(cls, value: Any, name: str) -> "FileContent":
+        """Return the content of a path or an open file.
+
+        Args:
+            value: The path or file.
+            name: The argument, for errors.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if there is no such file.
+        """
+        if isinstance(value, Path):
+            try:
+                found = value.stat()
+            except OSError as error:
+                raise refused(name, f"{value} cannot be read: {error.strerror}") from error
+            if stat.S_ISDIR(found.st_mode):
+                raise refused(name, f"{value} is a folder")
+            size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            return cls(lambda: value.open("rb"), filename=value.name, size=size)
+        own_name = getattr(value, "name", "")
+        filename = Path(own_name).name if isinstance(own_name, str) else ""
+        start = size = None
+        with suppress(OSError, AttributeError, ValueError, TypeError):
+            if value.seekable():
+                start = value.tell()
+                size = value.seek(0, os.SEEK_END) - start
+                value.seek(start)
+
+        def opener() -> Any:
+            if start is not None:
+                value.seek(start)
+            return value
+
+        return cls(
+            opener, filename=filename, size=size, is_ours=False, is_repeatable=start is not None
+        )
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the content, exactly `size` bytes if that is known.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the file cannot be read, or has become shorter.
+        """
+        try:
+            file = await _run(self._opener)
+            try:
+                left = self.size
+                while left is None or left > 0:
+                    chunk = await _run(file.read, CHUNK if left is None else min(CHUNK, left))
+                    if not chunk:
+                        break
+                    if isinstance(chunk, str):
+                        raise _unreadable("it is open as text, not as bytes")
+                    if left is not None:
+                        left -= len(chunk)
+                    yield bytes(chunk)
+                if left:
+                    raise _unreadable("it became shorter while it was sent")
+            finally:
+                if self._is_ours:
+                    await _run(file.close)
+        except OSError as error:
+            raise _unreadable(error.strerror or type(error).__name__) from error
+
+
+def _unreadable(reason: str) -> CallError:
+    return CallError(ErrorCode.EXECUTION_ERROR, f"The file to send cannot be read: {reason}.")
+
+
+class StreamedBody:
+    """A request body that holds files, one behind the other with the bytes between them.
+
+    Attributes:
+        size: In bytes; None if it is not known.
+        is_repeatable: Whether it can be sent more than once.
+        failure: The error that ended its last sending.
+        progress: Is told how much was sent.
+    """
+
+    def __init__(self, pieces: list[bytes | FileContent]) -> None:
+        self._pieces = pieces
+        sizes = [len(each) if isinstance(each, bytes) else each.size for each in pieces]
+        self.size = None if None in sizes else sum(size for size in sizes if size is not None)
+        files = [each for each in pieces if isinstance(each, FileContent)]
+        self.is_repeatable = all(file.is_repeatable for file in files)
+        self.failure: CallError | None = None
+        self.progress: Progress | None = None
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the body from its beginning."""
+        self.failure = None
+        counter = Counter(self.size, self.progress, "sent")
+        try:
+            for piece in self._pieces:
+                if isinstance(piece, bytes):
+                    yield piece
+                    await counter.add(len(piece))
+                    continue
+                async with aclosing(piece.chunks()) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                        await counter.add(len(chunk))
+        except CallError as error:
+            self.failure = error
+            raise
+        await counter.finish()
+
+
+class Counter:
+    """Counts bytes and reports them from time to time."""
+
+    def __init__(self, total: int | None, progress: Progress | None, word: str) -> None:
+        self.count = 0
+        self._total = total
+        self._progress = progress
+        self._word = word
+        self._reported = 0
+
+    async def add(self, size: int) -> None:
+        """Count `size` more bytes."""
+        self.count += size
+        if self.count - self._reported >= _STEP:
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Report the bytes so far, unless they have been."""
+        if self._progress is not None and self.count > self._reported:
+            self._reported = self.count
+            await self._progress(self.count, self._total, f"{self.count:,} bytes {self._word}")
+
+
+# ------------------------------------------------------------ saving
+
+
+class Target(Protocol):
+    """A file to save a response to."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a second attempt can start from the beginning."""
+        ...
+
+    def open(self) -> Any:
+        """Return an async context manager that gives a `Write`; leaving it without an error completes the file."""
+        ...
+
+
+class PathTarget:
+    """Saves to a path that code of this process named; a file that is there is replaced."""
+
+    is_repeatable = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Write]:
+        """Open the file, as `Target.open` promises."""
+        path = self._path
+        if path.exists() and not path.is_file():
+            # A device or a pipe has no name to take over.
+            async with _written(await asyncio.to_thread(path.open, "wb")) as write:
+                yield write
+            return
+        part = path.with_name(_part_name(path.name))
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
+        try:
+            async with _written(os.fdopen(fd, "wb")) as write:
+                yield write
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+class FileTarget:
+    """Saves to an open file of this process."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._start: int | None = None
+        with suppress(OSError, AttributeError, ValueError, TypeError):
+            if file.seekable():
+                self._start = file.tell()
+        self.is_repeatable = self._start is not None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Write]:
+        """Open the file, as `Target.open` promises."""
+        file = self._file
+        if self._start is not None:
+            file.seek(self._start)
+            file.truncate()
+
+        async def write(data: bytes) -> None:
+            await _run(file.write, data)
+
+        yield write
+        if hasattr(file, "flush"):
+            await _run(file.flush)
+
+
+@asynccontextmanager
+async def _written(file: BinaryIO) -> AsyncGenerator[Write]:
+    async def write(data: bytes) -> None:
+        await asyncio.to_thread(file.write, data)
+
+    try:
+        yield write
+    finally:
+        await asyncio.to_thread(file.close)
+
+
+def _part_name(name: str) -> str:
+    return f".{name[:_LONGEST_NAME]}.{token_hex(8)}.part"
+
+
+async def save(
+    chunks: AsyncIterator[bytes],
+    write: Write,
+    *,
+    total: int | None,
+    limit: int,
+    seconds: float,
+    progress: Progress | None,
+) -> int:
+    """Write a body as it arrives; return its size.
+
+    Args:
+        chunks: The body.
+        write: Takes its bytes.
+        total: The size that was announced.
+        limit: The largest size to accept.
+        seconds: The longest time without a byte.
+        progress: Is told how much was saved.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` beyond the limit or if the disk is full, `TIMEOUT` if nothing arrives.
+    """
+    counter = Counter(total, progress, "saved")
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                chunk = await anext(chunks, b"")
+        except TimeoutError:
+            raise CallError(
+                ErrorCode.TIMEOUT, f"Nothing of the response arrived for {seconds:g} seconds."
+            ) from None
+        if not chunk:
+            break
+        if counter.count + len(chunk) > limit:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
+            )
+        try:
+            await write(chunk)
+        except OSError as error:
+            code = (
+                ErrorCode.RESOURCE_EXHAUSTED
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                else ErrorCode.EXECUTION_ERROR
+            )
+            raise CallError(code, f"The file cannot be written: {error.strerror}.") from error
+        await counter.add(len(chunk))
+    await counter.finish()
+    return counter.count
+
+
+# ------------------------------------------------------------ below a folder
+
+
+class FilesRoot:
+    """The folder below which callers may name files by relative paths.
+
+    Raises:
+        ValueError: If it is not a folder, or this system cannot open files below it safely.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        if os.open not in os.supports_dir_fd or os.link not in os.supports_dir_fd:
+            raise ValueError("files_root is not supported on this system")
+        self._folder = os.path.realpath(folder)
+        if not Path(self._folder).is_dir():
+            raise ValueError(f"files_root {str(folder)!r} is not a folder")
+
+    def content(self, text: str, name: str) -> FileContent:
+        """Return the content of the file that the argument `name` names.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if it is not a plain file below the folder.
+        """
+        file = self._open(text, name)
+        try:
+            size = os.fstat(file.fileno()).st_size
+        finally:
+            file.close()
+        filename = text.rpartition("/")[2]
+        return FileContent(lambda: self._open(text, name), filename=filename, size=size)
+
+    def target(self, text: str, name: str) -> "RootedTarget":
+        """Return the new file that the argument `name` names.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if it cannot be one.
+        """
+        parts = _parts(text, name)
+        folder = self._folder_of(parts, name)
+        try:
+            os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return RootedTarget(self, parts, name)
+        finally:
+            os.close(folder)
+        raise refused(name, "there is a file of that name already")
+
+    def _open(self, text: str, name: str) -> BinaryIO:
+        parts = _parts(text, name)
+        folder = self._folder_of(parts, name)
+        try:
+            # Without O_NONBLOCK a pipe would wait for its other end.
+            flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS
+            fd = os.open(parts[-1], flags, dir_fd=folder)
+        except OSError as error:
+            raise _not_there(name, error) from None
+        finally:
+            os.close(folder)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise refused(name, "it is not a plain file")
+        return os.fdopen(fd, "rb")
+
+    def _folder_of(self, parts: list[str], name: str) -> int:
+        """Return a descriptor of the folder that holds the last of `parts`; no step follows a link."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        for part in parts[:-1]:
+            try:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS, dir_fd=folder)
+            except OSError as error:
+                raise _not_there(name, error) from None
+            finally:
+                os.close(folder)
+            folder = inner
+        return folder
+
+
+class RootedTarget:
+    """Saves to a new file below a `FilesRoot`; no file is replaced."""
+
+    is_repeatable = True
+
+    def __init__(self, root: FilesRoot, parts: list[str], name: str) -> None:
+        self._root = root
+        self._parts = parts
+        self._name = name
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Write]:
+        """Open the file, as `Target.open` promises."""
+        folder = self._root._folder_of(self._parts, self._name)  # noqa: SLF001 - two halves of one thing
+        part = _part_name(self._parts[-1])
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
+            fd = os.open(part, flags, 0o666, dir_fd=folder)
+            try:
+                async with _written(os.fdopen(fd, "wb")) as write:
+                    yield write
+                # Unlike a renaming, a link never replaces a file.
+                os.link(part, self._parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                raise refused(self._name, "there is a file of that name already") from None
+            finally:
+                os.unlink(part, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
+def _parts(text: str, name: str) -> list[str]:
+    parts = text.split("/")
+    if (
+        any(part in {"", ".", ".."} or len(part) > _LONGEST_NAME for part in parts)
+        or "\\" in text
+        or ":" in parts[0]
+        or not text.isprintable()
+    ):
+        raise refused(name, "a path must be relative, with `/` between names, and without `..`")
+    return parts
+
+
+def _not_there(name: str, error: OSError) -> CallError:
+    if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR):
+        return refused(name, "it is not a plain file in plain folders")
+    return refused(name, f"it cannot be opened: {error.strerror}")
