@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from tests.cli.conftest import Ran
+
+from operations.cli.exits import ExitCode
 
 Run = Callable[..., Ran]
 
@@ -212,3 +216,87 @@ def test_what_others_wrote_cannot_steer_a_terminal(run: Run) -> None:
     shown = run("show", "work.rude").out
     assert "\x1b" not in shown
     assert "\\x1b[31mred\\u202e" in shown
+
+
+@pytest.fixture
+def file_api(folder: Path) -> Iterator[list[tuple[str, str, bytes]]]:
+    """An API that takes and gives files, in the config as `files`; what it was sent."""
+    seen: list[tuple[str, str, bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            seen.append((self.path, self.headers["Content-Type"], content))
+            self._send(b'{"ok": true}', "application/json")
+
+        def do_GET(self) -> None:
+            self._send(b"\x00\xff" * 1000, "application/pdf")
+
+        def _send(self, content: bytes, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    file = {"type": "string", "format": "binary"}
+    form = {"type": "object", "properties": {"title": {"type": "string"}, "photo": file}}
+
+    def operation(name: str, kind: str) -> dict[str, Any]:
+        responses = {"200": {"description": "", "content": {kind: {}}}}
+        return {"operationId": name, "responses": responses}
+
+    body = {"content": {"multipart/form-data": {"schema": form}}}
+    post = {**operation("send", "application/json"), "requestBody": body}
+    paths = {"/f": {"post": post, "get": operation("get", "application/pdf")}}
+    document = {"openapi": "3.1.0", "info": {"title": "f", "version": "1"}, "paths": paths}
+    (folder / "files.json").write_bytes(msgspec.json.encode(document))
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    with (folder / "operations.toml").open("a") as config:
+        config.write(f'\n[openapi.files]\ndocument = "files.json"\nbase_url = "{url}"\n')
+    yield seen
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_file_is_uploaded_from_the_command_line(
+    run: Run, folder: Path, file_api: list[tuple[str, str, bytes]]
+) -> None:
+    (folder / "cat.png").write_bytes(b"\x89PNG\r\n")
+    ran = run("call", "files.send", "body.title=cat", "--upload", "body.photo=cat.png")
+
+    assert (ran.code, ran.json) == (0, {"ok": True})
+    ((_, kind, content),) = file_api
+    assert kind.startswith("multipart/form-data")
+    assert b'name="photo"; filename="cat.png"' in content
+    assert b"\x89PNG\r\n" in content
+
+
+def test_a_file_is_saved_while_it_arrives(
+    run: Run, folder: Path, file_api: list[tuple[str, str, bytes]]
+) -> None:
+    ran = run("call", "files.get", "--output", "saved.pdf")
+
+    assert ran.code == 0
+    assert ran.json == {"path": "saved.pdf", "size": 2000, "contentType": "application/pdf"}
+    assert (folder / "saved.pdf").read_bytes() == b"\x00\xff" * 1000
+
+
+@pytest.mark.parametrize(
+    "upload", ["photo", "=x", "body.photo=missing.png", "body.title.x=cat.png"]
+)
+def test_an_upload_that_cannot_be_read_is_told(
+    run: Run, folder: Path, file_api: list[tuple[str, str, bytes]], upload: str
+) -> None:
+    (folder / "cat.png").write_bytes(b"")
+    ran = run("call", "files.send", "body.title=cat", "--upload", upload)
+
+    assert ran.code == ExitCode.INVALID
+    assert file_api == []
