@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._json import is_list, is_object, object_of
 from operations.cli.outline import Outline
 from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
@@ -61,15 +62,14 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
         raise _unreadable(f"{pair!r}", "is not key=FILE")
     place: Any = value
     for each in keys[:-1]:
-        place = place.setdefault(each, {}) if isinstance(place, dict) else None
-    if not isinstance(place, dict):
+        place = object_of(place).setdefault(each, {})
+    if not is_object(place):
         raise _unreadable(key, "is not in an object", keys)
-    objects = cast("JSONObject", place)
     file: Any = Path(name) if is_streamed else _file(name, keys)
-    if keys[-1] in objects:
-        before = objects[keys[-1]]
-        file = [*before, file] if isinstance(before, list) else [before, file]
-    objects[keys[-1]] = file
+    if keys[-1] in place:
+        before = place[keys[-1]]
+        file = [*before, file] if is_list(before) else [before, file]
+    place[keys[-1]] = file
 
 
 def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> Any:

@@ -393,7 +393,7 @@ class FilesRoot:
             CallError: `VALIDATION_ERROR` if it cannot be one.
         """
         parts = _parts(text, name)
-        folder = self._folder_of(parts, name)
+        folder = self.open_folder(parts, name)
         try:
             os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -404,7 +404,7 @@ class FilesRoot:
 
     def _open(self, text: str, name: str) -> BinaryIO:
         parts = _parts(text, name)
-        folder = self._folder_of(parts, name)
+        folder = self.open_folder(parts, name)
         try:
             # Without O_NONBLOCK a pipe would wait for its other end.
             flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS
@@ -418,8 +418,12 @@ class FilesRoot:
             raise refused(name, "it is not a plain file")
         return os.fdopen(fd, "rb")
 
-    def _folder_of(self, parts: list[str], name: str) -> int:
-        """Return a descriptor of the folder that holds the last of `parts`; no step follows a link."""
+    def open_folder(self, parts: list[str], name: str) -> int:
+        """Return a descriptor of the folder that holds the last of `parts`; no step follows a link.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if there is no such folder.
+        """
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         for part in parts[:-1]:
             try:
@@ -445,7 +449,7 @@ class RootedTarget:
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Write]:
         """Open the file, as `Target.open` promises."""
-        folder = self._root._folder_of(self._parts, self._name)  # noqa: SLF001 - two halves of one thing
+        folder = self._root.open_folder(self._parts, self._name)
         part = _part_name(self._parts[-1])
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS

@@ -8,7 +8,7 @@ import base64
 import binascii
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from operations._json import is_list, is_object, object_of, text_of
 from operations.errors import CallError, ErrorCode
@@ -73,7 +73,7 @@ def upload_of(value: Any, name: str, root: FilesRoot | None = None) -> Upload | 
 
 def _content(value: Any, name: str) -> bytes | FileContent:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
+        return bytes(cast("bytes", value))
     return FileContent.of(value, name)
 
 
