@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import is_list, is_object, object_of
+from operations._json import is_list, is_object
 from operations.cli.outline import Outline
 from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
@@ -61,10 +61,10 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
     if not sign or not key or not name:
         raise _unreadable(f"{pair!r}", "is not key=FILE")
     place: Any = value
-    for each in keys[:-1]:
-        place = object_of(place).setdefault(each, {})
-    if not is_object(place):
-        raise _unreadable(key, "is not in an object", keys)
+    for each in (*keys[:-1], None):
+        if not is_object(place):
+            raise _unreadable(key, "is not in an object", keys)
+        place = place if each is None else place.setdefault(each, {})
     file: Any = Path(name) if is_streamed else _file(name, keys)
     if keys[-1] in place:
         before = place[keys[-1]]

@@ -130,7 +130,7 @@ class FileContent:
             CallError: `EXECUTION_ERROR` if the file cannot be read, or has become shorter.
         """
         try:
-            file = await _run(self._opener)
+            file: Any = await _run(self._opener)
             try:
                 left = self.size
                 while left is None or left > 0:
@@ -141,14 +141,20 @@ class FileContent:
                         raise _unreadable("it is open as text, not as bytes")
                     if left is not None:
                         left -= len(chunk)
+                        if left == 0:
+                            # Whoever knows the size does not ask for more after the last chunk.
+                            await self._close(file)
                     yield bytes(chunk)
                 if left:
                     raise _unreadable("it became shorter while it was sent")
             finally:
-                if self._is_ours:
-                    await _run(file.close)
+                await self._close(file)
         except OSError as error:
             raise _unreadable(error.strerror or type(error).__name__) from error
+
+    async def _close(self, file: Any) -> None:
+        if self._is_ours:
+            await _run(file.close)
 
 
 def _unreadable(reason: str) -> CallError:
@@ -181,13 +187,13 @@ class StreamedBody:
         try:
             for piece in self._pieces:
                 if isinstance(piece, bytes):
-                    yield piece
                     await counter.add(len(piece))
+                    yield piece
                     continue
                 async with aclosing(piece.chunks()) as chunks:
                     async for chunk in chunks:
-                        yield chunk
                         await counter.add(len(chunk))
+                        yield chunk
         except CallError as error:
             self.failure = error
             raise
@@ -207,7 +213,7 @@ class Counter:
     async def add(self, size: int) -> None:
         """Count `size` more bytes."""
         self.count += size
-        if self.count - self._reported >= _STEP:
+        if self.count - self._reported >= _STEP or self.count == self._total:
             await self.finish()
 
     async def finish(self) -> None:

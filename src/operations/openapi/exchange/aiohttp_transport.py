@@ -182,9 +182,10 @@ def _parsed(url: str) -> URL:
 class _Exchange:
     """One request for the length of a block; a class, as a generator would cost every call more."""
 
-    __slots__ = ("_request", "_response", "_transport")
+    __slots__ = ("_body", "_request", "_response", "_transport")
 
     def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
+        self._body: AsyncGenerator[bytes] | None = None
         self._transport = transport
         self._request = request
         self._response: aiohttp.ClientResponse | None = None
@@ -204,6 +205,7 @@ class _Exchange:
             else:
                 response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
+            await self._close_body()
             # Without its cause, whose text often has the whole address in it, keys and all.
             raise _call_error(error, request) from None
         self._response = response
@@ -215,7 +217,7 @@ class _Exchange:
         request, headers = self._request, self._request.headers
         data: aiohttp.Payload | AsyncGenerator[bytes] | None = None
         if isinstance(request.body, StreamedBody):
-            data = _watched(request.body, waiting, request.timeout)
+            data = self._body = _watched(request.body, waiting, request.timeout)
             if request.body.size is not None:
                 headers = {**headers, "Content-Length": str(request.body.size)}
         elif request.body:
@@ -231,7 +233,15 @@ class _Exchange:
             proxy=self._transport.proxy(request, url),
         )
 
+    async def _close_body(self) -> None:
+        """Close the file that a body is read from, also if the body was not sent to its end."""
+        if self._body is not None:
+            # It may be running in the task that sends it, which then closes it.
+            with suppress(RuntimeError):
+                await self._body.aclose()
+
     async def __aexit__(self, *exc_info: object) -> None:
+        await self._close_body()
         if self._response is not None:
             # Closing what was read to its end gives the connection back; anything else ends it.
             self._response.close()
