@@ -631,6 +631,8 @@ def test_every_field_of_a_config_class_can_be_set_from_the_file(
         value = {"type": "bearer", "token": {"env": "A_SECRET"}}
     elif name == "proxy":
         value = "http://proxy.example.com:3128"
+    elif name == "files_root":
+        value = "."
     elif name == "pagination":
         value = {"list": {"kind": "cursor", "argument": "after", "next": "/next"}}
 

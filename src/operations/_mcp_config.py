@@ -170,6 +170,10 @@ class MCPClientConfig:
     max_message_values: Count = MAX_RESPONSE_VALUES
     """The most JSON values in a message of the server."""
 
+    concurrency: Count = 100
+    """Calls that run at a time. Further calls wait while others finish, and fail with `RESOURCE_EXHAUSTED` if none has
+    for five seconds."""
+
     max_tools: Count = 10_000
     """The most tools, resources, templates or prompts taken from one server; the rest is reported."""
 

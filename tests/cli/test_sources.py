@@ -458,3 +458,26 @@ def test_a_config_of_root_is_trusted(strangers: Path, monkeypatch: pytest.Monkey
     for path in (config, strangers):
         os.chown(path, 0, 0)
     enforce_trusted(config, {})
+
+
+async def test_a_source_may_use_three_quarters_of_a_callers_calls(folder: Path) -> None:
+    text = """
+[limits]
+per_caller = 8
+
+[openapi.a]
+document = "a.json"
+
+[openapi.b]
+document = "b.json"
+concurrency = 5
+
+[mcp.c]
+command = "c"
+"""
+    path = folder / "operations.toml"
+    file = ConfigFile(config=parse_config(text, path), path=path)
+    found = [service_config(name, file.config.openapi[name], file).concurrency for name in "ab"]
+
+    assert found == [6, 5]
+    assert client_config("c", file.config.mcp["c"], file).concurrency == 6

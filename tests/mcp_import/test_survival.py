@@ -14,6 +14,7 @@ from tests.conftest import PROJECT
 from tests.mcp_import.support import (
     HERE,
     RAW,
+    demo_server,
     eventually,
     free_port,
     is_alive,
@@ -23,6 +24,7 @@ from tests.mcp_import.support import (
 )
 
 from operations import CallError, ErrorCode, OperationRegistry
+from operations._upstreams import FAILURES, CircuitOpenError
 from operations.mcp import MCPClientConfig, connect_mcp
 
 
@@ -197,3 +199,25 @@ asyncio.run(main())
     assert done.returncode == 0
     assert done.stderr == b""
     assert not is_alive(int(done.stdout))
+
+
+async def test_a_server_that_stops_responding_is_not_asked_until_a_probe_succeeds() -> None:
+    config = MCPClientConfig(server=demo_server(), timeout=0.2)
+    async with connect_mcp("demo", config) as client:
+        registry = OperationRegistry(client)
+        found: list[str] = []
+        for _ in range(FAILURES + 1):
+            with pytest.raises(CallError) as caught:
+                await registry.execute("demo.slow", {"seconds": 30})
+            is_open = isinstance(caught.value, CircuitOpenError)
+            found.append("open" if is_open else caught.value.code)
+        assert found == [ErrorCode.TIMEOUT] * FAILURES + ["open"]
+
+        with anyio.fail_after(20):
+            while True:
+                try:
+                    assert (await registry.execute("demo.pid", {})).data
+                    break
+                except CircuitOpenError:
+                    await anyio.sleep(0.05)
+        assert (await registry.execute("demo.pid", {})).data

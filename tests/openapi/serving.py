@@ -14,7 +14,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncGenerator[str]:
+async def serving(
+    handler: Handler, tls: ssl.SSLContext | None = None, *, port: int = 0
+) -> AsyncGenerator[str]:
     """Answer every request with `handler`; gives the server's address."""
     application = web.Application(client_max_size=1 << 26)
     application.router.add_route("*", "/{path:.*}", handler)
@@ -22,7 +24,7 @@ async def serving(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncG
         application, auto_decompress=False, shutdown_timeout=0.1, access_log=None
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls)
     await site.start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"

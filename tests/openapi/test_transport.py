@@ -245,6 +245,20 @@ async def test_a_header_can_be_a_function_of_the_call(echo: Echo) -> None:
     ]
 
 
+async def test_a_header_can_have_a_value_of_the_call(echo: Echo) -> None:
+    echo.seen.clear()
+    names = {"X-Id": "request_id", "X-Parent": "parent_request_id", "X-Who": "identity_id"}
+    async with imported(document(), base_url=echo.url, call_headers=names) as registry:
+        context = OperationContext(
+            request_id="r1", parent_request_id="r0", identity=Identity("ann", [])
+        )
+        await registry.execute("api.call", {}, context)
+        await registry.execute("api.call", {}, OperationContext(request_id="r2"))
+
+    found = [[seen.header(name) for name in names] for seen in echo.seen]
+    assert found == [["r1", "r0", "ann"], ["r2", None, None]]
+
+
 async def test_an_idempotency_key_is_the_same_for_every_attempt() -> None:
     keys: list[str | None] = []
     numbers = iter(range(10))

@@ -225,6 +225,11 @@ class LimitsEntry:
     request_bytes: Count = 8 << 20
     options: JSONObject = field(default_factory=dict[str, Any])
 
+    @property
+    def per_source(self) -> int:
+        """Concurrent calls to one API or MCP server: fewer than one caller has, so that some are left for others."""
+        return max(1, self.per_caller * 3 // 4)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:

@@ -15,10 +15,12 @@ from mcp.client.subscriptions import SubscriptionLost, listen
 from mcp_types import HEADER_MISMATCH
 from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
+from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
+from operations._upstreams import Bulkhead, CircuitBreaker
 from operations._words import counted
 from operations.context import OperationContext
-from operations.errors import CallError, timed_out
+from operations.errors import CallError, ErrorCode, timed_out
 from operations.mcp.catalogue import Catalogue
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
@@ -84,6 +86,8 @@ class MCPClient:
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._breaker = CircuitBreaker(name)
+        self._bulkhead = Bulkhead(name, self.config.concurrency)
         self._connection = Connection(name, self.config, self._callbacks(), self._opened)
 
     # ------------------------------------------------------------ what it offers
@@ -186,6 +190,7 @@ class MCPClient:
 
     async def _opened(self, session: RelaySession) -> None:
         """In the owner, at every connection: who is it, and what does it offer."""
+        self._breaker.succeed()
         said = session.server_info
         capabilities = session.server_capabilities
         self.server_info = ServerInfo(
@@ -226,13 +231,27 @@ class MCPClient:
         # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
         # interrupt the message that tells the server to stop.
         seconds = self.config.timeout
+        # Without a session the connection itself fails calls, and finds out when the server is back.
+        breaker = None if connection.session is None else self._breaker
+        is_probe = breaker is not None and breaker.enter()
+        responds: bool | None = None
         connection.busy += 1
         try:
-            async with asyncio.timeout(seconds):
-                return await self._send(method, params, context, replayable)
-        except TimeoutError:
-            raise timed_out(self.name, cast("float", seconds), "answer") from None
+            async with self._bulkhead:
+                try:
+                    async with asyncio.timeout(seconds):
+                        result = await self._send(method, params, context, replayable)
+                except TimeoutError:
+                    responds = False
+                    raise timed_out(self.name, cast("float", seconds), "answer") from None
+                except CallError as error:
+                    responds = not _is_away(error)
+                    raise
+                responds = True
+                return result
         finally:
+            if breaker is not None:
+                _record(breaker, responds, is_probe=is_probe)
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
@@ -394,6 +413,21 @@ class MCPClient:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
         except MCPError as error:
             logger.warning("%s does not take a log level: %s", self.name, error.message)
+
+
+def _is_away(error: CallError) -> bool:
+    """Return whether a request got no response; an HTTP status is one."""
+    status = object_of(error.details).get("statusCode")
+    return error.code == ErrorCode.UNAVAILABLE and status is None
+
+
+def _record(breaker: CircuitBreaker, responds: bool | None, *, is_probe: bool) -> None:
+    if responds:
+        breaker.succeed()
+    elif responds is None:
+        breaker.abandon(is_probe=is_probe)
+    else:
+        breaker.fail(is_probe=is_probe)
 
 
 def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:

@@ -15,7 +15,6 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from secrets import SystemRandom
 from typing import Any
 
 import anyio
@@ -23,6 +22,7 @@ import httpx2
 from mcp import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
+from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
 from operations.mcp.concealing import Concealer
@@ -34,22 +34,14 @@ from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
 
-_random = SystemRandom()
-
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 15.0
-"""Seconds between attempts: random between zero and a bound that doubles from the first to the longest."""
+"""Upper bounds of the pauses between attempts, in seconds."""
 
 _STABLE_SECONDS = 5.0
 """A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
 
 _SLOW = "if it only needs longer (a first start may download something), raise connect_timeout"
-
-
-def jitter(attempts: int) -> float:
-    """Seconds to wait after so many attempts that failed; none before the first repetition."""
-    bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempts - 1)) if attempts else 0.0
-    return _random.uniform(0, bound)
 
 
 class Connection:
@@ -79,6 +71,8 @@ class Connection:
 
         self.away_since: float | None = None
         """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
+
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
         self.concealer = Concealer(config)
         """Of the secrets that this server was given."""
@@ -189,6 +183,7 @@ class Connection:
             if failure is None:
                 # Left on purpose: the next call opens it.
                 attempts = 0
+                self._backoff.reset()
                 await self._wanted.wait()
             elif not self._has_worked:
                 return
@@ -197,6 +192,7 @@ class Connection:
                     logger.warning("%s; connecting again", failure.message)
                 if was_open and (self._has_served or loop.time() - began > _STABLE_SECONDS):
                     attempts = 0
+                    self._backoff.reset()
                 if self._lost_at is None:
                     self._lost_at = loop.time()
                     ends = self._lost_at + self.config.reconnect_timeout
@@ -206,7 +202,7 @@ class Connection:
 
     async def _pause(self, attempts: int) -> None:
         """Wait before the next attempt: not at all before the first, and never past the closing."""
-        pause = jitter(attempts)
+        pause = self._backoff.pause() if attempts else 0.0
         self._resumes_at = asyncio.get_running_loop().time() + pause
         if self._failure is not None and self._is_beyond_patience():
             self._fail_waiters(self._failure)
@@ -372,6 +368,7 @@ class Retries:
         self._connection = connection
         self._replayable = self._is_safe = replayable
         self._attempts = 0
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.has_refreshed = False
 
     async def allow(self, failure: ServerError) -> bool:
@@ -390,10 +387,10 @@ class Retries:
         connection, loop = self._connection, asyncio.get_running_loop()
         if connection.away_since is None:
             connection.away_since = loop.time()
-        pause = jitter(self._attempts)
+        # The first repetition costs nothing and is always worth it.
+        pause = self._backoff.pause() if self._attempts else 0.0
         self._attempts += 1
         patience = connection.away_since + connection.config.reconnect_timeout
-        # The first repetition costs nothing and is always worth it.
         if self._attempts > 1 and loop.time() + pause > patience:
             return False
         await asyncio.sleep(pause)

@@ -25,6 +25,9 @@ Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | No
 """A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
 
 
+CallValue: TypeAlias = Literal["request_id", "parent_request_id", "identity_id"]
+"""A value of the call that can be sent as a header."""
+
 _AuthType: TypeAlias = Literal["bearer", "apiKey", "basic"]
 
 
@@ -219,6 +222,10 @@ class HTTPServiceConfig:
     name marks it as secret (`X-Api-Key`, `Authorization`).
     """
 
+    call_headers: Mapping[str, CallValue] = field(default_factory=dict[str, CallValue])
+    """Headers with a value of the call, such as `{"Idempotency-Key": "request_id"}`. The id of a caller without an
+    identity is omitted."""
+
     auth: HTTPAuth | Mapping[str, Any] | None = field(default=None, repr=False)
     """One credential for every request; a mapping becomes an `HTTPAuth`."""
 
@@ -300,6 +307,10 @@ class HTTPServiceConfig:
     connections: Count = 100
     """How many connections may be open at once."""
 
+    concurrency: Count | None = None
+    """Calls that run at a time; by default as many as `connections`. Further calls wait while others finish, and fail
+    with `RESOURCE_EXHAUSTED` if none has for five seconds."""
+
     files_root: str | Path | None = None
     """A folder below which any caller may name files by relative paths: files to send (`{"path": ...}`), and new files
     to save a response to (`save_to`). Without it, only code of this process can refer to files."""
@@ -335,7 +346,7 @@ class HTTPServiceConfig:
                 raise ValueError(
                     f"base_url is {error}: {self.base_url!r}. It looks like https://api.example.com/v1"
                 ) from None
-        for name, value in self.headers.items():
+        for name, value in {**self.headers, **self.call_headers}.items():
             if not is_header(name, "" if callable(value) else value):
                 raise ValueError(
                     f"headers: {name!r} is not a header name, or its value has line breaks"

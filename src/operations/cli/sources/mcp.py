@@ -84,6 +84,8 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
         short["cwd"] = file.folder
     if entry.token is not None:
         short["auth"] = file.secret(entry.token)
+    if "concurrency" not in entry.options:
+        short["concurrency"] = file.config.limits.per_source
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
     return MCPClientConfig(**file.options(entry, ("mcp", name)), **short)

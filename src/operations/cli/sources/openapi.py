@@ -56,6 +56,8 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> HTTPServ
         ConfigError: If a secret is not where the config says.
     """
     short: dict[str, Any] = {"namespace": name}
+    if "concurrency" not in entry.options:
+        short["concurrency"] = file.config.limits.per_source
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
     if entry.pages:

@@ -9,22 +9,17 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from time import monotonic, time
-from typing import Any, cast
+from typing import Any
 from urllib.parse import urljoin
 
-from operations._hosts import (
-    Origin,
-    TrustedHosts,
-    enforce_public,
-    origin_of,
-)
+from operations._hosts import Origin, TrustedHosts, origin_of
 from operations._words import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
+from operations.openapi.exchange.connections import Connections
 from operations.openapi.exchange.content_coding import ACCEPTED, decoded
 from operations.openapi.exchange.drafts import (
     REDIRECTS,
@@ -37,7 +32,7 @@ from operations.openapi.exchange.retrying import Attempts
 from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.files import StreamedBody, Target, save
 from operations.openapi.headers import merged_headers
-from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
+from operations.openapi.transport import HTTPRequest, HTTPResponse
 
 _MAX_REDIRECTS = 5
 _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
@@ -69,38 +64,12 @@ class _Call:
     """What the last attempt was signed with."""
 
 
-class Client:
-    """Sends the requests of one service.
-
-    Args:
-        config: The operator's settings.
-        trusted: The hosts that may be anywhere and may have credentials.
-    """
+class Client(Connections):
+    """Makes the exchanges of one service: signs, sends, repeats, redirects and reads."""
 
     def __init__(self, config: HTTPServiceConfig, trusted: TrustedHosts) -> None:
-        self._config = config
-        self._trusted = trusted
-        self._transport: HTTPTransport | None = config.transport
-        self._is_owner = config.transport is None
+        super().__init__(config, trusted)
         self._warned: set[Origin] = set()
-        self._origins: dict[str, tuple[Origin, bool]] = {}
-
-        self.closings = 0
-        """How often this was closed: what began before a closing is not sent again after it."""
-
-    async def aclose(self) -> None:
-        """Close the transport, if it was made here. What is under way fails; what comes later opens it anew."""
-        self.closings += 1
-        if self._is_owner and self._transport is not None:
-            transport, self._transport = self._transport, None
-            await transport.aclose()
-
-    def is_trusted(self, url: str) -> bool:
-        """Whether the host of `url` may have credentials."""
-        try:
-            return origin_of(url) in self._trusted
-        except ValueError:
-            return False
 
     async def exchange(
         self,
@@ -117,7 +86,7 @@ class Client:
         call = self._call(draft, security, context, target)
         while True:
             try:
-                async with AsyncExitStack() as stack:
+                async with self.bulkhead, AsyncExitStack() as stack:
                     request, response = await self._respond(
                         call, stack, is_stream=target is not None
                     )
@@ -147,7 +116,7 @@ class Client:
         """
         call = self._call(draft, security, context)
         while True:
-            async with AsyncExitStack() as stack:
+            async with self.bulkhead, AsyncExitStack() as stack:
                 try:
                     _, response = await self._respond(call, stack, is_stream=True)
                 except CallError as error:
@@ -170,15 +139,17 @@ class Client:
             CallError: `UNAVAILABLE` if the provider cannot answer now.
             TokenRefusedError: If it will not.
         """
+        origin, is_trusted = self.enforce_reachable(url)
         request = HTTPRequest(
             method=method,
             url=url,
             headers=merged_headers(_DEFAULT_HEADERS, headers),
             body=body,
             timeout=self._config.timeout,
-            public_only=not self._enforce_reachable(url)[1],
+            public_only=not is_trusted,
         )
-        async with self._sender().send(request) as response:
+        async with AsyncExitStack() as stack:
+            response = await self.send(request, stack, origin)
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
@@ -214,7 +185,7 @@ class Client:
         )
         shown = without_secrets(url)
         try:
-            async with self._sender().send(request) as response:
+            async with self.transport.send(request) as response:
                 if response.status in REDIRECTS:
                     there = without_secrets(urljoin(url, response.headers.get("location", "")))
                     raise DocumentError(f"{shown} has moved: import {there} instead")
@@ -262,7 +233,9 @@ class Client:
         if not call.security.is_empty:
             call.signature = await self._signature(call)
         self._enforce_size(draft.body)
-        is_trusted = self._enforce_reachable(draft.base)[1]
+        origin, is_trusted = self.enforce_reachable(draft.base)
+        if monotonic() >= call.end:
+            raise timed_out(f"{draft.method} {origin}", self._config.timeout, "answer")
         request = signed_request(
             draft,
             call.signature,
@@ -271,7 +244,7 @@ class Client:
             public_only=not is_trusted,
         )
         for _ in range(_MAX_REDIRECTS):
-            response = await stack.enter_async_context(self._sender().send(request))
+            response = await self.send(request, stack, origin, call.context)
             status = response.status
             if 200 <= status < 300 or (
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
@@ -288,7 +261,7 @@ class Client:
 
     async def _signature(self, call: "_Call") -> Signature:
         """Return what signs a request, if its host may receive credentials."""
-        origin, is_trusted = self._enforce_reachable(call.draft.base)
+        origin, is_trusted = self.enforce_reachable(call.draft.base)
         if not is_trusted:
             self._warn(origin)
             return NOTHING
@@ -306,25 +279,6 @@ class Client:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"The request is larger than {limit} bytes."
             )
-
-    def _enforce_reachable(self, url: str) -> tuple[Origin, bool]:
-        """Where `url` leads, and whether the operator named it; kept, as there are few."""
-        known = self._origins.get(url)
-        if known is None:
-            try:
-                origin = origin_of(url)
-            except ValueError as error:
-                raise CallError(
-                    ErrorCode.EXECUTION_ERROR,
-                    f"There is no address to send this to ({error}): set base_url.",
-                ) from None
-            known = (origin, origin in self._trusted)
-            if len(self._origins) > 1000:
-                self._origins.clear()
-            self._origins[url] = known
-        if not known[1]:
-            enforce_public(known[0].host)
-        return known
 
     async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
         """Save a body; return its size."""
@@ -417,24 +371,6 @@ class Client:
         if context.deadline is None:
             return self._config.timeout
         return min(self._config.timeout, context.deadline / 1000 - time())
-
-    def _sender(self) -> HTTPTransport:
-        transport = self._transport
-        if transport is None:
-            # Only now is aiohttp needed, and a missing extra worth a complaint.
-            module = import_module("operations.openapi.exchange.aiohttp_transport")
-            config = self._config
-            transport = cast(
-                "HTTPTransport",
-                module.AiohttpTransport(
-                    connections=config.connections,
-                    proxy=config.proxy,
-                    trust_env=config.trust_env,
-                    tls=config.tls,
-                ),
-            )
-            self._transport = transport
-        return transport
 
     def _warn(self, origin: Origin) -> None:
         config = self._config

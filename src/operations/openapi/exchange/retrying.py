@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 
 from operations._backoff import Backoff
 from operations._json import object_of
+from operations._upstreams import CircuitOpenError
 from operations.errors import CallError, ErrorCode
 
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
@@ -43,6 +44,8 @@ class Attempts:
             error: The error that the last attempt ended with.
             has_token: Whether that attempt used a token that can be renewed.
         """
+        if isinstance(error, CircuitOpenError):
+            return None
         details = object_of(error.details)
         status = details.get("statusCode")
         if status == 401 and has_token and not self._has_new_token:

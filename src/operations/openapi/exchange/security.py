@@ -8,6 +8,7 @@ import base64
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
     BasicCredential,
+    CallValue,
     HTTPAuth,
     HTTPServiceConfig,
     OAuthClient,
@@ -70,7 +72,10 @@ class Security:
         self._credentials = {
             name: credential_of(given) for name, given in config.credentials.items()
         }
-        self._headers = dict(config.headers)
+        self._headers = {
+            **config.headers,
+            **{name: partial(_of_call, value) for name, value in config.call_headers.items()},
+        }
         self._has_functions = any(callable(value) for value in self._headers.values())
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
@@ -173,6 +178,12 @@ class Security:
             _apply_key(signature, scheme, str(credential))
         else:
             _apply_http(signature, text_of(scheme.get("scheme")), credential)
+
+
+def _of_call(value: CallValue, context: OperationContext) -> str | None:
+    if value == "identity_id":
+        return None if context.identity is None else context.identity.id
+    return context.request_id if value == "request_id" else context.parent_request_id
 
 
 def _apply_http(signature: Signature, word: str, credential: Any) -> None:

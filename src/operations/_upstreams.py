@@ -1,0 +1,175 @@
+"""Protect callers from an upstream that does not respond: the only such rules in the package.
+
+Rule 1: at most `limit` calls to one source run at a time. Others wait while calls finish, and fail if none does.
+Rule 2: after some connection failures or timeouts in a row, calls fail at once. From time to time one is let through as
+        a probe; when it gets a response, whatever that is, all are.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from operations._backoff import Backoff
+from operations.errors import CallError, ErrorCode
+
+FAILURES = 5
+"""Connection failures or timeouts in a row that open a circuit breaker."""
+
+STALLED = 5.0
+"""Seconds without a finished call after which a full source accepts no more."""
+
+_FIRST_PROBE = 0.5
+_LONGEST_PAUSE = 30.0
+
+
+class CircuitOpenError(CallError):
+    """Raised without an attempt, because the last attempts to reach an upstream failed."""
+
+    def __init__(self, name: str, failures: int, seconds: float) -> None:
+        super().__init__(
+            ErrorCode.UNAVAILABLE,
+            f"{name} is not available: the last {failures} attempts to reach it failed."
+            f" The next attempt is made in {seconds:.1f} s.",
+            retryable=True,
+        )
+
+
+class CircuitBreaker:
+    """Decides whether an upstream is called.
+
+    Args:
+        name: Of the upstream, for messages.
+        clock: The current time, in seconds.
+    """
+
+    __slots__ = ("_backoff", "_clock", "_failures", "_is_probing", "_name", "_probe_at")
+
+    def __init__(self, name: str, *, clock: Callable[[], float] = monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._failures = 0
+        self._is_probing = False
+        self._probe_at = 0.0
+        self._backoff: Backoff | None = None
+
+    def enter(self) -> bool:
+        """Begin a call, which ends with `succeed`, `fail` or `abandon`; return whether it is the probe.
+
+        Raises:
+            CircuitOpenError: If the upstream is not called now.
+        """
+        if self._failures < FAILURES:
+            return False
+        wait = self._probe_at - self._clock()
+        if self._is_probing or wait > 0:
+            raise CircuitOpenError(self._name, self._failures, max(wait, 0))
+        self._is_probing = True
+        return True
+
+    def succeed(self) -> None:
+        """End a call that got a response."""
+        if self._failures:
+            self._failures = 0
+            self._backoff = None
+            self._is_probing = False
+
+    def fail(self, *, is_probe: bool) -> None:
+        """End a call that could not connect, lost its connection, or timed out."""
+        self._failures += 1
+        if is_probe:
+            self._is_probing = False
+        # Calls that began before the breaker opened do not delay the probe.
+        if is_probe or self._failures == FAILURES:
+            if self._backoff is None:
+                self._backoff = Backoff(_FIRST_PROBE, _LONGEST_PAUSE, clock=self._clock)
+            self._probe_at = self._clock() + self._backoff.pause()
+
+    def abandon(self, *, is_probe: bool) -> None:
+        """End a call that tells nothing about the upstream."""
+        if is_probe:
+            self._is_probing = False
+
+
+class Bulkhead:
+    """Limits the calls to one source that run at a time, for each event loop.
+
+    Args:
+        name: Of the source, for messages.
+        limit: The number of calls.
+        patience: Seconds without a finished call after which a full source accepts no more.
+    """
+
+    def __init__(self, name: str, limit: int, *, patience: float = STALLED) -> None:
+        self._name = name
+        self._limit = limit
+        self._patience = patience
+        self._loops: dict[asyncio.AbstractEventLoop, _Slots] = {}
+
+    async def __aenter__(self) -> None:
+        """Take a slot.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if all are taken and none has become free for some time.
+        """
+        slots = self._slots()
+        if slots.taken < self._limit:
+            slots.taken += 1
+            if slots.taken == self._limit:
+                slots.moved_at = slots.loop.time()
+            return
+        await self._wait(slots)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Give the slot back, or to the call that has waited longest."""
+        slots = self._slots()
+        slots.moved_at = slots.loop.time()
+        while slots.waiting:
+            waiter = slots.waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        slots.taken -= 1
+
+    async def _wait(self, slots: "_Slots") -> None:
+        loop = slots.loop
+        waiter: asyncio.Future[None] = loop.create_future()
+        slots.waiting.append(waiter)
+        try:
+            while not waiter.done():
+                left = slots.moved_at + self._patience - loop.time()
+                if left <= 0:
+                    raise CallError(
+                        ErrorCode.RESOURCE_EXHAUSTED,
+                        f"{self._limit} calls to {self._name} are running, and none has finished for"
+                        f" {self._patience:g} s.",
+                        retryable=True,
+                    )
+                await asyncio.wait({waiter}, timeout=left)
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                # Its slot came just now: it belongs to the next.
+                await self.__aexit__()
+            waiter.cancel()
+            raise
+
+    def _slots(self) -> "_Slots":
+        loop = asyncio.get_running_loop()
+        slots = self._loops.get(loop)
+        if slots is None:
+            for over in [each for each in self._loops if each.is_closed()]:
+                del self._loops[over]
+            slots = self._loops[loop] = _Slots(loop)
+        return slots
+
+
+class _Slots:
+    """The slots of one event loop."""
+
+    __slots__ = ("loop", "moved_at", "taken", "waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.taken = 0
+        self.moved_at = 0.0
+        self.waiting: deque[asyncio.Future[None]] = deque()

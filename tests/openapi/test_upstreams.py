@@ -1,0 +1,281 @@
+"""An upstream that does not respond costs its own calls, and those briefly."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+from aiohttp import web
+from tests.openapi.serving import document, imported, serving
+
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations._upstreams import FAILURES, Bulkhead, CircuitBreaker, CircuitOpenError
+from operations.front.limits import Limits
+from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.server import create_app
+from operations.server.running import running
+
+
+def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_probe_through() -> None:
+    now = 100.0
+    breaker = CircuitBreaker("api", clock=lambda: now)
+    for _ in range(FAILURES - 1):
+        breaker.fail(is_probe=breaker.enter())
+    breaker.enter()
+    breaker.succeed()
+    for _ in range(FAILURES):
+        breaker.fail(is_probe=breaker.enter())
+
+    pauses: list[float] = []
+    for _ in range(40):
+        # A call that began earlier fails now: that changes nothing.
+        breaker.fail(is_probe=False)
+        start = now
+        while True:
+            try:
+                is_probe = breaker.enter()
+                break
+            except CircuitOpenError:
+                now += 0.1
+        pauses.append(now - start)
+        assert is_probe
+        with pytest.raises(CircuitOpenError):
+            breaker.enter()
+        breaker.fail(is_probe=is_probe)
+    assert max(pauses[:3]) <= 0.7
+    assert 5 < max(pauses) <= 30.1
+
+    now += 31
+    breaker.abandon(is_probe=breaker.enter())
+    assert breaker.enter()
+    breaker.succeed()
+    assert not breaker.enter()
+
+
+async def outcomes(registry: OperationRegistry, count: int, name: str = "api.call") -> list[str]:
+    found: list[str] = []
+    for _ in range(count):
+        try:
+            await registry.execute(name, {})
+            found.append("ok")
+        except CallError as error:
+            found.append("open" if isinstance(error, CircuitOpenError) else error.code)
+    return found
+
+
+async def test_a_dead_api_is_not_called_until_a_probe_succeeds(unused_port: int) -> None:
+    url = f"http://127.0.0.1:{unused_port}"
+    async with imported(document(), base_url=url, retries=0) as registry:
+        found = await outcomes(registry, 20)
+        assert found[:FAILURES] == [ErrorCode.UNAVAILABLE] * FAILURES
+        assert found.count("open") >= 10
+
+        async def respond(request: web.Request) -> web.Response:
+            return web.json_response({}, status=503)
+
+        async with serving(respond, port=unused_port):
+            with anyio.fail_after(20):
+                while (await outcomes(registry, 1)) != [ErrorCode.EXECUTION_ERROR]:
+                    await asyncio.sleep(0.05)
+            # A status is a response: the breaker is closed.
+            assert await outcomes(registry, 10) == [ErrorCode.EXECUTION_ERROR] * 10
+
+
+async def test_statuses_never_open_the_breaker() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    async with serving(respond) as url, imported(document(), base_url=url, retries=0) as registry:
+        assert await outcomes(registry, 12) == [ErrorCode.EXECUTION_ERROR] * 12
+
+
+@pytest.mark.parametrize("by", ["timeout", "deadline"])
+async def test_timeouts_open_the_breaker(by: str) -> None:
+    stopped = asyncio.Event()
+    calls = 0
+
+    async def stall(request: web.Request) -> web.Response:
+        nonlocal calls
+        calls += 1
+        await stopped.wait()
+        return web.Response()
+
+    async with (
+        serving(stall) as url,
+        imported(
+            document(), base_url=url, retries=0, timeout=0.1 if by == "timeout" else 30
+        ) as registry,
+    ):
+        codes: list[Any] = []
+        for _ in range(FAILURES + 1):
+            context = OperationContext(
+                deadline=None if by == "timeout" else (time.time() + 0.1) * 1000
+            )
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {}, context)
+            codes.append(type(caught.value) is CircuitOpenError or caught.value.code)
+        stopped.set()
+    assert codes == [ErrorCode.TIMEOUT] * FAILURES + [True]
+    assert calls == FAILURES
+
+
+async def test_a_caller_that_leaves_tells_nothing_about_the_upstream() -> None:
+    arrived, stopped = asyncio.Event(), asyncio.Event()
+
+    async def stall(request: web.Request) -> web.Response:
+        arrived.set()
+        if not stopped.is_set():
+            await stopped.wait()
+        return web.json_response({})
+
+    async with serving(stall) as url, imported(document(), base_url=url, retries=0) as registry:
+        for _ in range(FAILURES + 2):
+            arrived.clear()
+            call = asyncio.create_task(registry.execute("api.call", {}))
+            await arrived.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        stopped.set()
+        assert (await registry.execute("api.call", {})).data == {}
+
+
+async def test_each_upstream_has_its_own_breaker(unused_port: int) -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({"alive": True})
+
+    dead = f"http://127.0.0.1:{unused_port}"
+    async with serving(respond) as url, OperationRegistry() as registry:
+        for name, base in (("dead", dead), ("alive", url)):
+            config = HTTPServiceConfig(namespace=name, base_url=base, retries=0)
+            registry.register_all(from_openapi(document(), config))
+        await outcomes(registry, 10, "dead.call")
+        assert await outcomes(registry, 10, "alive.call") == ["ok"] * 10
+
+
+# ------------------------------------------------------------ how many at a time
+
+
+async def test_calls_beyond_the_limit_wait_while_others_finish() -> None:
+    bulkhead, running, most = Bulkhead("api", 3, patience=0.5), 0, 0
+
+    async def call() -> None:
+        nonlocal running, most
+        async with bulkhead:
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.01)
+            running -= 1
+
+    await asyncio.gather(*(call() for _ in range(300)))
+    assert most == 3
+
+
+@asynccontextmanager
+async def filled(bulkhead: Bulkhead, count: int) -> AsyncGenerator[asyncio.Event]:
+    ends, taken = asyncio.Event(), 0
+
+    async def hold() -> None:
+        nonlocal taken
+        async with bulkhead:
+            taken += 1
+            await ends.wait()
+
+    holders = [asyncio.create_task(hold()) for _ in range(count)]
+    while taken < count:
+        await asyncio.sleep(0)
+    try:
+        yield ends
+    finally:
+        ends.set()
+        await asyncio.gather(*holders)
+
+
+async def test_calls_beyond_the_limit_fail_if_none_finishes() -> None:
+    bulkhead = Bulkhead("api", 2, patience=0.1)
+    async with filled(bulkhead, 2):
+        for _ in range(2):
+            with pytest.raises(CallError) as caught:
+                async with bulkhead:
+                    pass
+            assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+            assert caught.value.retryable
+    async with bulkhead:
+        pass
+
+
+async def test_a_caller_that_leaves_the_queue_loses_no_slot() -> None:
+    bulkhead = Bulkhead("api", 1, patience=5)
+
+    async def call() -> None:
+        async with bulkhead:
+            pass
+
+    async with filled(bulkhead, 1) as ends:
+        waiting = [asyncio.create_task(call()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        ends.set()
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    with anyio.fail_after(1):
+        await asyncio.gather(*(call() for _ in range(5)))
+
+
+async def test_a_stalled_api_accepts_no_more_calls_than_it_has_connections() -> None:
+    stopped = asyncio.Event()
+
+    async def stall(request: web.Request) -> web.Response:
+        await stopped.wait()
+        return web.json_response({})
+
+    async with (
+        serving(stall) as url,
+        imported(document(), base_url=url, connections=4, retries=0) as registry,
+    ):
+        calls = [asyncio.create_task(registry.execute("api.call", {})) for _ in range(10)]
+        with anyio.fail_after(15):
+            await asyncio.wait(calls, timeout=10, return_when="FIRST_EXCEPTION")
+            await asyncio.wait(calls, timeout=0.5)
+        codes = [call.exception() for call in calls if call.done()]
+        stopped.set()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert len(codes) == 6
+    assert {error.code for error in codes if isinstance(error, CallError)} == {
+        ErrorCode.RESOURCE_EXHAUSTED
+    }
+
+
+async def test_a_dead_api_leaves_a_caller_slots_for_the_others() -> None:
+    stopped = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.startswith("/dead"):
+            await stopped.wait()
+        return web.json_response({})
+
+    async with serving(respond) as url, OperationRegistry() as registry:
+        for name in ("dead", "alive"):
+            config = HTTPServiceConfig(namespace=name, base_url=f"{url}/{name}", concurrency=3)
+            registry.register_all(from_openapi(document(), config))
+        app = create_app(registry, limits=Limits(calls_per_caller=4))
+        async with running(app) as hub, aiohttp.ClientSession() as session:
+
+            async def call(operation: str) -> int:
+                body = {"operation": operation, "input": {}}
+                async with session.post(f"{hub}/call", json=body) as response:
+                    return response.status
+
+            dead = [asyncio.create_task(call("dead.call")) for _ in range(4)]
+            with anyio.fail_after(15):
+                while (await call("alive.call")) == 429:
+                    await asyncio.sleep(0.1)
+            assert await call("alive.call") == 200
+            assert sorted(task.done() for task in dead) == [False, False, False, True]
+            stopped.set()
+            assert sorted(await asyncio.gather(*dead)) == [200, 200, 200, 429]
