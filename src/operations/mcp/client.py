@@ -271,7 +271,7 @@ class MCPClient:
                 with sending_for(context):
                     result = await session.relay(method, dict(params), context.door.progress)
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
-                failure = read_failure(error, self.name, connection.concealer)
+                failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
                     connection.give_up(session)
                 if not await retries.allow(failure) and not await self._was_stale(
@@ -317,7 +317,7 @@ class MCPClient:
             async with asyncio.timeout(self.config.connect_timeout):
                 await self._take(session)
         except MCPError as error:
-            raise read_failure(error, self.name, self._connection.concealer).error from None
+            raise read_failure(error, self.name, self._connection.redactor).error from None
         except TimeoutError:
             raise timed_out(self.name, self.config.connect_timeout, "answer") from None
 

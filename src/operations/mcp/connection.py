@@ -25,9 +25,9 @@ from mcp.shared.memory import create_client_server_memory_streams
 from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
-from operations.mcp.concealing import Concealer
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
+from operations.mcp.redaction import redactor_for
 from operations.mcp.session import Dispatcher, RelaySession
 from operations.mcp.starting import StartError, start_error
 from operations.mcp.stdio import Child, open_stdio
@@ -74,7 +74,7 @@ class Connection:
 
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
-        self.concealer = Concealer(config)
+        self.redactor = redactor_for(config)
         """Of the secrets that this server was given."""
 
         self._callbacks = callbacks
@@ -220,7 +220,7 @@ class Connection:
 
     async def _keep(self) -> CallError | None:
         """One life of the connection: None if it was left on purpose, else what went wrong."""
-        child = Child(self.name, self.concealer.conceal)
+        child = Child(self.name, self.redactor.redact)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
                 async with self._transport(child) as (read_stream, write_stream):
@@ -290,7 +290,7 @@ class Connection:
             return open_stdio(self.config, child)
         if self.config.kind == "memory":
             return _open_memory(self.config.server)
-        return open_http(self.config, self.concealer)
+        return open_http(self.config, self.redactor)
 
     def _explain(self, error: BaseException, child: Child) -> CallError:
         logger.debug("%s failed", self.name, exc_info=error)
@@ -302,11 +302,11 @@ class Connection:
             what, advice = _not_started(error, self.config)
             return self._unavailable(what, child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
-            told = read_failure(error, self.name, self.concealer).error
+            told = read_failure(error, self.name, self.redactor).error
             return self._reported(
                 CallError(ErrorCode.UNAVAILABLE, told.message, told.details), child
             )
-        return self._unavailable(f"failed: {self.concealer.conceal(str(error))}", child)
+        return self._unavailable(f"failed: {self.redactor.redact(str(error))}", child)
 
     def _unavailable(self, what: str, child: Child, *, advice: str = "") -> CallError:
         details: dict[str, Any] = {"server": self.name}
@@ -318,7 +318,7 @@ class Connection:
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
         """The first failure is told in full, to whoever connects; later ones reach callers."""
         if not self._has_worked and self._session is None:
-            return start_error(failure, self.config, child, self.concealer, advice)
+            return start_error(failure, self.config, child, self.redactor, advice)
         if child.stderr:
             # Its last words go to the operator's log, not to whoever calls.
             logger.warning("%s; it said:\n%s", failure.message, "\n".join(child.stderr))

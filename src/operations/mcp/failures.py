@@ -18,7 +18,7 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from operations.errors import CallError, ErrorCode, timeout_error
-from operations.mcp.concealing import Concealer
+from operations.front.redaction import Redactor
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal[
@@ -53,14 +53,14 @@ def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
     return {"code": CONNECTION_CLOSED, "message": message, "data": data}
 
 
-def read_failure(error: Exception, server: str, concealer: Concealer) -> ServerError:
-    """What `error`, raised by the SDK during a request to `server`, means; told without the secrets of `concealer`."""
+def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
+    """What `error`, raised by the SDK during a request to `server`, means; told without the secrets of `redactor`."""
     failure = _read(error, server)
     told = failure.error
     failure.error = CallError(
         told.code,
-        concealer.conceal(told.message),
-        concealer.conceal_all(told.details),
+        redactor.redact(told.message),
+        redactor.redact_all(told.details),
         retryable=told.retryable,
     )
     return failure

@@ -40,8 +40,9 @@ from operations._json import (
 from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunction
 from operations.context import OperationContext
 from operations.errors import CallError
-from operations.mcp.concealing import Concealer, conceal_logged_addresses
+from operations.front.redaction import Redactor
 from operations.mcp.failures import Kind, answered_id, seal
+from operations.mcp.redaction import redact_logged_addresses
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
@@ -60,19 +61,19 @@ _JSON = "application/json"
 _SSE = "text/event-stream"
 
 
-def open_http(config: MCPClientConfig, concealer: Concealer) -> AbstractAsyncContextManager[Any]:
+def open_http(config: MCPClientConfig, redactor: Redactor) -> AbstractAsyncContextManager[Any]:
     """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE.
 
     Args:
         config: Of the server.
-        concealer: Of the same configuration; learns the tokens that are asked for.
+        redactor: Of the same configuration; learns the tokens that are asked for.
     """
     opening = _open_sse if config.kind == "sse" else _open_streamable
-    return opening(config, concealer)
+    return opening(config, redactor)
 
 
 @asynccontextmanager
-async def _open_sse(config: MCPClientConfig, concealer: Concealer) -> AsyncGenerator[Any]:
+async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
     """The transport of 2024: answers come on a stream of their own, so what becomes of a message is told there too.
 
     The SDK would stop sending for good after the first message that fails, and tell nobody.
@@ -90,7 +91,7 @@ async def _open_sse(config: MCPClientConfig, concealer: Concealer) -> AsyncGener
         timeout: httpx2.Timeout | None = None,
         auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        return build_http_client(config, concealer, timeout=timeout, report=report)
+        return build_http_client(config, redactor, timeout=timeout, report=report)
 
     async with (
         merged,
@@ -141,9 +142,9 @@ def _decoded(body: bytes) -> JSONObject:
 
 
 @asynccontextmanager
-async def _open_streamable(config: MCPClientConfig, concealer: Concealer) -> AsyncGenerator[Any]:
+async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
     async with (
-        build_http_client(config, concealer) as client,
+        build_http_client(config, redactor) as client,
         streamable_http_client(
             cast("str", config.url), http_client=client, max_sse_event_size=config.max_message_bytes
         ) as streams,
@@ -153,7 +154,7 @@ async def _open_streamable(config: MCPClientConfig, concealer: Concealer) -> Asy
 
 def build_http_client(
     config: MCPClientConfig,
-    concealer: Concealer,
+    redactor: Redactor,
     timeout: httpx2.Timeout | None = None,
     report: "Report | None" = None,
 ) -> httpx2.AsyncClient:
@@ -161,15 +162,15 @@ def build_http_client(
 
     Args:
         config: Of the server.
-        concealer: Of the same configuration.
+        redactor: Of the same configuration.
         timeout: Instead of ours.
         report: Is told of messages that failed, which then count as delivered.
     """
-    conceal_logged_addresses()
+    redact_logged_addresses()
     read = max(_READ_SECONDS, config.timeout or 0)
     return _Client(
         report,
-        concealer,
+        redactor,
         config.max_message_values,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
@@ -187,11 +188,11 @@ Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
 
 class _Client(httpx2.AsyncClient):
     def __init__(
-        self, report: Report | None, concealer: Concealer, max_values: int, **options: Any
+        self, report: Report | None, redactor: Redactor, max_values: int, **options: Any
     ) -> None:
         super().__init__(**options)
         self._report = report
-        self._concealer = concealer
+        self._redactor = redactor
         self._max_values = max_values
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -209,7 +210,7 @@ class _Client(httpx2.AsyncClient):
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
-            self._concealer.learn(response.request.headers.get("authorization", ""))
+            self._redactor.learn(response.request.headers.get("authorization", ""))
             if _is_json(response):
                 await response.aread()
                 enforce_bounds(
@@ -231,7 +232,7 @@ class _Client(httpx2.AsyncClient):
             return _answer(request, "status", f"was not asked: {type(error).__name__}")
         if response.status_code < 400:
             return response
-        return await _refusal(request, response, self._concealer)
+        return await _refusal(request, response, self._redactor)
 
 
 def _is_json(response: httpx2.Response) -> bool:
@@ -247,7 +248,7 @@ def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -
 
 
 async def _refusal(
-    request: httpx2.Request, response: httpx2.Response, concealer: Concealer
+    request: httpx2.Request, response: httpx2.Response, redactor: Redactor
 ) -> httpx2.Response:
     """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are.
 
@@ -266,7 +267,7 @@ async def _refusal(
     if _is_json(response) and status not in _WHO_ASKS and _is_rpc_error(body):
         return response
     # Concealed before it is cut: half a secret would not be found.
-    text = concealer.conceal(body.decode("utf-8", "replace"))[:_BODY_BYTES]
+    text = redactor.redact(body.decode("utf-8", "replace"))[:_BODY_BYTES]
     message = f"answered with HTTP status {status}"
     if status in (502, 503, 504):
         return _answer(request, "lost", message, statusCode=status)

@@ -9,7 +9,8 @@ from typing import Any
 
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
-from operations.mcp.concealing import Concealer
+from operations.front.redaction import Redactor
+from operations.mcp.redaction import command_line
 from operations.mcp.stdio import Child
 from operations.types import JSONObject
 
@@ -42,7 +43,7 @@ class StartError(CallError):
 
 
 def start_error(
-    failure: CallError, config: MCPClientConfig, child: Child, concealer: Concealer, advice: str
+    failure: CallError, config: MCPClientConfig, child: Child, redactor: Redactor, advice: str
 ) -> StartError:
     """`failure` with everything that helps to repair it.
 
@@ -50,14 +51,14 @@ def start_error(
         failure: What callers may see.
         config: Of the server.
         child: Its process, where it is one.
-        concealer: Of the same configuration.
+        redactor: Of the same configuration.
         advice: What to do next; empty for what usually helps.
     """
     if config.kind == "memory":
         return StartError(failure.message, failure.details, "")
     facts: list[tuple[str, str]] = []
     if config.kind == "stdio":
-        facts.append(("command", concealer.command(config)))
+        facts.append(("command", command_line(config, redactor)))
         facts.append(("folder", str(Path(config.cwd or ".").absolute())))
         if child.exit_code is not None:
             facts.append(("exit code", str(child.exit_code)))

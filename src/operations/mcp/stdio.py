@@ -62,7 +62,7 @@ _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream
 class Child:
     """What is known of a server's process while it runs and after it ended."""
 
-    def __init__(self, name: str, conceal: Callable[[str], str]) -> None:
+    def __init__(self, name: str, redact: Callable[[str], str]) -> None:
         self.name = name
         self.process: Process | None = None
         self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
@@ -77,7 +77,7 @@ class Child:
         self.is_heard = anyio.Event()
         """Set when its stderr has ended."""
 
-        self._conceal = conceal
+        self._redact = redact
 
     @property
     def exit_code(self) -> int | None:
@@ -97,7 +97,7 @@ class Child:
         logger.debug("%s: %s", self.name, shown)
 
     def _shown(self, line: bytes) -> str:
-        return ascii(self._conceal(line.decode("utf-8", "replace").rstrip()))[1:-1]
+        return ascii(self._redact(line.decode("utf-8", "replace").rstrip()))[1:-1]
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from operations._json import (
 )
 from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
-from operations.openapi.exchange.security import redacted
+from operations.front.redaction import Redactor, parts_of
 from operations.openapi.exchange.sse import EventStreamDecoder
 from operations.openapi.reading import media
 from operations.openapi.reading.model import EVENT_STREAM
@@ -203,14 +203,15 @@ def http_error(
 ) -> CallError:
     """The error that a bad answer is. What was sent to authenticate is not in it."""
     content_type = headers.get("content-type", "")
+    redactor = Redactor(part for secret in secrets for part in parts_of(secret))
     details: JSONObject = {
         "statusCode": status,
-        "headers": {k: redacted(v, secrets) for k, v in shown_headers(headers).items()},
+        "headers": {k: redactor.redact(v) for k, v in shown_headers(headers).items()},
         "contentType": content_type,
         "body": None,
     }
     if content:
-        _add_error_body(details, content, content_type, is_cut=is_cut, secrets=secrets)
+        _add_error_body(details, content, content_type, is_cut=is_cut, redactor=redactor)
     if is_cut:
         details["truncated"] = True
     if not reason:
@@ -236,13 +237,13 @@ def with_answer(error: CallError, answer: Answer, limit: int) -> CallError:
 
 
 def _add_error_body(
-    details: JSONObject, content: bytes, content_type: str, *, is_cut: bool, secrets: list[str]
+    details: JSONObject, content: bytes, content_type: str, *, is_cut: bool, redactor: Redactor
 ) -> None:
     if content_type and not media.is_json(content_type) and not media.is_text(content_type):
         details["body"] = b64encode(content).decode()
         details["encoding"] = "base64"
         return
-    text = redacted(_text(content, content_type), secrets)
+    text = redactor.redact(_text(content, content_type))
     details["body"] = text
     if media.is_json(content_type) and not is_cut:
         try:

@@ -266,11 +266,3 @@ async def _secret(source: Any, context: OperationContext) -> Any:
         raise
     except Exception as error:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential could not be obtained.") from error
-
-
-def redacted(text: str, secrets: Mapping[str, str] | list[str]) -> str:
-    """`text` without the secrets that were sent, should the other side have echoed them."""
-    for secret in secrets:
-        if len(secret) >= 4 and secret in text:
-            text = text.replace(secret, "[redacted]")
-    return text

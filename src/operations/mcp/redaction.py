@@ -1,36 +1,27 @@
-"""What a report must not show: the operator's secrets, wherever they turn up.
+"""The secrets in the configuration of an MCP server, for the redactor of its messages and reports.
 
-Rule 1: the values of `headers`, the token, and what was filled in from the environment are secrets, in our own words
-        and in those of the server. So are values of `env` whose name says so, or that are too long for a setting.
+Rule 1: the values of `headers`, the token, and what was filled in from the environment are secrets. So are values of
+        `env` whose name says so, or that are too long for a setting.
 Rule 2: an argument is shown, unless the option before it, or its own name, says that it is a secret.
-Rule 3: whoever calls is told what a server says, which may be what we sent it: that passes here too.
+Rule 3: what a server says passes through the redactor as well: it may repeat what we sent.
 """
 
 import logging
 import re
 import shlex
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, cast
-from urllib.parse import quote, unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 import msgspec
 
 from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations._words import names_a_secret, without_secrets
-
-HIDDEN = "***"
-
-_SHORTEST = 4
-"""A shorter text is no secret, and would be found everywhere."""
+from operations.front.redaction import HIDDEN, SHORTEST, Redactor, parts_of
 
 _LONG = 12
 """A shorter value of a variable with an ordinary name is a setting, such as `LOG_LEVEL=error`."""
 
-_KEPT_TOKENS = 8
-"""How many of the tokens that were asked for are remembered."""
-
-_SCHEMES = frozenset({"bearer", "basic", "token"})
 _NAMED = re.compile(r"(?P<name>-{0,2}[\w.-]+)(?P<sign>=|:\s*)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(
     r"[A-Za-z][\w+.-]*://(?:(?P<login>[^/?#\s\"'<>]*)@)?[^?#\s\"'<>]*"
@@ -38,58 +29,19 @@ _URL = re.compile(
 )
 
 
-class Concealer:
-    """Takes the secrets of one configuration out of a text."""
-
-    def __init__(self, config: MCPClientConfig) -> None:
-        self._secrets = _spelled(_secrets(config))
-        self._tokens = deque[str](maxlen=_KEPT_TOKENS)
-        self._pattern = _pattern(self._secrets)
-
-    def learn(self, credential: str) -> None:
-        """Conceal what was sent to sign in too: a token that was only now asked for."""
-        if credential and credential not in self._tokens:
-            self._tokens.append(credential)
-            learned = _spelled(part for token in self._tokens for part in _parts(token))
-            self._pattern = _pattern(self._secrets | learned)
-
-    def conceal(self, text: str) -> str:
-        """`text` with its secrets hidden."""
-        return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
-
-    def conceal_all(self, value: Any) -> Any:
-        """The JSON `value` with the secrets in its texts and names hidden."""
-        if isinstance(value, str):
-            return self.conceal(value)
-        if isinstance(value, list):
-            return [self.conceal_all(item) for item in cast("list[object]", value)]
-        if isinstance(value, dict):
-            items = cast("dict[str, Any]", value).items()
-            return {self.conceal(name): self.conceal_all(item) for name, item in items}
-        return value
-
-    def command(self, config: MCPClientConfig) -> str:
-        """The command line of a server, to be read and copied."""
-        shown = [shown for shown, _ in _arguments(config)]
-        # A word that was hidden is not quoted, as the others are where they must be.
-        return " ".join(
-            word if HIDDEN in word else shlex.quote(word)
-            for word in map(self.conceal, [config.command or "", *shown])
-        )
+def redactor_for(config: MCPClientConfig) -> Redactor:
+    """Return a redactor of the secrets of one configuration."""
+    return Redactor(_secrets(config))
 
 
-def _spelled(secrets: Iterator[str]) -> set[str]:
-    """The secrets that are long enough, in every way they may be written down."""
-    found = {text for text in secrets if len(text) >= _SHORTEST}
-    printed = {ascii(text)[1:-1] for text in found}
-    in_json = {msgspec.json.encode(text).decode()[1:-1] for text in found}
-    in_addresses = {quote(text, safe=safe) for text in found for safe in ("", "/")}
-    return found | printed | in_json | in_addresses
-
-
-def _pattern(secrets: set[str]) -> re.Pattern[str] | None:
-    longest_first = sorted(secrets, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+def command_line(config: MCPClientConfig, redactor: Redactor) -> str:
+    """Return the command line of a server, to be read and copied."""
+    shown = [shown for shown, _ in _arguments(config)]
+    # A word that was hidden is not quoted; the others are if they must be.
+    return " ".join(
+        word if HIDDEN in word else shlex.quote(word)
+        for word in map(redactor.redact, [config.command or "", *shown])
+    )
 
 
 def _secrets(config: MCPClientConfig) -> Iterator[str]:
@@ -100,20 +52,14 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
         yield config.auth.client_secret
     yield from _of_addresses(config.url or "")
     for value in config.headers.values():
-        yield from _parts(value)
+        yield from parts_of(value)
     for name, value in config.env.items():
         yield from _of_addresses(value)
-        shortest = _SHORTEST if names_a_secret(name) else _LONG
-        yield from (part for part in _parts(value) if len(part) >= shortest)
+        shortest = SHORTEST if names_a_secret(name) else _LONG
+        yield from (part for part in parts_of(value) if len(part) >= shortest)
     for _, hidden in _arguments(config):
         for value in hidden:
-            yield from _parts(value)
-
-
-def _parts(value: str) -> Iterator[str]:
-    """A secret and its pieces: a key of several lines is printed line by line, a token without its scheme."""
-    yield value
-    yield from (part for part in value.split() if part.lower() not in _SCHEMES)
+            yield from parts_of(value)
 
 
 def _of_addresses(text: str) -> Iterator[str]:
@@ -204,7 +150,7 @@ class _WithoutQueries(logging.Filter):
 _without_queries = _WithoutQueries()
 
 
-def conceal_logged_addresses() -> None:
+def redact_logged_addresses() -> None:
     """Keep the secrets in addresses out of what the HTTP client and the SDK log; once is enough."""
     for name in ("httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
         # The same filter is not added twice.
