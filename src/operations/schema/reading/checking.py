@@ -7,19 +7,18 @@ Rule 2: jsonschema-rs sees plain JSON only. It reads lazily, accepts more types 
 
 from collections.abc import Callable
 from sys import float_info
-from typing import Annotated, Any, NotRequired, TypedDict, cast
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import jsonschema_rs
 import msgspec
 
 from operations._json import as_json, is_object, list_of, object_of
-from operations.errors import SchemaError
 from operations.schema.reading.compiling import compile_schema
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.graph import Graph
 from operations.schema.reading.limits import measured
-from operations.schema.reading.references import DEFINED, Document, Site
-from operations.schema.reading.shared import SharedDefinitions, enforce_shareable
+from operations.schema.reading.references import Document, Site
+from operations.schema.reading.shared import SharedDefinitions
 from operations.schema.reading.taming import Tamer
 from operations.types import JSONObject, JSONSchema
 
@@ -63,10 +62,11 @@ class Checker:
         drop_patterns: bool = False,
         shared: SharedDefinitions | None = None,
     ) -> None:
-        if shared is not None and isinstance(root, dict):
-            root = shared.adopt(root)
         self._shared = shared
-        self.document = Document(measured(root), shared.document if shared else None)
+        if shared is not None and isinstance(root, dict):
+            self.document = shared.enter(measured(shared.adopt(root)))
+        else:
+            self.document = Document(measured(root))
         tamer = Tamer(drop=drop_patterns)
         tamer.tame(self.document.sites)
         self.dropped = tamer.dropped
@@ -81,15 +81,9 @@ class Checker:
         if shared is None:
             self.accepts = self._build(root_schema)
         else:
-            for site in self.document.sites:
-                enforce_shareable(site)
-                for _, target in self.document.references(site):
-                    if target is None:
-                        raise SchemaError(f"{site.pointer}: refers to nothing")
-                    # Compiled now: a definition that cannot be used is to be found before data comes.
-                    shared.accepts_at(target)
             self.dropped += shared.take_dropped()
-            self.accepts = self.accepts_at((self.document.root,))
+            shared.fancy = shared.fancy or tamer.fancy
+            self.accepts = shared.accepts_at((self.document.root,))
         self.flat = _flat_decoder(root_schema)
 
     def is_valid(self, value: Any) -> bool:
@@ -103,22 +97,13 @@ class Checker:
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
         """Whether a value, already known to be JSON, is valid for all of `sites`."""
         key = tuple(site.pointer for site in sites)
+        if self._shared is not None:
+            return self._shared.accepts_at(sites)
         found = self._accepts.get(key)
-        if found is None and self._shared is not None:
-            found = self._accepts[key] = _all([self._accepts_shared(site) for site in sites])
         if found is None:
             targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]
             found = self._accepts[key] = self._build({"allOf": targets} if targets else True)
         return found
-
-    def _accepts_shared(self, site: Site) -> Callable[[Any], bool]:
-        shared = cast("SharedDefinitions", self._shared)
-        if site.pointer.startswith(DEFINED):
-            return shared.accepts_at(site)
-        targets = self.document.references(site)
-        if targets and all(key == "$ref" or is_annotation(key) for key in object_of(site.schema)):
-            return shared.accepts_at(cast("Site", targets[0][1]))
-        return shared.compile(site.schema, fancy=self._fancy)
 
     def _build(self, schema: JSONSchema) -> Callable[[Any], bool]:
         dialect = self.document.dialect
@@ -127,12 +112,6 @@ class Checker:
                 [(self.document.uri, self.document.root.schema)], draft=dialect.draft
             )
         return compile_schema(schema, dialect, fancy=self._fancy, registry=self._registry)
-
-
-def _all(tests: list[Callable[[Any], bool]]) -> Callable[[Any], bool]:
-    if len(tests) == 1:
-        return tests[0]
-    return lambda value: all(accepts(value) for accepts in tests)
 
 
 _SCALARS: dict[Any, Any] = {

@@ -79,7 +79,7 @@ class Graph:
         self.costs: MutableMapping[str, int] = {} if shared is None else ChainMap({}, shared.costs)
         """For each schema, how many meet along one path into the data. Those of shared ones are not written here."""
         self._recursive: set[str] = set()
-        self.add(document.sites, [""])
+        self.add(document.sites, [document.root.pointer])
 
     def add(self, sites: list[Site], starts: Iterable[str]) -> None:
         """Take in more schemas of the document.
@@ -102,7 +102,7 @@ class Graph:
     @property
     def recursive(self) -> bool:
         """Whether following the references can go round in a circle, as deep as the data goes."""
-        return self.is_recursive("")
+        return self.is_recursive(self._document.root.pointer)
 
     def is_recursive(self, place: str) -> bool:
         """Return whether following the references of a schema can go round in a circle."""

@@ -54,18 +54,20 @@ class Document:
         root: The document.
         shared: The document whose definitions (`#/$defs/...`) this one uses instead of its own. Both are of the
             newest dialect, and have no identifiers.
+        place: What the places of its schemas begin with, so that they differ from those of others that share.
 
     Raises:
         SchemaError: If it holds too many schemas.
     """
 
     __slots__ = (
-        "_anchors", "_below", "_dynamic", "_most", "_referring", "_resolved", "_resources", "_shared", "_targets",
-        "_uris", "dialect", "root", "sites",
+        "_anchors", "_below", "_dynamic", "_most", "_place", "_referring", "_resolved", "_resources", "_shared",
+        "_targets", "_uris", "dialect", "root", "sites",
     )  # fmt: skip
 
-    def __init__(self, root: JSONSchema, shared: "Document | None" = None) -> None:
+    def __init__(self, root: JSONSchema, shared: "Document | None" = None, place: str = "") -> None:
         self._shared = shared
+        self._place = place
         self._most = MAX_SUBSCHEMAS
         named = named_dialect(root)
         self._read(root, named or DRAFT_2020_12)
@@ -83,7 +85,7 @@ class Document:
         self._referring: list[Site] = []
         self._targets: dict[str, list[tuple[str, Site | None]]] = {}
         self.sites: list[Site] = []
-        self.root = self._enter(Site(root, "", ""))
+        self.root = self._enter(Site(root, self._place, ""))
         self._uris[_BASE] = self.root
         self._scan(self.root)
         # References may lead to places no keyword holds (`#/components/schemas/Pet`), where there are more.

@@ -16,10 +16,15 @@ from threading import RLock
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote, unquote
 
-from operations._json import escape, unescape
+from operations._json import escape, is_list, object_of, unescape
 from operations.errors import SchemaError
 from operations.schema.reading.compiling import compile_schema
-from operations.schema.reading.dialects import DRAFT_2020_12, REFERENCES, subschemas
+from operations.schema.reading.dialects import (
+    DRAFT_2020_12,
+    REFERENCES,
+    is_annotation,
+    subschemas,
+)
 from operations.schema.reading.graph import Graph
 from operations.schema.reading.limits import measured
 from operations.schema.reading.references import DEFINED, Document, Site
@@ -56,6 +61,7 @@ class SharedDefinitions:
         self.fancy = False
         self._lock = RLock()
         self._given: JSONObject = {}
+        self._entered = 0
         self._refused: set[str] = set()
         self._dropped: list[str] = []
         self._needs: dict[str, set[str]] = {}
@@ -118,17 +124,40 @@ class SharedDefinitions:
                     self._needs[owner].add(_owner(target.pointer))
         self.graph.add(sites, [DEFINED + escape(name) for name in definitions])
 
-    def accepts_at(self, site: Site) -> Accepts:
-        """Return the test whether a JSON value is valid for one of the schemas in the definitions."""
-        found = self._accepts.get(site.pointer)
-        if found is None:
-            with self._lock:
+    def enter(self, schema: JSONSchema) -> Document:
+        """Return a schema, without definitions of its own, as a document that uses the shared ones.
+
+        Raises:
+            SchemaError: If it cannot share, or is beyond a limit.
+        """
+        with self._lock:
+            self._entered += 1
+            document = Document(schema, self.document, f"/documents/{self._entered}")
+            for site in document.sites:
+                enforce_shareable(site)
+                for _, target in document.references(site):
+                    if target is None:
+                        raise SchemaError(f"{site.pointer}: refers to nothing")
+                    # Compiled now: a definition that cannot be used is to be found before data comes.
+                    self._accepts_at(target)
+        return document
+
+    def accepts_at(self, sites: tuple[Site, ...]) -> Accepts:
+        """Return the test whether a JSON value is valid for all of `sites`: definitions, or schemas that entered."""
+        tests = [self._accepts.get(site.pointer) or self._accepts_at(site) for site in sites]
+        if len(tests) == 1:
+            return tests[0]
+        return lambda value: all(accepts(value) for accepts in tests)
+
+    def _accepts_at(self, site: Site) -> Accepts:
+        with self._lock:
+            found = self._accepts.get(site.pointer)
+            if found is None:
                 name = _owner(site.pointer)
                 if site.pointer == DEFINED + escape(name):
                     self._compile_page(name)
-                else:
-                    self._accepts[site.pointer] = self.compile(site.schema, fancy=self.fancy)
-                found = self._accepts[site.pointer]
+                    return self._accepts[site.pointer]
+                found = self._accepts[site.pointer] = self._compile(site)
         return found
 
     def accepts(self, reference: str) -> Accepts:
@@ -136,10 +165,14 @@ class SharedDefinitions:
         site = self.document.resolve(reference)
         if site is None:
             raise SchemaError(f"{reference!r} refers to nothing")
-        return self.accepts_at(site)
+        return self._accepts_at(site)
 
-    def compile(self, schema: JSONSchema, *, fancy: bool) -> Accepts:
-        """Return the test whether a JSON value is valid for a schema that refers to the definitions."""
+    def _compile(self, site: Site) -> Accepts:
+        """Compile a schema that refers to definitions."""
+        schema = site.schema
+        targets = self.document.references(site)
+        if targets and all(key == "$ref" or is_annotation(key) for key in object_of(schema)):
+            return self._accepts_at(cast("Site", targets[0][1]))
         needed = set[str]()
         schemas = list(_schemas_in(schema))
         if any(not _UNEVALUATED.isdisjoint(each) for each in schemas):
@@ -150,9 +183,7 @@ class SharedDefinitions:
         found = _cut(schema, needed)
         if needed and isinstance(found, dict):
             found = {**found, "$defs": self._definitions(needed)}
-        return compile_schema(
-            found, DRAFT_2020_12, fancy=fancy or self.fancy, keywords=self._keywords
-        )
+        return compile_schema(found, DRAFT_2020_12, fancy=self.fancy, keywords=self._keywords)
 
     def _compile_page(self, name: str) -> None:
         """Compile a definition and those near it that have not been compiled yet."""
@@ -213,13 +244,13 @@ def enforce_shareable(site: Site) -> None:
     """Raise unless a schema means the same wherever the shared definitions are.
 
     Raises:
-        SchemaError: If it has an identifier, or a reference to anything but a definition.
+        SchemaError: If it has an identifier, an older dialect's keyword, or a reference to anything but a definition.
     """
     schema = site.schema
     if isinstance(schema, bool):
         return
-    if not _IDENTIFIED.isdisjoint(schema):
-        raise SchemaError(f"{site.pointer}: has an identifier")
+    if not _IDENTIFIED.isdisjoint(schema) or is_list(schema.get("items")):
+        raise SchemaError(f"{site.pointer}: means something only in its document")
     for keyword in REFERENCES:
         ref = schema.get(keyword)
         if ref is not None and not (
