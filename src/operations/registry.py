@@ -36,6 +36,7 @@ from operations.errors import (
     operation_not_found,
 )
 from operations.observe import CallCounters, CallEvent, Observer, RegistryChanged, notify
+from operations.schema import Schema
 from operations.specs import (
     Function,
     Operation,
@@ -294,6 +295,7 @@ class OperationRegistry:
         self, operation_id: str, input: Any, context: OperationContext | None
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
+        await self._compile_aside(operation_id)
         plan = self._prepare(operation_id, context, self._plans, streaming=False)
         return await run(plan, input, context)
 
@@ -305,6 +307,7 @@ class OperationRegistry:
             self._streams.get(operation_id) if isinstance(cast("Any", operation_id), str) else None
         )
         if plan is None:
+            await self._compile_aside(operation_id)
             plan = self._prepare(operation_id, context, self._streams, streaming=True)
         items = stream(plan, input, context)
         try:
@@ -328,6 +331,15 @@ class OperationRegistry:
             env=cast("Any", None),
             _nested=None,
         )
+
+    async def _compile_aside(self, operation_id: Any) -> None:
+        """Compile the schemas of an imported operation in a thread: they may have hundreds of definitions."""
+        known = self._operations.get(operation_id) if isinstance(operation_id, str) else None
+        if known is not None:
+            schemas = known.spec.input_schema, known.spec.output_schema
+            slow = [schema for schema in schemas if schema.compiles_slowly]
+            if slow:
+                await asyncio.to_thread(_compile, slow)
 
     def _prepare(
         self,
@@ -587,3 +599,10 @@ def subscribe(
 ) -> Subscription:
     """`registry.subscribe(operation_id, input, context)`."""
     return registry.subscribe(operation_id, input, context)
+
+
+def _compile(schemas: list[Schema]) -> None:
+    # Whatever is wrong with one is said when the operation is prepared.
+    with suppress(Exception):
+        for schema in schemas:
+            schema.compile()

@@ -120,6 +120,11 @@ class Schema:
         self.compile()
         return self._refused
 
+    @property
+    def compiles_slowly(self) -> bool:
+        """Whether compiling may take so long that it should be done in a thread."""
+        return self._compiled is None and self._shared is not None
+
     def compile(self) -> CompiledSchema:
         """The compiled schema; made once.
 
