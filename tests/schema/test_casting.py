@@ -469,17 +469,32 @@ def test_every_change_says_what_was_done() -> None:
     ]
 
 
-def test_properties_come_in_the_order_the_schema_names_them() -> None:
-    for value in ({"y": 1, "x": 2}, {"y": "1", "x": 2}, {"y": dt.date(2020, 1, 1), "x": 2}):
-        assert list(
-            _cast(
-                {
-                    **POINT,
-                    "properties": {"x": {"type": "integer"}, "y": {"type": ["integer", "string"]}},
-                },
-                value,
-            ).value
-        ) == ["x", "y"]
+def test_properties_stay_in_the_order_of_the_value() -> None:
+    point: Any = {
+        "type": "object",
+        "properties": {
+            "x": {"type": "integer"},
+            "z": {"type": "integer", "default": 0},
+            "y": {"type": ["integer", "string"]},
+        },
+        "required": ["x"],
+    }
+    points = {"type": "array", "items": point}
+    held = {"type": "object", "properties": {"id": {"type": "string"}, "in": points}}
+    chosen = {"anyOf": [held, {**held, "required": ["other"]}]}
+    for value in (
+        {"y": 1, "z": 3, "x": 2},
+        {"y": "1", "x": 2},
+        {"y": dt.date(2020, 1, 1), "x": "2"},
+        {"y": 1, "more": 1, "z": 3, "x": 2},
+    ):
+        expected = [name for name in (*value, *({"z"} - {*value})) if name != "more"]
+        assert list(_cast(point, value).value) == expected
+        assert [list(item) for item in _cast(points, [value, value]).value] == [expected] * 2
+        for schema in (held, chosen):
+            result = _cast(schema, {"in": [value], "id": "a"}).value
+            assert list(result) == ["in", "id"]
+            assert list(result["in"][0]) == expected
 
 
 # Intersections and references

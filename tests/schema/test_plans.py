@@ -3,7 +3,6 @@
 import pytest
 
 from operations.schema import Schema
-from operations.schema.planning import plans
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 
@@ -21,9 +20,8 @@ def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:
             }
         )
     )
-    first, second, third = (
-        planner.root().part(planner.root().fields[name].sites) for name in ("a", "b", "c")
-    )
+    root = planner.plan((planner.document.root,))
+    first, second, third = (root.part(root.fields[name].sites) for name in ("a", "b", "c"))
 
     assert first is second
     assert first is not third
@@ -33,7 +31,7 @@ def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:
 def test_a_document_that_needs_too_many_plans_is_cast_as_far_as_they_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plans, "MAX_PLANS", 2)
+    monkeypatch.setattr(Checker, "max_plans", 2)
     nested = {
         "type": "object",
         "properties": {"a": {"type": "object", "properties": {"b": {"type": "object"}}}},

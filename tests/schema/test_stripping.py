@@ -23,17 +23,21 @@ POINT = {
 
 
 def _caster(planner: Planner) -> Caster:
-    return Caster(planner, Places(planner), Pass)
+    return Caster(planner, Places(), Pass)
 
 
 def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
     planner = Planner(Checker(document))
-    return Stripper(planner, _caster(planner)).stage(planner.root()).strip(value, room)
+    return (
+        Stripper(planner, _caster(planner))
+        .stage(planner.plan((planner.document.root,)))
+        .strip(value, room)
+    )
 
 
 def _shape(document: Any) -> Shape | None:
     planner = Planner(Checker(document))
-    return Shaper(_caster(planner).default).shape(planner.root())
+    return Shaper(_caster(planner).default).shape(planner.plan((planner.document.root,)))
 
 
 def _is_shaped(document: Any) -> bool:
@@ -182,7 +186,9 @@ _EXACT = {
 def test_what_an_exact_type_accepts_is_valid_json_and_what_closures_would_give(value: Any) -> None:
     shape = _shape(_EXACT)
     planner = Planner(Checker(_EXACT))
-    closed = Shaper(_caster(planner).default, closed=True).shape(planner.root())
+    closed = Shaper(_caster(planner).default, closed=True).shape(
+        planner.plan((planner.document.root,))
+    )
     assert shape is not None
     assert closed is not None
     assert shape.exact

@@ -10,9 +10,15 @@ from typing import Any
 
 from operations._json import JSONValueError, as_json, canonical
 from operations.errors import SchemaError
-from operations.schema.casting import CastPolicy, Normalise, Normaliser, certain_types, mismatches
+from operations.schema.casting import (
+    CastPolicy,
+    Normalise,
+    Normaliser,
+    caches_of,
+    certain_types,
+    mismatches,
+)
 from operations.schema.explain import explain
-from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.shared import SharedDefinitions
@@ -32,16 +38,16 @@ class CompiledSchema:
         certain: The types whose every value is valid as it is: those need neither a check nor a cast.
     """
 
-    __slots__ = ("_checker", "_normalisers", "_planner", "accepts", "certain", "flat", "is_valid")
+    __slots__ = ("_caches", "_checker", "_normalisers", "accepts", "certain", "flat", "is_valid")
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
-        self._planner = Planner(checker)
+        self._caches = caches_of(checker.scope, "cast")
         self._normalisers: dict[CastPolicy, Normaliser] = {}
         self.accepts: Callable[[Any], bool] = checker.accepts
         self.flat = checker.flat
         self.is_valid: Callable[[Any], bool] = checker.is_valid
-        self.certain = certain_types(self._planner)
+        self.certain = certain_types(self._caches.planner.plan((checker.document.root,)))
 
     def normaliser(self, policy: CastPolicy) -> Normalise:
         """Return the cast under `policy`; made once."""
@@ -52,7 +58,7 @@ class CompiledSchema:
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the parts of a JSON value that do not fit, one entry per location."""
-        return mismatches(self._planner, value)
+        return mismatches(self._caches, self._checker.document.root, value)
 
     def errors(self, value: Any) -> list[ValueFault]:
         """Return the failures of `value`; empty if it is valid. Never raises."""
@@ -60,7 +66,9 @@ class CompiledSchema:
             value = as_json(value)
         except JSONValueError as error:
             return [ValueFault(error.path, error.reason, "json")]
-        return [] if self.accepts(value) else explain(self._planner, value)
+        if self.accepts(value):
+            return []
+        return explain(self._caches.planner, self._checker.document.root, value)
 
 
 class Schema:

@@ -28,12 +28,12 @@ _LONG = 20
 """From how many parts on the validator is asked which of them are worth a look."""
 
 
-def explain(planner: Planner, value: Any, limit: int = MAX_FAULTS) -> list[ValueFault]:
-    """Return at most `limit` failures of `value`, a JSON value that the validator rejects."""
+def explain(planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS) -> list[ValueFault]:
+    """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
     walk = _Walk(planner)
     found: dict[ValueFault, None] = {}
     try:
-        for fault in walk.faults(planner.document.root, value, ""):
+        for fault in walk.faults(root, value, ""):
             found[fault] = None
             if len(found) == limit:
                 break

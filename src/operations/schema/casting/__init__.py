@@ -4,8 +4,9 @@ from operations.schema.casting.passes import (
     CastPolicy,
     Normalise,
     Normaliser,
+    caches_of,
     certain_types,
     mismatches,
 )
 
-__all__ = ["CastPolicy", "Normalise", "Normaliser", "certain_types", "mismatches"]
+__all__ = ["CastPolicy", "Normalise", "Normaliser", "caches_of", "certain_types", "mismatches"]

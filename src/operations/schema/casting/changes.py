@@ -36,12 +36,13 @@ class Changes:
 
     Args:
         places: The locations of the schema.
+        root: The location of the value.
         creates: Whether the policy creates values, so that an added one need not be a declared default.
     """
 
-    def __init__(self, places: Places, *, creates: bool = False) -> None:
+    def __init__(self, places: Places, root: Place, *, creates: bool = False) -> None:
         self._places = places
-        self._root = places.root
+        self._root = root
         self._creates = creates
         self._found: _Found = {}
         self._mismatches: _Found = {}
@@ -115,7 +116,7 @@ class Changes:
             return False
         found = known.reports.get((len(before), path))
         if found is None:
-            within = Changes(self._places)
+            within = Changes(self._places, self._root)
             within._properties(place, before[0], after[0], _written((0, path)), len(before))
             found = within._found
             if len(known.reports) < _MAX_REPORTS:

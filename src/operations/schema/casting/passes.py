@@ -17,8 +17,10 @@ from operations.schema.casting.thorough import Caster, Pass
 from operations.schema.explain import explain
 from operations.schema.planning.leaves import scalar_types
 from operations.schema.planning.places import Places
-from operations.schema.planning.plans import Planner
+from operations.schema.planning.plans import Plan, Planner, Scope
 from operations.schema.reading.checking import Checker
+from operations.schema.reading.references import Site
+from operations.schema.reading.shared import SharedDefinitions
 from operations.schema.results import Change
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
@@ -42,53 +44,77 @@ _VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
 
 
-def certain_types(planner: Planner) -> frozenset[type]:
+class Caches:
+    """What casts under one policy: for one document, or for all that share definitions.
+
+    Everything in here is made when data first needs it, once for each schema, and kept.
+    """
+
+    def __init__(self, scope: Scope, policy: CastPolicy) -> None:
+        self.creates = policy == "create"
+        self.planner = Planner(scope, keep=policy == "keep")
+        self.places = Places()
+        self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
+        self.stripper = Stripper(self.planner, self.caster)
+        self.closed = Shaper(self.caster.default, closed=True, most=scope.max_plans // 25)
+
+
+def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
+    """Return the caches that belong to `scope`."""
+    if policy not in scope.caches:
+        scope.caches.setdefault(policy, Caches(scope, policy))
+    found: Caches = scope.caches[policy]
+    return found
+
+
+def certain_types(root: Plan) -> frozenset[type]:
     """Return the types whose every value is valid as it is."""
-    root = planner.root()
     if not root.is_bare:
         return frozenset()
     return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
 
 
-def mismatches(planner: Planner, value: Any) -> list[Change]:
+def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
     """Return the parts of a JSON value that do not fit, one entry per location."""
-    faults = explain(planner, value, _MAX_MISMATCHES)
-    return Changes(Places(planner)).add_mismatches(faults, value).listed()
+    faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
+    place = caches.places.place([caches.planner.plan((root,))])
+    return Changes(caches.places, place).add_mismatches(faults, value).listed()
 
 
 class Normaliser:
     """Normalises values for one document under one policy."""
 
     def __init__(self, checker: Checker, policy: CastPolicy) -> None:
-        planner = Planner(checker, keep=policy == "keep")
-        self._planner = planner
+        caches = self._caches = caches_of(checker.scope, policy)
+        self._planner = caches.planner
         self._accepts = checker.accepts
-        self._places = Places(planner)
-        self._creates = policy == "create"
-        self._caster = Caster(planner, self._places, CreatingPass if self._creates else Pass)
-        self._stripper = Stripper(planner, self._caster)
-        self._root = planner.root()
-        self._stage = self._stripper.stage(self._root)
+        self._site = checker.document.root
+        self._root = caches.planner.plan((self._site,))
+        self._place = caches.places.place([self._root])
+        self._stage = caches.stripper.stage(self._root)
         self._typed: TypedStrip | None = None
         self._quick: Callable[[Any], tuple[Any, bool]] = self._choose
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
+        doubts = self._planner.doubts
         try:
             result, is_clean = self._quick(value)
-            is_quick, unsettled = True, self._planner.unstable
+            is_quick, edited = True, False
         except (NeedsRepair, ValueError):
             result, edited = self._once(value)
-            is_quick, is_clean, unsettled = False, False, edited or self._planner.unstable
+            is_quick, is_clean = False, False
+        unsettled = edited or self._planner.doubts != doubts
         if unsettled and (settled := self._settled(result)) is not result:
             changes = self._compared(value, settled)
             # A property that one round strips and the next one fills has been replaced.
-            if self._creates or all(change.kind != "replaced" for change in changes):
+            if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
         if is_clean:
             return result, None
         if is_quick:
-            changes = Changes(self._places).compare(value, result, scalars=False).listed()
+            found = Changes(self._caches.places, self._place)
+            changes = found.compare(value, result, scalars=False).listed()
             if self._typed is not None:
                 self._typed.expects_changes = bool(changes)
         else:
@@ -97,10 +123,11 @@ class Normaliser:
 
     def _compared(self, value: Any, result: Any) -> list[Change]:
         """Return all changes between `value` and `result`, and what does not fit in it."""
-        changes = Changes(self._places, creates=self._creates)
+        changes = Changes(self._caches.places, self._place, creates=self._caches.creates)
         changes.compare(value, result, scalars=True)
         if not self._accepts(result):
-            changes.add_mismatches(explain(self._planner, result, _MAX_MISMATCHES), result)
+            faults = explain(self._planner, self._site, result, _MAX_MISMATCHES)
+            changes.add_mismatches(faults, result)
         return changes.listed()
 
     # The quick pass: returns the result, and whether it is known to be unchanged.
@@ -128,8 +155,8 @@ class Normaliser:
 
     def _find_types(self) -> Callable[[Any], tuple[Any, bool]] | None:
         """Return the quick pass by types, if the document is that plain."""
-        shape = self._stripper.shaper.shape(self._root)
-        closed = Shaper(self._caster.default, closed=True).shape(self._root)
+        shape = self._caches.stripper.shaper.shape(self._root)
+        closed = self._caches.closed.shape(self._root)
         if shape is None or closed is None or shape.depth == 0:
             return None
         self._typed = TypedStrip(closed.type, shape.type)
@@ -177,7 +204,7 @@ class Normaliser:
                 return to_json(value), False
         except (NeedsRepair, ValueError):
             pass
-        result, edited = self._caster.cast(value)
+        result, edited = self._caches.caster.cast(self._root, value)
         if not self._accepts(result) and self._is_valid(value):
             return to_json(value), False
         return result, edited

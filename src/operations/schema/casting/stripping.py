@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, convert, msgpack, to_builtins
 
-from operations._json import JSONValueError, as_json, lift, to_json
+from operations._json import JSONValueError, as_json, is_list, is_object, lift, to_json
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
@@ -55,7 +55,7 @@ class _Stage:
 
 
 class Stripper:
-    """Compiles the plans of one document.
+    """Compiles the plans of one document, or of all that share definitions.
 
     Attributes:
         shaper: Those of them that are plain, as types.
@@ -63,9 +63,9 @@ class Stripper:
 
     def __init__(self, planner: Planner, caster: Caster) -> None:
         self._default = caster.default
-        self._recursive = planner.checker.recursive
+        self._planner = planner
         self._stages: dict[Plan, _Stage] = {}
-        self.shaper = Shaper(caster.default)
+        self.shaper = Shaper(caster.default, most=planner.scope.max_plans // 25)
 
     def stage(self, plan: Plan) -> _Stage:
         """Where the closure of `plan` is, or will be."""
@@ -121,7 +121,8 @@ class Stripper:
             leaf = leaf_types(part)
             stage = self.stage(part) if leaf is None else None
             fields.append(_Property(name, leaf or frozenset(), stage, default))
-        return _object_strip(tuple(fields), self._others(plan) if plan.keeps_unnamed else None)
+        others = self._others(plan) if plan.keeps_unnamed else None
+        return _object_strip(tuple(fields), others, self._planner)
 
     def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
         """What to do with a property nobody named: its closure, or None to strip it."""
@@ -179,7 +180,8 @@ class Stripper:
         """Decides by the type of the value where that is enough, else asks the validator of each member."""
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
-        settle = _settled if self._recursive else _as_it_is
+        planner, doubts = self._planner, int(plan.is_unstable)
+        settle = _settled if planner.scope.recursive else _as_it_is
         scalars = known_scalars(plan)
         plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
@@ -195,6 +197,7 @@ class Stripper:
                     return to_json(value)
                 raise NeedsRepair
             settle(value, room)
+            planner.doubts += doubts
             picks: list[Site] = []
             for choice, members in zip(
                 plan.choices, objects if kind is dict else arrays, strict=True
@@ -249,7 +252,7 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
             return general(value, room)
         try:
             _WRITE(value, _WRITTEN)
-            return to_builtins(convert(value, target))
+            return _in_order(value, to_builtins(convert(value, target)))
         except _REFUSALS:
             # Not JSON builtins, or not of this shape: there may still be a way.
             return general(value, room)
@@ -287,12 +290,31 @@ class TypedStrip:
             _WRITE(value, _WRITTEN)
             if not self.expects_changes:
                 try:
-                    return to_builtins(convert(value, self._closed)), True
+                    result = to_builtins(convert(value, self._closed))
+                    # A copy has the order of the value, and is the same unless it holds other types than JSON's.
+                    copy = to_builtins(value)
+                    return (copy if copy == result else _in_order(value, result)), True
                 except ValidationError:
                     self.expects_changes = True
-            return to_builtins(convert(value, self._target)), False
+            return _in_order(value, to_builtins(convert(value, self._target))), False
         except _REFUSALS:
             raise NeedsRepair from None
+
+
+def _in_order(before: Any, after: Any) -> Any:
+    """Return `after` with its properties in the order that they have in `before`; those that were filled come last."""
+    if is_list(after) and is_list(before):
+        if not _CONTAINERS.isdisjoint(map(type, after)):
+            return list(map(_in_order, before, after))
+    elif is_object(after) and is_object(before):
+        result = {name: after[name] for name in before if name in after}
+        if len(result) < len(after):
+            result |= after
+        for name, item in result.items():
+            if type(item) in _CONTAINERS and name in before:
+                result[name] = _in_order(before[name], item)
+        return result
+    return after
 
 
 def _leaf_strip(allowed: frozenset[type]) -> Strip:
@@ -335,34 +357,42 @@ class _Property(NamedTuple):
 
 
 def _object_strip(
-    fields: tuple[_Property, ...], others: Callable[[str], _Stage | None] | None
+    fields: tuple[_Property, ...],
+    others: Callable[[str], _Stage | None] | None,
+    planner: Planner,
 ) -> Strip:
-    """An object's properties in the order the schema names them, then those that may stay as well."""
+    """Keep an object's properties in their order; declared defaults come last."""
+    known = {field.name: field for field in fields}
+    filled = [(field.name, field.default) for field in fields if field.default is not MISSING]
 
     def strip(value: dict[Any, Any], room: int) -> Any:
         if room <= 0:
             raise NeedsRepair
         room -= 1
         result: dict[str, Any] = {}
-        for name, leaf, stage, default in fields:
-            if name in value:
-                item = value[name]
+        for key, item in value.items():
+            if key in known:
+                name, leaf, stage, _ = known[key]
                 if type(item) in leaf:
                     result[name] = item
                 elif stage is None:
                     result[name] = _lifted(item, leaf)
                 else:
                     result[name] = stage.strip(item, room)
-            elif default is not MISSING:
-                result[name] = default if type(default) in _SCALARS else to_json(default)
-        if others is not None or len(result) < len(value):
-            for name, item in value.items():
-                if type(name) is not str:
-                    raise NeedsRepair
-                stage = None if others is None else others(name)
-                if stage is not None:
-                    name.encode()  # refused here if it is no Unicode
-                    result[name] = stage.strip(item, room)
+                continue
+            if type(key) is not str:
+                raise NeedsRepair
+            stage = None if others is None else others(key)
+            if stage is not None:
+                key.encode()  # refused here if it is no Unicode
+                result[key] = stage.strip(item, room)
+        for name, default in filled:
+            if name not in value:
+                if type(default) in _SCALARS:
+                    result[name] = default
+                else:
+                    result[name] = to_json(default)
+                    planner.doubts += 1
         return result
 
     return strip

@@ -18,9 +18,6 @@ from operations._json import to_json
 from operations.schema.planning.leaves import leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Plan
 
-_MAX_STRUCTS = 200
-"""How many types are made for one document. Each takes about 30 µs and 2 KB."""
-
 _MAX_LEVELS = 32
 """How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
 
@@ -46,18 +43,22 @@ class Shape(NamedTuple):
 
 
 class Shaper:
-    """Makes the types of one document.
+    """Makes the types of one document, or of all that share definitions.
 
     Args:
         default: The default of a property, by its plan and whether the property is required; or `MISSING`.
         closed: Whether the types accept only values that need no change: nothing to strip, nothing to fill.
+        most: How many types are made. Each takes about 30 µs and 2 KB.
     """
 
-    def __init__(self, default: Callable[[Plan, bool], Any], *, closed: bool = False) -> None:
+    def __init__(
+        self, default: Callable[[Plan, bool], Any], *, closed: bool = False, most: int = 200
+    ) -> None:
         self._default = default
         self._closed = closed
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
+        self._most = most
         self._level = 0
 
     def shape(self, plan: Plan) -> Shape | None:
@@ -122,7 +123,7 @@ class Shaper:
             depth = max(depth, shape.depth)
             exact = exact and shape.exact and (default is MISSING or part.accepts(default))
         self._made += 1
-        if self._made > _MAX_STRUCTS:
+        if self._made > self._most:
             return None
         struct = msgspec.defstruct(
             "Shape",

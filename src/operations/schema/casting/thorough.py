@@ -47,12 +47,15 @@ _NAMES: dict[type, str] = {
 """The JSON types, by the exact Python types that stand for them."""
 
 
+_CONTAINERS = frozenset({dict, list})
+
+
 class RefusedError(Exception):
     """A trial would need more than conversions."""
 
 
 class Caster:
-    """The thorough pass of one document under one policy.
+    """The thorough pass of one document, or of all that share definitions, under one policy.
 
     Args:
         planner: Makes the plans.
@@ -65,16 +68,15 @@ class Caster:
         self.places = places
         self.kind = kind
         self.defaults: dict[Plan, Any] = {}
-        self._root = planner.root()
 
-    def cast(self, value: Any) -> tuple[Any, bool]:
-        """Return the cast value, and whether that took more than stripping and filling.
+    def cast(self, root: Plan, value: Any) -> tuple[Any, bool]:
+        """Return the value cast into the plan `root`, and whether that took more than stripping and filling.
 
         Raises:
             JSONValueError: If some part that the schema does not strip is not JSON and cannot become it.
         """
         once = self.kind(self)
-        return once.cast(self._root, value, "", MAX_DEPTH), once.edits > 0
+        return once.cast(root, value, "", MAX_DEPTH), once.edits > 0
 
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default of an absent property, cast; or `MISSING`.
@@ -175,25 +177,27 @@ class Pass:
             raise JSONValueError("nested too deeply", path)
         members = value if _has_plain_keys(value) else _with_plain_keys(value, path)
         result: dict[str, Any] = {}
-        for name, field in plan.fields.items():
-            part = plan.part(field.sites)
-            if name in members:
+        # In the order of the value; what is added comes last.
+        for name, item in members.items():
+            field = plan.fields.get(name)
+            if field is None:
+                if not plan.keeps_unnamed:
+                    continue
+                field = plan.field(name)
                 if field.kept:
-                    place = path + pointer(name)
-                    result[name] = self.cast(part, members[name], place, room - 1)
-            elif not field.barred:
+                    placed(to_json, name, path)
+            if field.kept:
+                place = path + pointer(name)
+                result[name] = self.cast(plan.part(field.sites), item, place, room - 1)
+        for name, field in plan.fields.items():
+            if name not in members and not field.barred:
+                part = plan.part(field.sites)
                 made = self.default(part, name in plan.required)
                 if made is MISSING and name in plan.required:
                     made = self.absent(part)
                 if made is not MISSING:
                     result[name] = made
-        if plan.keeps_unnamed:
-            for name in [name for name in members if name not in plan.fields]:
-                field = plan.field(name)
-                if field.kept:
-                    placed(to_json, name, path)
-                    part = plan.part(field.sites)
-                    result[name] = self.cast(part, members[name], path + pointer(name), room - 1)
+                    self._planner.doubts += type(made) in _CONTAINERS
         return result
 
     def _array(self, plan: Plan, value: list[Any], path: str, room: int) -> Any:
@@ -232,6 +236,8 @@ class Pass:
 
     def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
         value = placed(to_json, value, path, room)
+        if plan.is_unstable and type(value) in _CONTAINERS:
+            self._planner.doubts += 1
         picks: list[Site] = []
         if not self.on_trial:
             self._trials_left = _MAX_TRIALS

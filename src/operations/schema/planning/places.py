@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from operations.schema.planning.plans import MISSING, Plan, Planner
+from operations.schema.planning.plans import MISSING, Plan
 from operations.schema.reading.references import Site
 
 _MAX_NAMES = 1_000
@@ -16,11 +16,10 @@ _MAX_NAMES = 1_000
 
 
 class Places:
-    """The places of one document, made when data first reaches them."""
+    """The places of one document, or of all that share definitions, made when data first reaches them."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self) -> None:
         self._places: dict[frozenset[Plan], Place] = {}
-        self.root = self.place([planner.root()])
 
     def place(self, plans: list[Plan]) -> "Place":
         """Return the place of values that any of `plans` may describe."""

@@ -10,18 +10,14 @@ make more than a bounded number.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from operations.schema.planning.assertions import has_type, identity
 from operations.schema.planning.merging import Facet, constants_of, names_in, types_of
-from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation, item_keywords
 from operations.schema.reading.patterns import ANY_TEXT, matcher
 from operations.schema.reading.references import Document, Site
 from operations.types import JSONObject
-
-MAX_PLANS = 5_000
-"""How many plans one document may need."""
 
 MISSING: Final[Any] = object()
 """No value at all, where null would be one."""
@@ -37,7 +33,32 @@ _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluated
 """Keywords that speak of properties nobody named."""
 
 _TYPE = frozenset({"type"})
-_MERE = frozenset({"$comment", "$ref", "deprecated", "description", "title"})
+_MERE = frozenset(
+    {"$comment", "$defs", "$ref", "definitions", "deprecated", "description", "title"}
+)
+
+
+class Scope(Protocol):
+    """What plans are made for: one document (`Checker`), or all that share definitions (`SharedDefinitions`)."""
+
+    @property
+    def document(self) -> Document:
+        """The references."""
+        ...
+
+    @property
+    def recursive(self) -> bool:
+        """Whether following references can go round in a circle, as deep as the data goes."""
+        ...
+
+    @property
+    def max_plans(self) -> int:
+        """How many plans are made at most."""
+        ...
+
+    def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
+        """Return the test whether a JSON value is valid for all of `sites`."""
+        ...
 
 
 class Choice(NamedTuple):
@@ -72,28 +93,24 @@ class Planner:
     """The plans of one document.
 
     Args:
-        checker: The validators of the document.
+        scope: The validators of the document, or of all that share definitions.
         keep: Whether properties stay that no schema declares.
 
     Attributes:
-        checker: The validators of the document.
-        document: Its references.
+        scope: The validators.
+        document: The references.
         keep: Whether properties stay that no schema declares.
-        unstable: Whether some choice may come out differently once excess is stripped and defaults are
-            filled. Known from when the first such choice has been planned.
+        doubts: How often a choice was made that may come out differently once excess is stripped and defaults
+            are filled (`Plan.is_unstable`). Compared before and after a cast.
     """
 
-    def __init__(self, checker: Checker, *, keep: bool = False) -> None:
-        self.checker = checker
+    def __init__(self, scope: Scope, *, keep: bool = False) -> None:
+        self.scope = scope
         self.keep = keep
-        self.document: Document = checker.document
-        self.unstable = False
+        self.document: Document = scope.document
+        self.doubts = 0
         self._beyond = Plan(self, (), (), (), asked=frozenset(), opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
-
-    def root(self) -> "Plan":
-        """The plan for the whole document."""
-        return self.plan((self.document.root,))
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
         """The plan for a value that meets all of `sites`; none of them means that nothing is said."""
@@ -124,14 +141,13 @@ class Planner:
     ) -> "Plan":
         found = self._plans.get(key)
         if found is None:
-            if len(self._plans) >= MAX_PLANS:
+            if len(self._plans) >= self.scope.max_plans:
                 return self._beyond
             facets = list(chosen_from.facets) if chosen_from else []
             asked = chosen_from.asked if chosen_from else frozenset[str]()
             choices: list[Choice] = []
             known = [self._merge(site, facets, choices) for site in fresh]
             asked = asked.union(*(self._asked(choice) for choice in choices))
-            self.unstable = self.unstable or any(map(self._is_unstable, choices))
             found = Plan(
                 self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
             )
@@ -144,7 +160,7 @@ class Planner:
             return list(self.plan((choice.condition,)).fields)
         return [choice.name] if choice.name else []
 
-    def _is_unstable(self, choice: Choice) -> bool:
+    def is_unstable(self, choice: Choice) -> bool:
         """Whether more than the type of the value decides."""
         members = [self.plan((member,)) for member in choice.members]
         return not members or any(
@@ -209,8 +225,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts", "_fields", "_identities", "_naming", "_patterned", "_planner", "_said", "_sweeping", "asked",
-        "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known", "opaque",
+        "_accepts", "_fields", "_identities", "_naming", "_patterned", "_planner", "_said", "_sweeping", "_unstable",
+        "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known", "opaque",
         "required", "sites", "types",
     )  # fmt: skip
 
@@ -228,6 +244,7 @@ class Plan:
         self._accepts: Callable[[Any], bool] | None = None
         self._said: frozenset[str] | None = None
         self._identities: frozenset[Any] | None = None
+        self._unstable: bool | None = None
         self.leaves: frozenset[type] | None = None
         self.leaves_known = False
         self.sites = sites
@@ -255,7 +272,7 @@ class Plan:
         """Whether a JSON value is valid for everything merged here."""
         if self._accepts is None:
             # A validator is worth its making only where there is more to check than the type.
-            at = self._planner.checker.accepts_at
+            at = self._planner.scope.accepts_at
             self._accepts = self._has_type if self.is_bare else at(self.sites)
         return self._accepts
 
@@ -291,6 +308,13 @@ class Plan:
         if self._identities is None:
             self._identities = frozenset(map(identity, self.constants or ()))
         return identity(value) in self._identities
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether some choice may come out differently once excess is stripped and defaults are filled."""
+        if self._unstable is None:
+            self._unstable = any(map(self._planner.is_unstable, self.choices))
+        return self._unstable
 
     def allows(self, kind: str) -> bool:
         """Whether values of the JSON type `kind` are allowed."""

@@ -33,6 +33,8 @@ class Checker:
         recursive: Whether following its references can go round in a circle, as deep as the data goes.
         accepts: Whether a value, already known to be JSON, is valid.
         dropped: Patterns that were left out, with their places.
+        caches: What others keep with the document.
+        max_plans: How many plans may be made for it.
 
     Args:
         root: The document.
@@ -49,6 +51,7 @@ class Checker:
         "_registry",
         "_shared",
         "accepts",
+        "caches",
         "document",
         "dropped",
         "flat",
@@ -72,6 +75,7 @@ class Checker:
         self.dropped = tamer.dropped
         self._fancy = tamer.fancy
         self._registry: jsonschema_rs.Registry | None = None
+        self.caches: dict[str, Any] = {}
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
         root_schema = self.document.root.schema
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
@@ -85,6 +89,13 @@ class Checker:
             shared.fancy = shared.fancy or tamer.fancy
             self.accepts = shared.accepts_at((self.document.root,))
         self.flat = _flat_decoder(root_schema)
+
+    max_plans = 5_000
+
+    @property
+    def scope(self) -> "Checker | SharedDefinitions":
+        """What the plans of the document belong to: itself, or the definitions that it shares."""
+        return self if self._shared is None else self._shared
 
     def is_valid(self, value: Any) -> bool:
         """Return whether any value is valid, once it is converted to JSON.

@@ -100,6 +100,11 @@ class Graph:
         self._refuse_explosions(self._ordered(starts))
 
     @property
+    def has_circles(self) -> bool:
+        """Whether the references of any schema can go round in a circle."""
+        return bool(self._recursive)
+
+    @property
     def recursive(self) -> bool:
         """Whether following the references can go round in a circle, as deep as the data goes."""
         return self.is_recursive(self._document.root.pointer)

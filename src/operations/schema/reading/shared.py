@@ -53,9 +53,14 @@ class SharedDefinitions:
         document: One document that has them all.
         graph: Where its references lead.
         fancy: Whether some pattern needs the back-tracking engine.
+        caches: What others keep with the definitions.
+        max_plans: How many plans may be made for them and the documents that use them.
     """
 
+    max_plans = 50_000
+
     def __init__(self) -> None:
+        self.caches: dict[str, Any] = {}
         self.document = Document({"$defs": {}})
         self.graph = Graph(self.document)
         self.fancy = False
@@ -94,6 +99,11 @@ class SharedDefinitions:
                     self._refused |= fresh.keys()
                     raise
         return {key: value for key, value in document.items() if key != "$defs"}
+
+    @property
+    def recursive(self) -> bool:
+        """Whether following references can go round in a circle, as deep as the data goes."""
+        return self.graph.has_circles
 
     def take_dropped(self) -> list[str]:
         """Return the patterns that were left out since the last time, with their places."""
