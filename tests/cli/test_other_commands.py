@@ -16,6 +16,7 @@ from tests.servers import NatsServer, running
 from operations import __version__
 from operations.cli.demo.command import MANAGER, open_demo
 from operations.cli.demo.tour import answers_of, command_of, steps
+from operations.cli.exits import ExitCode
 from operations.config import load_config
 from operations.server import new_key
 
@@ -278,3 +279,21 @@ async def test_the_commands_of_the_tour_do_what_it_shows(
                     lines = done.stdout.splitlines() if step.streams else [done.stdout]
                     said = [msgspec.json.decode(line) for line in lines]
                     assert [each["data"] for each in said] == [each["data"] for each in shown]
+
+
+def test_the_doctor_examines_a_document(run: Run, folder: Path) -> None:
+    impossible = {"type": "integer", "minimum": 2, "maximum": 1}
+    never = {"in": "query", "name": "a", "required": True, "schema": impossible}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "Shop", "version": "1"},
+        "paths": {"/a": {"get": {"operationId": "a", "parameters": [never], "responses": {}}}},
+    }
+    (folder / "shop.json").write_bytes(msgspec.json.encode(document))
+    ran = run("doctor", "shop.json", "--json")
+
+    assert ran.code == ExitCode.FAILED
+    found = {(each["what"], each["state"]) for each in ran.json["findings"]}
+    assert ("document", "ok") in found
+    assert ("api.a", "failed") in found
+    assert run("doctor", "missing.json").code == ExitCode.FAILED

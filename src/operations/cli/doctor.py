@@ -22,7 +22,9 @@ from operations.cli.render import Screen, plain
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigError, ConfigFile
 from operations.config.model import Config
-from operations.errors import OperationsError
+from operations.errors import DocumentError, OperationsError
+from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
+from operations.openapi.diagnosis import diagnose
 
 State = Literal["ok", "warning", "failed"]
 
@@ -42,6 +44,9 @@ _EXTRAS = {
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
 }
+_SHOWN = 20
+"""Changed examples that are listed unless --verbose asks for all."""
+
 _BROKER_SECONDS = 8
 """Longer than connecting may take: a connection that fails says why."""
 
@@ -56,15 +61,21 @@ class Finding:
 
 
 @command
-async def doctor(*, common: Common = DEFAULTS) -> int:
-    """Check the installation, the config, its secrets, its sources, its brokers and its port.
+async def doctor(document: str | None = None, /, *, common: Common = DEFAULTS) -> int:
+    """Check the installation, the config, its secrets, its sources, its brokers and its port; or an OpenAPI document.
+
+    Of a document it reports arguments that no value satisfies, required headers that only configuration can set,
+    operations that can succeed in several ways, references that lead nowhere, and which of the document's own response
+    examples reach a caller unchanged.
 
     Args:
+        document: The path or address of an OpenAPI or Swagger document to check instead.
         common: What every command takes.
     """
     screen = common.screen()
     findings: list[Finding] = []
-    async for finding in _findings(common):
+    checks = _findings(common) if document is None else _document(document, verbose=common.verbose)
+    async for finding in checks:
         findings.append(finding)
         if not screen.json:
             _show(finding, screen)
@@ -72,7 +83,8 @@ async def doctor(*, common: Common = DEFAULTS) -> int:
     if screen.json:
         screen.value({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
-        screen.note("everything is there" if not failed else f"{failed} to repair", "bold")
+        whole = "everything is there" if document is None else "nothing to repair"
+        screen.note(whole if not failed else f"{failed} to repair", "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 
@@ -100,6 +112,44 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
         yield finding
     yield _port(file.config)
     yield _trace(file)
+
+
+async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
+    """Yield what is worth knowing about an OpenAPI document."""
+    config = HTTPServiceConfig(namespace="api")
+    try:
+        if "://" in document:
+            service = await from_openapi_url(document, config)
+        else:
+            service = await from_openapi_file(Path(document), config)
+    except (DocumentError, OSError) as error:
+        yield Finding("document", "failed", str(error))
+        return
+    async with service:
+        yield Finding("document", "ok", f"{service.title}: {counted(len(service), 'operation')}")
+        found = await diagnose(service)
+    for operation_id, names in found.unsatisfiable.items():
+        words = f"no value satisfies the required {', '.join(names)}"
+        yield Finding(operation_id, "failed", words)
+    for operation_id, names in found.hidden_headers.items():
+        words = f"requires {', '.join(names)}, which no argument can set: use auth, credentials or headers"
+        yield Finding(operation_id, "warning", words)
+    for problem in (*found.unresolved, *found.problems):
+        yield Finding(problem.where, "warning", problem.reason)
+    several = found.several_responses
+    if several:
+        words = f"{counted(len(several), 'operation')} can succeed in several ways"
+        yield Finding("responses", "ok", words)
+    for operation_id, statuses in several.items() if verbose else ():
+        yield Finding(operation_id, "ok", f"succeeds with {', '.join(statuses)}")
+    changed = found.changed
+    words = f"{found.examples - len(changed)} of {counted(found.examples, 'response example')} unchanged"
+    yield Finding("examples", "warning" if changed else "ok", words)
+    for example in changed if verbose else changed[:_SHOWN]:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(example.changes.items()))
+        yield Finding(example.operation_id, "warning", f"example of {example.status}: {kinds}")
+    if not verbose and len(changed) > _SHOWN:
+        yield Finding("examples", "ok", f"{len(changed) - _SHOWN} more; --verbose shows all")
 
 
 def _installation() -> Iterator[Finding]:

@@ -238,6 +238,20 @@ class Endpoint:
             security=draft.security,
         )
 
+    @property
+    def entry(self) -> Entry:
+        """The operation in the document."""
+        return self._entry
+
+    def replay(self, status: int, content_type: str, content: bytes) -> ResponseEnvelope[Any]:
+        """Return the envelope of a successful response as if the API had sent it.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the content is not what the document declares.
+        """
+        self._ready()
+        return self._envelope(Answer("", status, {"content-type": content_type}, content, []))
+
     def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
         kind = answer.headers.get("content-type", "")
         described = self._describe(answer.status, kind)

@@ -63,6 +63,7 @@ class OpenAPIService:
         unaddressed: The ids of operations that need `base_url`: the document names no server for them.
         title: What the document calls itself.
         version: The API's version, as the document tells it.
+        description: The document.
     """
 
     def __init__(
@@ -74,9 +75,9 @@ class OpenAPIService:
     ) -> None:
         self.operations = operations
         self.unaddressed = unaddressed
+        self.description = description
         self.title = description.title
         self.version = text_of(description.info.get("version"))
-        self._description = description
         self._client = client
 
     @property
@@ -85,13 +86,20 @@ class OpenAPIService:
 
         The first access searches the whole document for those.
         """
-        return self._description.all_problems()
+        return self.description.all_problems()
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
 
     def __len__(self) -> int:
         return len(self.operations)
+
+    def endpoints(self) -> Iterator[tuple[Operation, Endpoint]]:
+        """Yield each operation that is one of the document's, with what is known of it."""
+        for operation in self.operations:
+            endpoint = getattr(operation.handler, "__self__", None)
+            if isinstance(endpoint, Endpoint):
+                yield operation, endpoint
 
     def __repr__(self) -> str:
         return f"<OpenAPIService {self.title!r} of {counted(len(self), 'operation')}>"

@@ -1,0 +1,266 @@
+"""Find out what of a document callers will stumble over, before they do.
+
+Rule: an argument is called unsatisfiable only if its schema provably accepts nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from operations._json import is_object, list_of, object_of, unescape
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, DocumentError, SchemaError
+from operations.openapi.endpoint import Endpoint
+from operations.openapi.exchange.answers import http_error
+from operations.openapi.headers import header_key, is_owned
+from operations.openapi.reading.document import Problem
+from operations.openapi.reading.examples import Example, differences, examples_of
+from operations.openapi.service import OpenAPIService
+from operations.registry import OperationRegistry
+from operations.schema import Schema
+from operations.specs import Operation
+from operations.types import JSONObject
+
+_SENT = frozenset({"accept", "content-type"})
+"""Headers that every request has anyway, whatever the document requires."""
+
+_PLAIN = (
+    "type", "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+    "maxLength", "pattern",
+)  # fmt: skip
+"""Keywords that hold no other schema."""
+
+_MAX_DEPTH = 12
+_BOUNDS = (
+    ("minimum", "maximum"),
+    ("minLength", "maxLength"),
+    ("minItems", "maxItems"),
+    ("minProperties", "maxProperties"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedExample:
+    """A response example that does not reach the caller as it is."""
+
+    operation_id: str
+    status: int
+
+    changes: dict[str, int]
+    """How often each kind of change happens to it; `rejected` if it does not arrive at all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Diagnosis:
+    """What was found in a document; operations by id."""
+
+    unsatisfiable: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Required arguments that no value satisfies."""
+
+    hidden_headers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Required headers that no argument can set, and that only configuration can."""
+
+    several_responses: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The statuses of operations that can succeed in several ways."""
+
+    unresolved: list[Problem] = field(default_factory=list[Problem])
+    """References that lead nowhere."""
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+    """Everything else that could not be used, or was read as something else."""
+
+    examples: int = 0
+    """Response examples in the document."""
+
+    changed: list[ChangedExample] = field(default_factory=list[ChangedExample])
+
+
+async def diagnose(service: OpenAPIService) -> Diagnosis:
+    """Examine every operation of a service, and send its document's response examples through it."""
+    found = Diagnosis()
+    for problem in service.problems:
+        is_reference = "$ref cannot be resolved" in problem.reason
+        (found.unresolved if is_reference else found.problems).append(problem)
+    by_place: dict[tuple[str, str], tuple[Operation, Endpoint]] = {}
+    for operation, endpoint in service.endpoints():
+        entry, operation_id = endpoint.entry, operation.spec.id
+        by_place.setdefault((entry.method, entry.path), (operation, endpoint))
+        try:
+            if empty := _unsatisfiable(operation.spec.input_schema.document):
+                found.unsatisfiable[operation_id] = empty
+            model = service.description.model(entry)
+        except (DocumentError, SchemaError, ValueError) as error:
+            found.problems.append(Problem(operation_id, str(error), is_skipped=False))
+            continue
+        hidden = [
+            parameter.name
+            for parameter in model.parameters
+            if parameter.place == "header"
+            and parameter.required
+            and is_owned(parameter.name)
+            and header_key(parameter.name) not in _SENT
+        ]
+        if hidden:
+            found.hidden_headers[operation_id] = hidden
+        good = [response.status for response in model.responses if response.status[:1] == "2"]
+        if len(good) > 1:
+            found.several_responses[operation_id] = sorted(good)
+    entries = [endpoint.entry for _, endpoint in by_place.values()]
+    async with OperationRegistry() as registry:
+        for example in examples_of(service.description, entries):
+            operation, endpoint = by_place[example.entry.method, example.entry.path]
+            changes = await _changes(registry, operation, endpoint, example)
+            if changes is None:
+                continue
+            found.examples += 1
+            if changes:
+                found.changed.append(
+                    ChangedExample(operation.spec.id, example.status, dict(changes))
+                )
+    return found
+
+
+async def _changes(
+    registry: OperationRegistry, operation: Operation, endpoint: Endpoint, example: Example
+) -> Counter[str] | None:
+    """Return what happens to an example on its way to the caller; None if it cannot be sent."""
+    try:
+        is_text = isinstance(example.value, str) and "json" not in example.media_type
+        content = example.value.encode() if is_text else msgspec.json.encode(example.value)
+    except (TypeError, ValueError):
+        return None
+    if example.status < 200 or example.status in {204, 205, 304} or endpoint.entry.method == "HEAD":
+        return None
+    if example.status >= 300:
+        headers = {"content-type": example.media_type}
+        error = http_error(example.status, "", headers, content, is_cut=False, secrets=[])
+        return Counter(differences(example.value, object_of(error.details).get("body")))
+
+    async def respond(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        return endpoint.replay(example.status, example.media_type, content)
+
+    spec = msgspec.structs.replace(operation.spec, input_schema=Schema({}))
+    if endpoint.is_stream:
+        return None
+    registry.register(Operation(spec, respond, None, False), replace=True)
+    try:
+        envelope = await registry.execute(spec.id, {})
+    except CallError:
+        return Counter({"rejected": 1})
+    return Counter(differences(example.value, envelope.data))
+
+
+# ------------------------------------------------------------ schemas that accept nothing
+
+
+def _unsatisfiable(document: Any) -> list[str]:
+    """Return the required properties of an input that no value satisfies."""
+    root = object_of(document)
+    properties = object_of(root.get("properties"))
+    return [
+        name
+        for name in list_of(root.get("required"))
+        if accepts_nothing(properties.get(name, True), root)
+    ]
+
+
+def accepts_nothing(schema: Any, root: JSONObject, depth: int = 0) -> bool:
+    """Return whether a schema provably accepts no value.
+
+    Args:
+        schema: The schema.
+        root: The document that its references are in.
+        depth: How deep inside the first schema this is.
+    """
+    if schema is False:
+        return True
+    if not is_object(schema) or depth > _MAX_DEPTH:
+        return False
+    if isinstance(ref := schema.get("$ref"), str) and accepts_nothing(
+        _resolved(ref, root), root, depth + 1
+    ):
+        return True
+    inner = [accepts_nothing(each, root, depth + 1) for each in list_of(schema.get("allOf"))]
+    if any(inner) or any(_is_beyond(schema, low, high) for low, high in _BOUNDS):
+        return True
+    for key in ("anyOf", "oneOf"):
+        members = list_of(schema.get(key))
+        if members and all(accepts_nothing(each, root, depth + 1) for each in members):
+            return True
+    if _has_no_type(schema, root) or _has_no_choice(schema):
+        return True
+    kinds = _types(schema)
+    if kinds == {"object"}:
+        return any(
+            _lacks(schema, str(name), root, depth) for name in list_of(schema.get("required"))
+        )
+    if kinds == {"array"} and (schema.get("minItems") or 0) > 0:
+        return accepts_nothing(schema.get("items", True), root, depth + 1)
+    return False
+
+
+def _resolved(ref: str, root: JSONObject) -> Any:
+    place: Any = root
+    if not ref.startswith("#/"):
+        return True
+    for token in ref[2:].split("/"):
+        place = object_of(place).get(unescape(token), True)
+    return place
+
+
+def _is_beyond(schema: JSONObject, low: str, high: str) -> bool:
+    least, most = schema.get(low), schema.get(high)
+    return isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most
+
+
+def _types(schema: JSONObject) -> set[str] | None:
+    kind: Any = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    return {str(each) for each in list_of(kind)} if isinstance(kind, list) else None
+
+
+def _has_no_type(schema: JSONObject, root: JSONObject) -> bool:
+    """Return whether a schema and the parts of its `allOf` have no type in common."""
+    common: set[str] | None = None
+    for part in _parts(schema, root, 0):
+        kinds = _types(part)
+        if kinds is not None:
+            wide = kinds | {"integer"} if "number" in kinds else kinds
+            common = wide if common is None else common & wide
+    return common is not None and not common
+
+
+def _parts(schema: JSONObject, root: JSONObject, depth: int) -> Iterator[JSONObject]:
+    yield schema
+    if depth < _MAX_DEPTH:
+        for each in list_of(schema.get("allOf")):
+            member: Any = each
+            if isinstance(ref := object_of(member).get("$ref"), str):
+                member = _resolved(ref, root)
+            if is_object(member):
+                yield from _parts(member, root, depth + 1)
+
+
+def _has_no_choice(schema: JSONObject) -> bool:
+    """Return whether no value of an `enum` or `const` is valid under the keywords beside it."""
+    if "const" not in schema and not list_of(schema.get("enum")):
+        return False
+    choices = [schema["const"]] if "const" in schema else list_of(schema["enum"])
+    try:
+        beside = Schema({key: schema[key] for key in _PLAIN if key in schema}, lenient=True)
+        return not any(beside.check(choice) for choice in choices)
+    except (SchemaError, ValueError):
+        return False
+
+
+def _lacks(schema: JSONObject, name: str, root: JSONObject, depth: int) -> bool:
+    """Return whether a required property cannot be there."""
+    properties = object_of(schema.get("properties"))
+    if name in properties:
+        return accepts_nothing(properties[name], root, depth + 1)
+    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
