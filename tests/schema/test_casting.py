@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from operations._json import JSONValueError
+from operations._json import JSONValueError, to_json
 from operations.schema import CastPolicy, CastResult, Change, Schema
 
 
@@ -895,9 +895,67 @@ def test_a_decimal_is_text_that_becomes_a_number_where_one_is_asked_for(number: 
     value = decimal.Decimal("0.50")
     for schema in (number, {"anyOf": [number, {"type": "null"}]}):
         assert Schema(schema).cast(value) == Schema(schema).cast("0.50")
-        result = Schema({"type": "object", "properties": {"n": schema}}).cast({"n": value})
-        assert result.value == {"n": 0.5}
+        holder = Schema({"type": "object", "properties": {"n": schema}})
+        assert holder.cast({"n": value}) == holder.cast({"n": "0.50"})
+        assert holder.cast({"n": value}).value == {"n": 0.5}
     assert Schema({"type": "string"}).cast(value) == CastResult("0.50", [])
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number"},
+        {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "number"}}},
+        {"type": ["number", "array"], "items": {"type": "string"}},
+        {"anyOf": [{"enum": [1.5]}, {"type": "array", "items": {"type": "string"}}]},
+    ],
+)
+def test_a_decimal_with_more_digits_than_a_float_stays_text(schema: Any) -> None:
+    amount = decimal.Decimal("1.00000000000000000000001")
+    value = [{"x": amount}] if schema.get("type") == "array" else amount
+    result = Schema({"type": "object", "properties": {"n": schema}}).cast({"n": value})
+
+    assert result.value == to_json({"n": value})
+    assert [change.kind for change in result.changes] == ["mismatch"]
+
+
+def test_a_decimal_stays_text_where_text_and_numbers_are_allowed() -> None:
+    schema = Schema({"type": "object", "properties": {"n": {"type": ["string", "number"]}}})
+
+    assert schema.cast({"n": decimal.Decimal("1.50")}) == CastResult({"n": "1.50"}, [])
+
+
+def test_a_declared_property_is_kept_if_its_key_is_a_number() -> None:
+    document = {
+        "type": "object",
+        "properties": {"1": {"type": "string"}, "a": {"type": "integer", "default": 5}},
+    }
+
+    assert Schema(document).cast({1: "x"}) == CastResult(
+        {"1": "x", "a": 5}, [Change("/a", "filled", 1, "was absent and is now 5")]
+    )
+
+
+def test_items_that_are_not_objects_are_not_counted_as_filled() -> None:
+    document = {
+        "type": "array",
+        "items": {
+            "type": ["object", "string"],
+            "properties": {"a": {}, "b": {"type": "integer", "default": 3}},
+            "required": ["a"],
+        },
+    }
+    result = Schema(document).cast([{"a": 1}, "x", {"a": 2}])
+
+    assert [(change.kind, change.count) for change in result.changes] == [("filled", 2)]
+
+
+def test_a_whole_float_is_reported_as_a_number() -> None:
+    assert Schema({"type": "integer"}).cast(1.0).changes == [
+        Change("", "converted", 1, "was converted from number to integer")
+    ]
 
 
 def test_a_key_that_is_no_unicode_is_no_json() -> None:

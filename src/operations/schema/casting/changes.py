@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from operations._json import is_list, is_object, lift, pointer, to_json, unescape
+from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
 from operations._words import counted
-from operations.schema.planning.assertions import same, shown, type_of
+from operations.schema.planning.assertions import same, shown
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.places import Place, Places
 from operations.schema.results import MAX_MESSAGE, Change, ChangeKind, ValueFault
@@ -104,7 +104,7 @@ class Changes:
 
     def _uniform(self, place: Place, before: Any, after: Any, path: _Path) -> bool:
         """Compare flat objects that all have the same names, as in most lists, by the first of them."""
-        if type(before[0]) is not dict:
+        if set(map(type, before)) != {dict}:
             return False
         names = tuple(before[0])
         known = place.reports.get(names)
@@ -192,10 +192,10 @@ class Changes:
 
     def _scalar(self, before: Any, after: Any, path: _Path, location: "_Location") -> None:
         if type(before) not in {dict, list} and _is_conversion(before, after):
-            words = f"was converted from {type_of(before)} to {type_of(after)}"
+            words = f"was converted from {kind_of(before)} to {kind_of(after)}"
             self._add("converted", location, _written(path), words)
         else:
-            words = f"was {type_of(before)} and is now {shown(after)}"
+            words = f"was {kind_of(before)} and is now {shown(after)}"
             self._add("replaced", location, _written(path), words)
 
     def _merge(self, found: "_Found") -> None:

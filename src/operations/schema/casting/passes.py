@@ -155,11 +155,12 @@ class Normaliser:
 
     def _find_types(self) -> Callable[[Any], tuple[Any, bool]] | None:
         """Return the quick pass by types, if the document is that plain."""
-        shape = self._caches.stripper.shaper.shape(self._root)
+        shaper = self._caches.stripper.shaper
+        shape = shaper.shape(self._root)
         closed = self._caches.closed.shape(self._root)
         if shape is None or closed is None or shape.depth == 0:
             return None
-        self._typed = TypedStrip(closed.type, shape.type)
+        self._typed = TypedStrip(closed.type, shape.type, shaper.has_numbers)
         strip = self._typed.strip
         if shape.exact:
             return strip

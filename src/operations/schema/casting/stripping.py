@@ -32,6 +32,9 @@ _WRITE = msgpack.Encoder().encode_into
 _WRITTEN = bytearray()
 """What can be written there is Unicode, and made of types that mean the same to a reader."""
 
+_PACK = msgpack.Encoder().encode
+_PACK_DECIMALS_AS_NUMBERS = msgpack.Encoder(decimal_format="number").encode
+
 _REFUSALS = (ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
@@ -83,7 +86,7 @@ class Stripper:
             return to_json
         general = self._choosing(plan) if plan.choices else self._general(plan)
         shape = self.shaper.shape(plan)
-        return general if shape is None else _shaped(shape, general)
+        return general if shape is None else _shaped(shape, general, self.shaper.has_numbers)
 
     def _general(self, plan: Plan) -> Strip:
         on_object = self._object(plan) if plan.allows("object") else _give_up
@@ -244,14 +247,22 @@ def _settled(value: Any, room: int) -> None:
         raise NeedsRepair from None
 
 
-def _shaped(shape: Shape, general: Strip) -> Strip:
+def _enforce_plain(value: Any, has_numbers: bool) -> None:
+    """Raise an error for what types misread: text that is not Unicode, and decimals, which become floats."""
+    if not has_numbers:
+        _WRITE(value, _WRITTEN)
+    elif _PACK(value) != _PACK_DECIMALS_AS_NUMBERS(value):
+        raise ValueError("contains a decimal")
+
+
+def _shaped(shape: Shape, general: Strip, has_numbers: bool) -> Strip:
     target, depth, _ = shape
 
     def strip(value: Any, room: int) -> Any:
         if room < depth or type(value) not in _CONTAINERS:
             return general(value, room)
         try:
-            _WRITE(value, _WRITTEN)
+            _enforce_plain(value, has_numbers)
             return _in_order(value, to_builtins(convert(value, target)))
         except _REFUSALS:
             # Not JSON builtins, or not of this shape: there may still be a way.
@@ -266,15 +277,17 @@ class TypedStrip:
     Args:
         closed: Accepts values that need no change.
         target: Accepts values that only need to be stripped and filled.
+        has_numbers: Whether they accept floats.
 
     Attributes:
         expects_changes: Whether the last value needed a change. The next one is then not tried as `closed`.
     """
 
-    __slots__ = ("_closed", "_target", "expects_changes")
+    __slots__ = ("_closed", "_has_numbers", "_target", "expects_changes")
 
-    def __init__(self, closed: Any, target: Any) -> None:
+    def __init__(self, closed: Any, target: Any, has_numbers: bool) -> None:
         self._closed = closed
+        self._has_numbers = has_numbers
         self._target = target
         self.expects_changes = False
 
@@ -287,15 +300,18 @@ class TypedStrip:
         if type(value) not in _CONTAINERS:
             raise NeedsRepair
         try:
-            _WRITE(value, _WRITTEN)
             if not self.expects_changes:
+                _WRITE(value, _WRITTEN)
                 try:
                     result = to_builtins(convert(value, self._closed))
-                    # A copy has the order of the value, and is the same unless it holds other types than JSON's.
+                    # The copy has the order of the value. It differs if there are other types than JSON's, such as
+                    # decimals, which a type reads as floats.
                     copy = to_builtins(value)
-                    return (copy if copy == result else _in_order(value, result)), True
+                    if copy == result:
+                        return copy, True
                 except ValidationError:
                     self.expects_changes = True
+            _enforce_plain(value, self._has_numbers)
             return _in_order(value, to_builtins(convert(value, self._target))), False
         except _REFUSALS:
             raise NeedsRepair from None

@@ -49,6 +49,9 @@ class Shaper:
         default: The default of a property, by its plan and whether the property is required; or `MISSING`.
         closed: Whether the types accept only values that need no change: nothing to strip, nothing to fill.
         most: How many types are made. Each takes about 30 µs and 2 KB.
+
+    Attributes:
+        has_numbers: Whether some type made so far accepts floats.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Shaper:
         self._closed = closed
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
+        self.has_numbers = False
         self._most = most
         self._level = 0
 
@@ -73,6 +77,7 @@ class Shaper:
 
     def _shape(self, plan: Plan) -> Shape | None:
         leaves = leaf_types(plan)
+        self._note(scalar_types(plan.types or ()) if leaves is None else leaves)
         if leaves is not None:
             return self._leaf(plan, leaves)
         if plan.is_unknown:
@@ -89,6 +94,9 @@ class Shaper:
                     return None
                 shapes.append(made)
         return _union(shapes, exact=plan.said <= _TOLD)
+
+    def _note(self, scalars: frozenset[type]) -> None:
+        self.has_numbers = self.has_numbers or float in scalars
 
     def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape:
         if plan.choices:
@@ -163,6 +171,7 @@ class Shaper:
         leaves = leaf_types(plan)
         if leaves is None or plan.constants is None:
             return self.shape(plan)
+        self._note(leaves)
         # A union cannot name both a type and some values of it.
         return _union(map(_scalar, leaves), exact=False)
 
