@@ -20,7 +20,7 @@ from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
-from operations.specs import OperationSpec
+from operations.specs import OperationSpec, OutputPolicy
 from operations.types import Count, JSONObject, Seconds
 
 logger = logging.getLogger("operations.mcp")
@@ -145,6 +145,9 @@ class MCPClientConfig:
 
     namespace: str | None = None
     """None: the name of the server."""
+
+    output: OutputPolicy | None = None
+    """How the results of these operations are normalised; None leaves it to the registry."""
 
     pin: PinPolicy = "warn"
     """What happens when a tool's definition changes: nothing, a report, or a report and no calls until accepted."""

@@ -24,7 +24,7 @@ from typing import (
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, to_json
+from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, object_of, to_json
 from operations._words import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import Change, Schema
@@ -350,6 +350,30 @@ def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
         changes=tuple(listed[:MAX_CHANGES]),
         changes_count=meta.changes_count + sum(change.count for change in later),
     )
+
+
+def changes_to_wire(meta: ResponseMeta) -> JSONObject:
+    """Return the changes in `meta` as they travel outside an envelope."""
+    return {
+        "changes": msgspec.to_builtins(list(meta.changes)),
+        "changesCount": meta.changes_count,
+    }
+
+
+def read_changes(envelope: ResponseEnvelope[T], wire: Any) -> ResponseEnvelope[T]:
+    """Return `envelope` with the changes that `changes_to_wire` wrote; unchanged if there are none to read."""
+    fields = object_of(wire)
+    changes = tuple(_changes_of(fields.get("changes")))
+    if not changes:
+        return envelope
+    count: Any = fields.get("changesCount")
+    listed = sum(change.count for change in changes)
+    meta = msgspec.structs.replace(
+        envelope.meta,
+        changes=changes,
+        changes_count=max(listed, count) if type(count) is int else listed,
+    )
+    return ResponseEnvelope(envelope.data, meta)
 
 
 def unwrap(envelope: ResponseEnvelope[T]) -> T:

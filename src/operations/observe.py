@@ -1,7 +1,7 @@
 """What can be seen of calls while they happen: the call graph, audit and telemetry all read these events.
 
 Rule 1: an observer is told, never asked. It cannot change a call, and one that raises is logged and passed over.
-Rule 2: no event carries arguments or results.
+Rule 2: no event carries arguments or results; of a change to a result only its kind.
 """
 
 import logging
@@ -46,6 +46,9 @@ class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
     index: int
     """Counted from 0."""
 
+    changes: dict[str, int] | None = None
+    """How many values of the item normalisation changed, by kind; None for none."""
+
 
 class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
     """A call ended; exactly one for each that started."""
@@ -58,6 +61,9 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
 
     duration: float
     """Seconds."""
+
+    changes: dict[str, int] | None = None
+    """How many values of the result normalisation changed, by kind; None for none."""
 
 
 class CallAbandoned(_Event, frozen=True, kw_only=True, tag="abandoned"):
@@ -83,6 +89,12 @@ class Observer(Protocol):
     def __call__(self, event: CallEvent, /) -> None:
         """Take notice of `event`."""
         ...
+
+
+def add_counts(total: dict[str, int], more: dict[str, int]) -> None:
+    """Add the counts of `more` to `total`, by key."""
+    for key, count in more.items():
+        total[key] = total.get(key, 0) + count
 
 
 def notify(observers: Iterable[Observer], event: CallEvent) -> None:
@@ -112,6 +124,7 @@ class CallSeries:
         started: Calls that started.
         untimed: Calls that succeeded and were not timed.
         codes: Other calls that ended, by error code; an empty code is success.
+        changes: Values of results that normalisation changed, by kind.
         items: Items of subscriptions.
         abandoned: Handlers that still ran when their caller had left.
         seconds: Total duration of the timed calls that ended.
@@ -121,6 +134,7 @@ class CallSeries:
     __slots__ = (
         "abandoned",
         "buckets",
+        "changes",
         "codes",
         "items",
         "seconds",
@@ -134,6 +148,7 @@ class CallSeries:
         self.started = 0
         self.untimed = 0
         self.codes: dict[str, int] = {}
+        self.changes: dict[str, int] = {}
         self.items = 0
         self.abandoned = 0
         self.seconds = 0.0
@@ -146,6 +161,11 @@ class CallSeries:
         if seconds is not None:
             self.seconds += seconds
             self.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+    def add_changes(self, changes: dict[str, int] | None) -> None:
+        """Count the changes of a result, by kind."""
+        if changes is not None:
+            add_counts(self.changes, changes)
 
     @property
     def running(self) -> int:

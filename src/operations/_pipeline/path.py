@@ -17,7 +17,7 @@ from msgspec import msgpack
 from operations._json import JSONValueError, as_json
 from operations._pipeline.outcome import Envelope, of_middleware
 from operations._pipeline.plan import Call, Next, Plan
-from operations._pipeline.reports import code_of, report_start
+from operations._pipeline.reports import changed, code_of, report_start
 from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import LocalResponseMeta
@@ -99,6 +99,8 @@ async def invoke(
                 series.finish(code_of(envelope, context), perf_counter() - began if began else None)
             else:
                 series.untimed += 1
+            if envelope.meta.changes:
+                series.add_changes(changed(envelope))
     except BaseException as error:  # noqa: BLE001 - rule 2
         failure = error
     else:

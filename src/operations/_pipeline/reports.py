@@ -8,7 +8,7 @@ from operations._pipeline.plan import Plan, Surroundings
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode
-from operations.observe import CallFinished, CallStarted, CallYielded, now
+from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 
 _APART = 10
 """Milliseconds by which a door's timer may be ahead of the clock."""
@@ -36,11 +36,13 @@ def report_start(
     def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
         duration = perf_counter() - began
         code = code_of(end, context)
+        changes = None if end is None or isinstance(end, BaseException) else changed(end)
         if series is not None:
             is_timed = series.times_all or context.door is not CLOSED
             series.finish(code, duration if is_timed else None)
+            series.add_changes(changes)
         if around.observed:
-            _notify_end(around, operation_id, context, code, duration)
+            _notify_end(around, operation_id, context, code, duration, changes)
 
     return finished
 
@@ -64,6 +66,7 @@ def _notify_end(
     context: OperationContext,
     code: str | None,
     duration: float,
+    changes: dict[str, int] | None,
 ) -> None:
     around.notify(
         CallFinished(
@@ -74,6 +77,7 @@ def _notify_end(
             identity_id=context.identity.id if context.identity is not None else None,
             code=code,
             duration=duration,
+            changes=changes,
         )
     )
 
@@ -95,13 +99,32 @@ def _code_of_end(context: OperationContext) -> str:
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 
-def report_item(plan: Plan, context: OperationContext, index: int) -> None:
+def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
+    """Return how many values of a result normalisation changed, by kind; None for none."""
+    changes = envelope.meta.changes
+    if not changes:
+        return None
+    kinds: dict[str, int] = {}
+    for change in changes:
+        add_counts(kinds, {change.kind: change.count})
+    return kinds
+
+
+def report_item(
+    plan: Plan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
+) -> None:
     """Report and count an item of a subscription."""
+    changes = changed(item)
     if plan.series is not None:
         plan.series.items += 1
+        plan.series.add_changes(changes)
     if plan.around.observed:
         plan.around.notify(
             CallYielded(
-                request_id=context.request_id, operation_id=plan.id, timestamp=now(), index=index
+                request_id=context.request_id,
+                operation_id=plan.id,
+                timestamp=now(),
+                index=index,
+                changes=changes,
             )
         )

@@ -39,7 +39,7 @@ async def stream(
     try:
         async for envelope in items:
             if finished is not None:
-                report_item(plan, context, index)
+                report_item(plan, context, index, envelope)
             index += 1
             yield envelope
     except GeneratorExit:

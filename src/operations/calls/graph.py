@@ -12,7 +12,14 @@ from typing import IO, Any, Self
 import msgspec
 
 from operations._words import counted
-from operations.observe import CallAbandoned, CallEvent, CallFinished, CallStarted, CallYielded
+from operations.observe import (
+    CallAbandoned,
+    CallEvent,
+    CallFinished,
+    CallStarted,
+    CallYielded,
+    add_counts,
+)
 
 _PENDING = "pending"
 _SUCCESS = "success"
@@ -37,6 +44,9 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
 
     items: int = 0
     """What a subscription has given."""
+
+    changes: dict[str, int] = {}
+    """How many values of its results normalisation changed, by kind."""
 
     abandoned: bool = False
     """Its caller left, but the handler could not be stopped."""
@@ -78,11 +88,13 @@ class CallGraph:
             return
         if isinstance(event, CallYielded):
             record.items += 1
+            add_counts(record.changes, event.changes or {})
         elif isinstance(event, CallAbandoned):
             record.abandoned = True
         else:
             record.duration = event.duration
             record.outcome = event.code or _SUCCESS
+            add_counts(record.changes, event.changes or {})
             if self._file is not None:
                 self._file.write(msgspec.json.encode(record) + b"\n")
 

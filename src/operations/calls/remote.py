@@ -22,7 +22,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.pubsub.base import EventTarget
-from operations.specs import Operation, OperationSpec, OperationType
+from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
 
 logger = logging.getLogger("operations")
 
@@ -50,6 +50,7 @@ class RemoteService:
         *,
         namespace: str | None,
         access: AccessRule | None,
+        output: OutputPolicy | None,
         exclude: Container[str],
     ) -> None:
         self.calls = calls
@@ -57,6 +58,7 @@ class RemoteService:
         self._is_open = False
         self._namespace = namespace
         self._access = access
+        self._output: OutputPolicy | None = output
         self._exclude = exclude
 
     async def __aenter__(self) -> Self:
@@ -159,8 +161,8 @@ class RemoteService:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:
-            return Operation(here, subscribe)
-        return Operation(here, call)
+            return Operation(here, subscribe, self._output)
+        return Operation(here, call, self._output)
 
 
 def _left_out(reason: str) -> None:
@@ -174,6 +176,7 @@ def from_calls(
     group: str = DEFAULT_GROUP,
     namespace: str | None = None,
     access: AccessRule | None = None,
+    output: OutputPolicy | None = None,
     exclude: Container[str] = (),
     credential: str | None = None,
     send_identity: bool | None = None,
@@ -189,6 +192,7 @@ def from_calls(
         group: By which worker group.
         namespace: Put them all into this namespace, under their whole former id.
         access: What a caller here needs, instead of what the specs say.
+        output: How their results are normalised here; None leaves it to the registry.
         exclude: Ids not to import, for example a registry that has them already.
         credential: A token for the workers' resolver, sent with every call.
         send_identity: Tell them who calls here; by default on trusted targets only.
@@ -197,4 +201,4 @@ def from_calls(
     calls = PendingRequestMap(
         target, group=group, credential=credential, send_identity=send_identity, timeout=timeout
     )
-    return RemoteService(calls, namespace=namespace, access=access, exclude=exclude)
+    return RemoteService(calls, namespace=namespace, access=access, output=output, exclude=exclude)

@@ -16,13 +16,14 @@ from operations._words import counted
 from operations.calls import PendingRequestMap
 from operations.cli.exits import ExitCode
 from operations.cli.hub import open_hub
-from operations.cli.journal import journal_path
+from operations.cli.journal import journal_path, read_journal
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, plain
 from operations.cli.sources.broker import connect_broker
 from operations.config import ConfigError, ConfigFile
 from operations.config.model import Config
 from operations.errors import DocumentError, OperationsError
+from operations.observe import add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose
 
@@ -46,6 +47,17 @@ _EXTRAS = {
 }
 _SHOWN = 20
 """Changed examples that are listed unless --verbose asks for all."""
+
+_CHANGED = {
+    "mismatch": "did not fit and stayed unchanged",
+    "stripped": "not declared and stripped",
+    "filled": "filled with a declared default",
+    "converted": "converted without loss",
+    "created": "created",
+    "replaced": "replaced",
+    "input": "of the input converted",
+}
+"""How a kind of change reads after the number of values."""
 
 _BROKER_SECONDS = 8
 """Longer than connecting may take: a connection that fails says why."""
@@ -112,6 +124,8 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
         yield finding
     yield _port(file.config)
     yield _trace(file)
+    for finding in _changes(file):
+        yield finding
 
 
 async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
@@ -225,6 +239,23 @@ def _trace(file: ConfigFile) -> Finding:
         return Finding("trace", "ok", "nothing is kept")
     path = journal_path(file)
     return Finding("trace", "ok" if _is_writable(path) else "warning", str(path))
+
+
+def _changes(file: ConfigFile) -> Iterator[Finding]:
+    """Return what normalisation changed in the results of traced calls, by operation."""
+    if not file.config.trace.enabled:
+        return
+    found: dict[str, dict[str, int]] = {}
+    for record in read_journal(journal_path(file)):
+        if record.changes:
+            add_counts(found.setdefault(record.operation_id, {}), record.changes)
+    for operation_id, kinds in sorted(found.items()):
+        words = ", ".join(
+            f"{counted(count, 'value')} {_CHANGED[kind]}"
+            for kind, count in kinds.items()
+            if kind in _CHANGED
+        )
+        yield Finding(operation_id, "warning", f"results differ from the schema: {words}")
 
 
 def _is_writable(path: Path) -> bool:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from operations.config.derive import Derived, Secret
 from operations.config.places import Path
+from operations.specs import OutputPolicy
 from operations.types import Count, JSONObject, Names, Seconds
 
 _IS_TABLE = {"namespace": "the name of the table"}
@@ -71,6 +72,7 @@ class BrokerEntry:
         durable: Let requests wait for a worker, on NATS with JetStream. Everyone on the broker must agree.
         workers: Import what the workers of `group` offer.
         namespace: Put what is imported into this namespace, under its whole former id.
+        output: How the results of what is imported are normalised; by default as the file's own `output` says.
         credential: Sent with every call to those workers, to say who calls.
         trusted: Believe the identity inside events. Only where everyone on the broker may be anyone.
         secret: Sign every message, and drop those that are not. Everyone on the broker needs the same one.
@@ -98,6 +100,7 @@ class BrokerEntry:
     durable: bool = False
     workers: bool = False
     namespace: str | None = None
+    output: OutputPolicy | None = None
     credential: Secret | None = None
     trusted: bool = False
     secret: Secret | None = None
@@ -251,7 +254,7 @@ class Config:
     Attributes:
         modules: Packages, folders or files of Python code to scan for operations.
         mcp_json: Existing files that list MCP servers under `mcpServers`.
-        output: What happens to results that do not fit their schema.
+        output: How results are normalised, unless a source or an operation says otherwise.
         openapi: HTTP APIs, by namespace.
         mcp: MCP servers, by namespace.
         brokers: Redis and NATS servers, by name.
@@ -263,7 +266,7 @@ class Config:
 
     modules: Names = ()
     mcp_json: Names = ()
-    output: Literal["cast", "keep", "create", "warn", "strict", "off"] = "cast"
+    output: OutputPolicy = "cast"
     openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])
     mcp: dict[str, MCPEntry] = field(default_factory=dict[str, MCPEntry])
     brokers: dict[str, BrokerEntry] = field(default_factory=dict[str, BrokerEntry])

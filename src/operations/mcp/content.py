@@ -10,14 +10,16 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES, JSONValueError, decode_json, to_json
+from operations._json import MAX_RESPONSE_VALUES, JSONValueError, decode_json, object_of, to_json
 from operations.envelopes import (
     MCPContentBlock,
     ResponseEnvelope,
     TextContent,
     content_block,
     mcp_envelope,
+    read_changes,
 )
+from operations.mcp.exported import CHANGES_KEY
 from operations.schema import Schema
 from operations.types import JSONObject
 
@@ -53,13 +55,14 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
         data = content_to_wire(blocks)
         if not is_error and not output_schema.is_unknown:
             data = _json_in(blocks, data)
-    return mcp_envelope(
+    envelope = mcp_envelope(
         data,
         is_error=is_error,
         content=blocks,
         structured_content=structured,
         meta=to_json(meta) if isinstance(meta, dict) else None,
     )
+    return read_changes(envelope, object_of(meta).get(CHANGES_KEY))
 
 
 def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:

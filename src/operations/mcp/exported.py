@@ -11,6 +11,9 @@ from operations.types import JSONObject
 META_KEY = "alkdev.operations/spec"
 """The key in a tool's `_meta`."""
 
+CHANGES_KEY = "alkdev.operations/changes"
+"""The key in a result's `_meta`: what normalisation changed, as `changes` and `changesCount` of an envelope's meta."""
+
 _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "idempotent")
 
 

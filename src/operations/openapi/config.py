@@ -19,6 +19,7 @@ from operations.openapi.files import FilesRoot
 from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport, TLSFiles
+from operations.specs import OutputPolicy
 from operations.types import Count, Seconds
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
@@ -237,6 +238,9 @@ class HTTPServiceConfig:
 
     access: Access | None = None
     """Who may call what is imported: one rule for all, or a function of each. Open to all by default."""
+
+    output: OutputPolicy | None = None
+    """How the results of these operations are normalised; None leaves it to the registry."""
 
     allowed_hosts: tuple[str, ...] = ()
     """`host`, `host:port` or origins that may be reached wherever they are and may have credentials."""

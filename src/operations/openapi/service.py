@@ -417,7 +417,13 @@ class _Importer:
             meta=draft.meta,
         )
         handler = endpoint.subscribe if is_stream else endpoint.call
-        return Operation(spec, handler, None, False, None if is_stream else endpoint)
+        return Operation(
+            spec,
+            handler,
+            self._config.output,
+            blocking=False,
+            files=None if is_stream else endpoint,
+        )
 
     def _note_address(self, entry: Entry, operation_id: str) -> None:
         if "servers" in entry.operation or "servers" in entry.item:
@@ -474,8 +480,8 @@ class _Importer:
                 meta=spec.meta,
             ),
             partial(endpoint.pages, paging),
-            None,
-            False,
+            self._config.output,
+            blocking=False,
         )
 
     def _paging(self, entry: Entry, outline: Outline) -> Paging | None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 
-from operations.envelopes import HTTPResponseMeta, ResponseEnvelope
+from operations.envelopes import HTTPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.front.http_errors import Header
 from operations.front.replies import JSON, Reply
 from operations.openapi.exporting.export import BINARY
+from operations.types import JSONObject
 
-MAX_META = 4 * 1024
-"""Bytes of an envelope's meta in a header."""
+MAX_META = 7 * 1024
+"""Bytes of an envelope's meta in a header. Common clients read header lines of at most 8 KiB."""
 
 _SANDBOX: Header = (b"content-security-policy", b"sandbox; default-src 'none'")
 """Bytes of a third party must not act as a page of this origin."""
@@ -26,8 +27,10 @@ def result_reply(envelope: ResponseEnvelope[Any], request_id: str, *, with_meta:
     envelope.raise_for_error()
     data = envelope.data
     headers = [JSON, (b"x-request-id", request_id.encode())]
+    if envelope.meta.changes_count:
+        headers.append((b"operations-changes", str(envelope.meta.changes_count).encode()))
     if with_meta:
-        headers.append((b"operations-meta", _meta_text(envelope)))
+        headers.append((b"operations-meta", _meta_text(envelope.meta)))
     if isinstance(data, bytes):
         headers[0] = (b"content-type", _media_type(envelope))
         headers.append(_SANDBOX)
@@ -41,9 +44,13 @@ def _media_type(envelope: ResponseEnvelope[Any]) -> bytes:
     return (kind if kind and is_writable else BINARY).encode()
 
 
-def _meta_text(envelope: ResponseEnvelope[Any]) -> bytes:
+def _meta_text(meta: ResponseMeta) -> bytes:
+    """Return as much of `meta` as fits a header: all of it, its changes, or their number."""
+    whole: JSONObject = msgspec.to_builtins(meta)
+    changes = {key: whole[key] for key in ("changes", "changesCount") if key in whole}
+    source = {"source": meta.source, "omitted": True}
+    count = {"changesCount": meta.changes_count} if changes else {}
     # Headers are ASCII, and JSON can escape everything else.
-    text = json.dumps(msgspec.to_builtins(envelope.meta), separators=(",", ":"))
-    if len(text) > MAX_META:
-        text = json.dumps({"source": envelope.meta.source, "omitted": True})
-    return text.encode()
+    texts = (json.dumps(part, separators=(",", ":")) for part in (whole, source | changes))
+    fitting = (text for text in texts if len(text) <= MAX_META)
+    return next(fitting, json.dumps(source | count, separators=(",", ":"))).encode()

@@ -70,6 +70,11 @@ class CallMetrics:
         family("operations_items_total", "counter", "Items that subscriptions gave.")
         for name, series in shown.items():
             lines.append(f'operations_items_total{{operation="{_label(name)}"}} {series.items}')
+        family("operations_changes_total", "counter", "Values that normalisation changed, by kind.")
+        for name, series in shown.items():
+            for kind, count in sorted(series.changes.items()):
+                labels = f'operation="{_label(name)}",kind="{_label(kind)}"'
+                lines.append(f"operations_changes_total{{{labels}}} {count}")
         family(
             "operations_abandoned_total", "counter", "Handlers that ran on after their caller left."
         )

@@ -35,7 +35,11 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         target = await stack.enter_async_context(connect_broker(entry, file))
         credential = None if entry.credential is None else file.secret(entry.credential)
         service = from_calls(
-            target, group=entry.group, namespace=entry.namespace, credential=credential
+            target,
+            group=entry.group,
+            namespace=entry.namespace,
+            output=entry.output,
+            credential=credential,
         )
         await stack.enter_async_context(service)
     except BaseException:

@@ -11,9 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from operations.context import OperationContext
-from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope
+from operations.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    changes_to_wire,
+)
 from operations.errors import CallError
 from operations.front.public_errors import public_error
+from operations.mcp.exported import CHANGES_KEY
 from operations.mcp.restoring import DATA_KEY, RESULT
 from operations.types import JSONObject
 
@@ -49,6 +55,16 @@ def tool_result(
         declared: Whether the tool was listed with an output schema, which obliges it to structured content.
         mime_type: What bytes are, where nothing else says so.
     """
+    result = _tool_result(envelope, boxed=boxed, declared=declared, mime_type=mime_type)
+    if envelope.meta.changes:
+        noted = {CHANGES_KEY: changes_to_wire(envelope.meta)}
+        result["_meta"] = {**result.get("_meta", {}), **noted}
+    return result
+
+
+def _tool_result(
+    envelope: ResponseEnvelope[Any], *, boxed: bool, declared: bool, mime_type: str | None
+) -> JSONObject:
     data, meta = envelope.data, envelope.meta
     if isinstance(data, bytes):
         return {

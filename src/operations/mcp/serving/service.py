@@ -16,6 +16,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode
 from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
@@ -208,6 +209,7 @@ class Service:
         items: list[Any] = []
         room = settings.max_items_bytes
         complete = False
+        meta = LocalResponseMeta(operation_id=spec.id, timestamp=now())
         try:
             async with aclosing(self.registry.subscribe(spec.id, value, context)) as envelopes:
                 async for envelope in envelopes:
@@ -217,6 +219,7 @@ class Service:
                     if room < 0:
                         break
                     items.append(item)
+                    meta = add_changes(meta, envelope.meta.changes)
                     await context.progress(len(items), None, text)
                     if len(items) == settings.max_items:
                         break
@@ -226,7 +229,7 @@ class Service:
             if error.code != ErrorCode.TIMEOUT or now() < cast("float", context.deadline) - 1:
                 raise
         data = {"items": items, "complete": complete}
-        return {"content": [{"type": "text", "text": text_of(data)}], "structuredContent": data}
+        return tool_result(ResponseEnvelope(data, meta), boxed=False, declared=True)
 
     # ------------------------------------------------------------ resources
 

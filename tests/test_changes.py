@@ -1,0 +1,187 @@
+"""What callers see of the changes that normalisation made, at every entry point, and who sets the policy."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mcp import Client as MCPClient
+from tests.mcp_serving.support import ERAS
+from tests.openapi.serving import serving as serving_http
+from tests.server.asgi import Client
+
+from operations import OperationContext, OperationRegistry, OperationSpec, Schema
+from operations.calls import CallGraph, from_calls, serve_calls
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.openapi import from_openapi
+from operations.pubsub.memory import MemoryTarget
+from operations.server import create_app
+from operations.specs import Operation, OperationType, OutputPolicy
+from operations.telemetry.metrics import CallMetrics
+from operations.types import JSONObject
+
+pytestmark = pytest.mark.requirement("R52")
+
+ROW: JSONObject = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "state": {"enum": ["active"]},
+        "size": {"type": "integer", "default": 3},
+    },
+    "required": ["id"],
+}
+SENT = {"id": "5", "state": "paused", "extra": True}
+KINDS = {"mismatch": 1, "stripped": 1, "filled": 1, "converted": 1}
+
+
+def rows(policy: OutputPolicy | None = None) -> OperationRegistry:
+    """Return a registry whose results have one change of each kind."""
+
+    async def get(input: Any, context: OperationContext) -> Any:
+        return SENT
+
+    async def watch(input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        yield SENT
+        yield SENT
+
+    registry = OperationRegistry()
+    for name, kind, handler in (
+        ("get", OperationType.QUERY, get),
+        ("watch", OperationType.SUBSCRIPTION, watch),
+    ):
+        spec = OperationSpec(namespace="row", name=name, type=kind, output_schema=Schema(ROW))
+        registry.register(Operation(spec, handler, policy))
+    return registry
+
+
+def kinds(changes: Any) -> dict[str, int]:
+    return {
+        change["kind"] if isinstance(change, dict) else change.kind: (
+            change["count"] if isinstance(change, dict) else change.count
+        )
+        for change in changes
+    }
+
+
+async def test_python_callers_see_every_change() -> None:
+    envelope = await rows().execute("row.get")
+
+    assert envelope.data == {"id": 5, "state": "paused", "size": 3}
+    assert kinds(envelope.meta.changes) == KINDS
+    assert envelope.meta.changes[0].kind == "mismatch"
+    assert envelope.meta.changes_count == 4
+
+
+async def test_http_callers_see_their_number_and_all_of_them_on_request() -> None:
+    client = Client(create_app(rows()))
+
+    plain = await client.get("/row/get")
+    asked = await client.get("/row/get", headers={"operations-meta": "true"})
+    called = await client.post("/call", json={"operation": "row.get", "input": {}})
+
+    assert plain.headers["operations-changes"] == "4"
+    assert kinds(json.loads(asked.headers["operations-meta"])["changes"]) == KINDS
+    assert kinds(called.json["meta"]["changes"]) == KINDS
+    unchanged = await Client(create_app(rows("off"))).get("/row/get")
+    assert "operations-changes" not in unchanged.headers
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: Any) -> None:
+    server = to_mcp(rows())
+    async with MCPClient(server, mode=era) as client:
+        result = await client.call_tool("row.get", {})
+        stream = await client.call_tool("row.watch", {})
+    assert result.meta is not None
+    noted = result.meta["alkdev.operations/changes"]
+    assert kinds(noted["changes"]) == KINDS
+    assert noted["changesCount"] == 4
+    assert stream.meta is not None
+    assert stream.meta["alkdev.operations/changes"]["changesCount"] == 8
+
+    here = OperationRegistry()
+    async with connect_mcp("far", MCPClientConfig(server=server, output="off")) as far:
+        here.register_all(far)
+        envelope = await here.execute("far.row.get", {})
+    assert kinds(envelope.meta.changes) == KINDS
+
+
+async def test_a_later_hop_appends_its_own_changes() -> None:
+    target = MemoryTarget()
+    here = OperationRegistry()
+    async with serve_calls(rows("keep"), target), from_calls(target) as service:
+        here.register_all(service)
+        envelope = await here.execute("row.get")
+
+    assert envelope.data == {"id": 5, "state": "paused", "size": 3}
+    assert kinds(envelope.meta.changes) == KINDS
+
+
+async def test_metrics_and_the_call_graph_count_changes_by_kind() -> None:
+    registry = rows()
+    metrics, graph = CallMetrics(registry), CallGraph()
+    registry.observe(graph)
+
+    await registry.execute("row.get")
+    _ = [item async for item in registry.subscribe("row.watch")]
+
+    lines = metrics.render().decode().splitlines()
+    assert 'operations_changes_total{operation="row.get",kind="stripped"} 1' in lines
+    assert 'operations_changes_total{operation="row.watch",kind="stripped"} 2' in lines
+    assert [record.changes["mismatch"] for record in graph] == [1, 2]
+
+
+OPENAPI: JSONObject = {
+    "openapi": "3.1.0",
+    "info": {"title": "Rows", "version": "1"},
+    "paths": {
+        "/row": {
+            "get": {
+                "operationId": "get",
+                "responses": {
+                    "200": {"description": "", "content": {"application/json": {"schema": ROW}}}
+                },
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("policy", [None, "keep", "off"])
+async def test_an_imported_service_has_a_policy_of_its_own(policy: OutputPolicy | None) -> None:
+    expected = {
+        None: {"id": 5, "state": "paused", "size": 3},
+        "keep": {"id": 5, "state": "paused", "extra": True, "size": 3},
+        "off": SENT,
+    }[policy]
+    registry = OperationRegistry()
+    target = MemoryTarget()
+
+    async def respond(request: Any) -> Any:
+        return SENT
+
+    async with (
+        serving_http(respond) as url,
+        from_openapi(OPENAPI, {"namespace": "http", "base_url": url, "output": policy}) as http,
+        connect_mcp("mcp", MCPClientConfig(server=to_mcp(rows("off")), output=policy)) as mcp,
+        serve_calls(rows("off"), target),
+        from_calls(target, namespace="calls", output=policy) as calls,
+    ):
+        for service in (http, mcp, calls):
+            registry.register_all(service)
+        results = {
+            name: (await registry.execute(name, {})).data
+            for name in ("http.get", "mcp.row.get", "calls.row.get")
+        }
+
+    assert results == dict.fromkeys(results, expected)
+
+
+async def test_the_operation_beats_the_registry() -> None:
+    registry = OperationRegistry(output="off")
+    strict = rows("keep").get("row.get")
+    assert strict is not None
+    registry.register(strict)
+
+    assert "size" in (await registry.execute("row.get")).data
