@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 from mcp import Client as MCPClient
 from tests.mcp_serving.support import ERAS
 from tests.openapi.serving import serving as serving_http
@@ -158,13 +159,20 @@ async def test_an_imported_service_has_a_policy_of_its_own(policy: OutputPolicy 
     registry = OperationRegistry()
     target = MemoryTarget()
 
-    async def respond(request: Any) -> Any:
-        return SENT
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return web.json_response(SENT)
 
     async with (
         serving_http(respond) as url,
         from_openapi(OPENAPI, {"namespace": "http", "base_url": url, "output": policy}) as http,
-        connect_mcp("mcp", MCPClientConfig(server=to_mcp(rows("off")), output=policy)) as mcp,
+        connect_mcp(
+            "mcp",
+            MCPClientConfig(
+                server=to_mcp(rows("off")),
+                output=policy,
+                trust_annotations=True,
+            ),
+        ) as mcp,
         serve_calls(rows("off"), target),
         from_calls(target, namespace="calls", output=policy) as calls,
     ):
@@ -172,7 +180,7 @@ async def test_an_imported_service_has_a_policy_of_its_own(policy: OutputPolicy 
             registry.register_all(service)
         results = {
             name: (await registry.execute(name, {})).data
-            for name in ("http.get", "mcp.row.get", "calls.row.get")
+            for name in ("http.get", "row.get", "calls.row.get")
         }
 
     assert results == dict.fromkeys(results, expected)

@@ -227,6 +227,11 @@ class OperationRegistry:
         """The operation with this id."""
         return self._operations.get(operation_id)
 
+    def output_of(self, operation_id: str) -> OutputPolicy:
+        """Return how the results of this operation are normalised."""
+        known = self._operations.get(operation_id)
+        return self.output if known is None else known.output or self.output
+
     def get_by_name(self, namespace: str, name: str) -> Operation | None:
         """The operation with this name in this namespace."""
         return self._operations.get(f"{namespace}.{name}")

@@ -20,6 +20,14 @@ from operations import (
 ERAS = ["legacy", "auto"]
 """The modes of the SDK's client: clients before 2026-07-28, and since."""
 
+
+def error_of(result: Any) -> Any:
+    """Return the error of a tool: in the structured content, or in `_meta` if the tool declares an output schema."""
+    if isinstance(result, dict):
+        return result.get("structuredContent") or result["_meta"]["alkdev.operations/error"]
+    return result.structured_content or result.meta["alkdev.operations/error"]
+
+
 PNG = b"\x89PNG\r\n\x1a\n rest"
 
 

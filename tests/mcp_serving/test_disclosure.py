@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from mcp import Client
 from tests.conftest import PROJECT
-from tests.mcp_serving.support import ERAS, example, tool_names
+from tests.mcp_serving.support import ERAS, error_of, example, tool_names
 
 from operations import (
     Identity,
@@ -124,7 +124,7 @@ async def test_the_gateway_hides_what_one_may_not_call() -> None:
 )
 async def test_wrong_arguments_of_the_four_are_refused(name: str, arguments: Any) -> None:
     async with Client(to_mcp(example(), disclosure="gateway")) as client:
-        assert (await structured(client, name, arguments))["code"] == "VALIDATION_ERROR"
+        assert error_of(await client.call_tool(name, arguments))["code"] == "VALIDATION_ERROR"
 
 
 async def test_without_the_gateway_its_tools_do_not_exist() -> None:

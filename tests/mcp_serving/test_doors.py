@@ -15,7 +15,7 @@ from mcp_types import (
     Root,
     TextContent,
 )
-from tests.mcp_serving.support import ERAS
+from tests.mcp_serving.support import ERAS, error_of
 
 from operations import Door, Identity, OperationContext, OperationRegistry
 from operations.front.front import Front
@@ -104,14 +104,14 @@ async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
         for name in ("ask.name", "ask.model", "ask.roots"):
             result = await client.call_tool(name, {})
             assert result.is_error
-            assert result.structured_content["code"] == "UNAVAILABLE"
+            assert error_of(result)["code"] == "UNAVAILABLE"
 
 
 async def test_what_is_no_request_for_a_completion_is_not_sent() -> None:
     async with Client(to_mcp(asking()), mode="legacy", sampling_callback=complete) as client:
         result = await client.call_tool("ask.nonsense", {})
 
-    assert result.structured_content["code"] == "VALIDATION_ERROR"
+    assert error_of(result)["code"] == "VALIDATION_ERROR"
 
 
 @BOTH
@@ -204,7 +204,7 @@ async def test_a_call_ends_by_the_default_deadline(registry: OperationRegistry, 
     async with Client(to_mcp(registry, timeout=0.1), mode=era) as client:
         result = await client.call_tool("job.wait", {})
 
-    assert result.structured_content["code"] == "TIMEOUT"
+    assert error_of(result)["code"] == "TIMEOUT"
 
 
 async def test_elsewhere_there_is_neither_a_stream_nor_are_there_roots() -> None:
@@ -303,8 +303,8 @@ async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
     async with Client(to_mcp(asking()), mode="legacy", elicitation_callback=refuse) as client:
         result = await client.call_tool("ask.name", {})
 
-    assert result.structured_content["code"] == "UNAVAILABLE"
-    assert result.structured_content["details"] == {"code": -1, "message": "no"}
+    assert error_of(result)["code"] == "UNAVAILABLE"
+    assert error_of(result)["details"] == {"code": -1, "message": "no"}
 
 
 async def test_an_answer_may_come_with_the_call() -> None:

@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.server.streamable_http import EventMessage
 from mcp_types import ElicitResult, JSONRPCNotification
 from starlette.requests import Request
-from tests.mcp_serving.support import ERAS, example, serving, tool_names
+from tests.mcp_serving.support import ERAS, error_of, example, serving, tool_names
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
@@ -72,7 +72,7 @@ async def test_the_sdks_client_lists_and_calls(era: str, lean: bool) -> None:
 
     assert "math.add" in names
     assert added.content[0].text == "2"  # type: ignore[union-attr]
-    assert failed.structured_content["code"] == "TASK_LOCKED"
+    assert error_of(failed)["code"] == "TASK_LOCKED"
 
 
 @BOTH
@@ -256,7 +256,7 @@ async def test_who_asks_decides_and_doubt_refuses(
         assert done["structuredContent"] == {"result": None}
         for headers in (dict[str, str]({"x-key": "bob"}), dict[str, str]()):
             denied = (await deleting(**headers)).json()["result"]
-            assert denied["structuredContent"]["code"] == "ACCESS_DENIED"
+            assert error_of(denied)["code"] == "ACCESS_DENIED"
             assert "task.delete" not in await names(**headers)
         assert "task.delete" in await names(**{"x-key": "ann"})
         for key in ("mallory", "broken"):

@@ -3,7 +3,7 @@ import sys
 import pytest
 from mcp import Client, StdioServerParameters
 from tests.conftest import PROJECT
-from tests.mcp_serving.support import ERAS, tool_names
+from tests.mcp_serving.support import ERAS, error_of, tool_names
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -17,4 +17,4 @@ async def test_a_child_serves_its_parent_over_stdio_as_the_operator(era: str) ->
         failed = await client.call_tool("task.fail", {})
 
     assert added.content[0].text == "2"  # type: ignore[union-attr]
-    assert failed.structured_content["code"] == "TASK_LOCKED"
+    assert error_of(failed)["code"] == "TASK_LOCKED"

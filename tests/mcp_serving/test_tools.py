@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mcp import Client, MCPError
 from mcp_types import INVALID_PARAMS
-from tests.mcp_serving.support import ERAS, PNG, example, tool_names
+from tests.mcp_serving.support import ERAS, PNG, error_of, example, tool_names
 
 from operations import (
     CallError,
@@ -66,6 +66,7 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
         "version": "1.0.0",
         "tags": ["sum"],
         "idempotent": False,
+        "outputSchema": "#/outputSchema/anyOf/0",
         **({"output": "boxed"} if era == "legacy" else {}),
     }
     (error,) = tools["task.fail"]["_meta"][META_KEY]["errorSchemas"]
@@ -82,10 +83,12 @@ async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(er
     assert got.structured_content == {"id": "7"}
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     if era == "legacy":
-        assert tools["math.add"]["properties"] == {"result": {"type": "integer"}}  # type: ignore[index]
+        boxed = {"properties": {"result": {"type": "integer"}}, "required": ["result"]}
+        exact = {"type": "object", **boxed}
+        assert tools["math.add"] == {"type": "object", "anyOf": [exact, {}]}
         assert added.structured_content == {"result": 2}
     else:
-        assert tools["math.add"] == {"type": "integer"}
+        assert tools["math.add"] == {"anyOf": [{"type": "integer"}, {}]}
         assert added.structured_content == 2
 
 
@@ -102,7 +105,8 @@ async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) 
     result = await call(example(), era, "task.fail")
 
     assert result["isError"] is True
-    assert result["structuredContent"] == {
+    assert "structuredContent" not in result  # the tool declares an output schema
+    assert error_of(result) == {
         "code": "TASK_LOCKED",
         "message": "locked",
         "details": {"by": "ann"},
@@ -118,7 +122,7 @@ async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
     result = await call(example(), era, "task.crash")
 
     assert result["isError"] is True
-    error = result["structuredContent"]
+    error = error_of(result)
     assert error["code"] == ErrorCode.EXECUTION_ERROR
     assert "hunter2" not in str(result)
     assert "hunter2" in caplog.text
@@ -129,7 +133,7 @@ async def test_unexpected_errors_are_shown_where_the_operator_says_so() -> None:
     async with Client(to_mcp(example(), expose_errors=True)) as client:
         result = await client.call_tool("task.crash", {})
 
-    assert "hunter2" in str(result.structured_content)
+    assert "hunter2" in str(error_of(result))
 
 
 @pytest.mark.requirement("R17")
@@ -142,8 +146,8 @@ async def test_upstream_credentials_and_long_bodies_stay_here(registry: Operatio
     short = await call(registry, "auto", "up.stream", {"size": 3})
     long = await call(registry, "auto", "up.stream", {"size": 100_000})
 
-    assert short["structuredContent"]["details"] == {"headers": {"x-ok": "1"}, "body": "xxx"}
-    assert "omitted" in long["structuredContent"]["details"]
+    assert error_of(short)["details"] == {"headers": {"x-ok": "1"}, "body": "xxx"}
+    assert "omitted" in error_of(long)["details"]
 
 
 @BOTH
@@ -151,8 +155,8 @@ async def test_invalid_arguments_are_named_by_their_paths(era: str) -> None:
     result = await call(example(), era, "math.add", {"a": "x", "c": 1})
 
     assert result["isError"] is True
-    assert result["structuredContent"]["code"] == ErrorCode.VALIDATION_ERROR
-    assert {error["path"] for error in result["structuredContent"]["details"]["errors"]} == {
+    assert error_of(result)["code"] == ErrorCode.VALIDATION_ERROR
+    assert {error["path"] for error in error_of(result)["details"]["errors"]} == {
         "/a",
         "/c",
     }
@@ -288,7 +292,7 @@ async def test_callers_see_and_call_what_they_may(era: str) -> None:
         allowed = await client.call_tool("task.delete", {"id": "1"})
 
     assert denied.is_error
-    assert denied.structured_content["code"] == ErrorCode.ACCESS_DENIED
+    assert error_of(denied)["code"] == ErrorCode.ACCESS_DENIED
     assert not allowed.is_error
 
 

@@ -19,7 +19,7 @@ from operations.envelopes import (
     mcp_envelope,
     read_changes,
 )
-from operations.mcp.exported import CHANGES_KEY
+from operations.mcp.exported import CHANGES_KEY, ERROR_KEY
 from operations.schema import Schema
 from operations.types import JSONObject
 
@@ -50,6 +50,8 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     is_error = result.get("isError") is True
     structured = to_json(result.get("structuredContent"))
     meta: Any = result.get("_meta")
+    if is_error and structured is None:
+        structured = to_json(object_of(meta).get(ERROR_KEY))
     data = structured
     if structured is None:
         data = content_to_wire(blocks)

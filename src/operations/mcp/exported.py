@@ -14,6 +14,12 @@ META_KEY = "alkdev.operations/spec"
 CHANGES_KEY = "alkdev.operations/changes"
 """The key in a result's `_meta`: what normalisation changed, as `changes` and `changesCount` of an envelope's meta."""
 
+ERROR_KEY = "alkdev.operations/error"
+"""The key in a result's `_meta`: the error of a tool that declares an output schema."""
+
+EXACT_OUTPUT = "#/outputSchema/anyOf/0"
+"""Where a listed tool has the exact output schema, if the listed one accepts every result."""
+
 _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "idempotent")
 
 

@@ -8,6 +8,8 @@ not fit stands in a box, and the export says so beside the rest of the contract 
     "output": "boxed"       under `result`                    "bytes"       bytes
               "items"       a subscription's list of items    "object"      `type` was added at the root
 
+    "outputSchema": EXACT_OUTPUT    the listing accepts other results too, and has the exact schema there
+
 Rule: only an export that is trusted is read; all of this is the other side's word.
 """
 
@@ -17,7 +19,7 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
-from operations._json import object_of
+from operations._json import list_of, object_of
 from operations.envelopes import (
     AudioContent,
     ImageContent,
@@ -26,7 +28,7 @@ from operations.envelopes import (
     ResourceContent,
     ResponseEnvelope,
 )
-from operations.mcp.exported import META_KEY
+from operations.mcp.exported import EXACT_OUTPUT, META_KEY
 from operations.schema import Schema
 from operations.specs import OperationSpec
 from operations.types import JSONObject, JSONSchema
@@ -51,12 +53,19 @@ def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
         meta: The tool's `_meta`.
     """
     said = _said(meta)
-    given, taken = spec.output_schema.document, spec.input_schema.document
+    taken = spec.input_schema.document
+    given = _exact(spec.output_schema.document, said.get("outputSchema"))
     return replace(
         spec,
         input_schema=Schema(_restored(taken, said.get("input"), INPUT), lenient=True),
         output_schema=Schema(_restored(given, said.get("output"), RESULT), lenient=True),
     )
+
+
+def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
+    """Return the exact output schema of a tool that accepts every result."""
+    members = list_of(listed.get("anyOf")) if isinstance(listed, dict) else []
+    return moved(members[0], "#", "#/anyOf/0") if place == EXACT_OUTPUT and members else listed
 
 
 def restore_arguments(input: Any, meta: Any) -> Any:

@@ -23,7 +23,7 @@ import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
-from operations.mcp.exported import META_KEY, export_spec
+from operations.mcp.exported import EXACT_OUTPUT, META_KEY, export_spec
 from operations.mcp.restoring import INPUT, RESULT, moved
 from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
 from operations.mcp.serving.schemas import (
@@ -33,6 +33,7 @@ from operations.mcp.serving.schemas import (
     is_never_null,
     is_object,
     pruned,
+    with_alternative,
 )
 from operations.registry import OperationRegistry
 from operations.schema import Schema
@@ -48,12 +49,22 @@ _ERROR_BUDGET = 1024
 
 
 class Tool:
-    """An operation as a tool."""
+    """An operation as a tool.
 
-    def __init__(self, name: str, spec: OperationSpec, budget: int) -> None:
+    Args:
+        name: The name of the tool.
+        spec: The operation.
+        budget: Bytes of JSON for the definitions of a schema.
+        always_fits: Whether every result fits the output schema: the output policy is `strict` or `create`.
+    """
+
+    def __init__(
+        self, name: str, spec: OperationSpec, budget: int, *, always_fits: bool = False
+    ) -> None:
         self.name = name
         self.spec = spec
         self._budget = budget
+        self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}
         self._raws: dict[bool, msgspec.Raw] = {}
 
@@ -96,8 +107,9 @@ class Tool:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of JSON in a listing."""
-        return len(self.raw(modern=False))
+        """Bytes of JSON in a listing, without `_meta`, which models do not read."""
+        wire = self.wire(modern=False)
+        return len(msgspec.json.encode({key: wire[key] for key in wire if key != "_meta"}))
 
     @cached_property
     def _gives_null(self) -> bool:
@@ -134,11 +146,16 @@ class Tool:
         if spec.description:
             wire["description"] = spec.description
         wire["inputSchema"] = self.input_schema
+        export = self._export(modern)
         output = self._output_schema(modern)
         if output is not None:
             wire["outputSchema"] = output
+            if not self._always_fits:
+                # Clients drop a result that does not fit, so they get a schema that every result fits.
+                wire["outputSchema"] = with_alternative(output)
+                export["outputSchema"] = EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
-        wire["_meta"] = {META_KEY: self._export(modern)}
+        wire["_meta"] = {META_KEY: export}
         return wire
 
     @cached_property
@@ -293,7 +310,12 @@ class Catalog:
         self.prompts: dict[str, Prompt] = {}
         tools = [spec for spec in registry.specs() if self._place(spec, mcp_meta(spec))]
         names = tool_names(tools, style, reserved=GATEWAY_TOOLS)
-        self.tools = {name: Tool(name, spec, budget) for name, spec in names.items()}
+        self.tools = {
+            name: Tool(
+                name, spec, budget, always_fits=registry.output_of(spec.id) in ("strict", "create")
+            )
+            for name, spec in names.items()
+        }
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
 
     def _place(self, spec: OperationSpec, meta: Mapping[str, Any]) -> bool:

@@ -175,7 +175,8 @@ async def run_gateway_tool(
             return await run(arguments["operation"], arguments.get("input", {}), context)
         data = await _answer(name, arguments, front, context, caller)
     except CallError as error:
-        return error_result(error, context, expose=front.expose_errors)
+        declared = tool.declares_output()
+        return error_result(error, context, expose=front.expose_errors, declared=declared)
     return {"content": [text_block(text_of(data))], "structuredContent": data}
 
 

@@ -19,7 +19,7 @@ from operations.envelopes import (
 )
 from operations.errors import CallError
 from operations.front.public_errors import public_error
-from operations.mcp.exported import CHANGES_KEY
+from operations.mcp.exported import CHANGES_KEY, ERROR_KEY
 from operations.mcp.restoring import DATA_KEY, RESULT
 from operations.types import JSONObject
 
@@ -81,12 +81,12 @@ def _tool_result(
     if meta.is_error:
         result["isError"] = True
         if meta.structured_content is not None:
-            result["structuredContent"] = meta.structured_content
+            result |= _structured_error(meta.structured_content, declared=declared)
     elif meta.structured_content is not None or declared:
         # Not the structured content as it came: the data is what was made to fit the schema.
         result["structuredContent"] = _box(data, boxed)
     if meta.meta:
-        result["_meta"] = meta.meta
+        result["_meta"] = {**meta.meta, **result.get("_meta", {})}
     return result
 
 
@@ -94,13 +94,28 @@ def _box(data: Any, boxed: bool) -> Any:
     return {RESULT: data} if boxed else data
 
 
-def error_result(error: CallError, context: OperationContext, *, expose: bool) -> JSONObject:
-    """The `tools/call` result of an error."""
+def error_result(
+    error: CallError, context: OperationContext, *, expose: bool, declared: bool
+) -> JSONObject:
+    """Return the `tools/call` result of an error.
+
+    Args:
+        error: The error.
+        context: The call.
+        expose: Whether clients may read the text of unexpected errors.
+        declared: Whether the tool was listed with an output schema. Some clients check the structured content of
+            errors against it as well, so the error then is in `_meta`.
+    """
     wire = public_error(error, context.request_id, expose=expose).to_wire()
     text = f"{wire['code']}: {wire['message']}"
     if "details" in wire:
         text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
-    return {"content": [text_block(text)], "structuredContent": wire, "isError": True}
+    result: JSONObject = {"content": [text_block(text)], "isError": True}
+    return result | _structured_error(wire, declared=declared)
+
+
+def _structured_error(wire: Any, *, declared: bool) -> JSONObject:
+    return {"_meta": {ERROR_KEY: wire}} if declared else {"structuredContent": wire}
 
 
 def binary_block(data: bytes, mime_type: str | None) -> JSONObject:

@@ -80,6 +80,13 @@ def as_object(document: JSONSchema) -> JSONObject:
     return {"type": "object", **cast("JSONObject", document)}
 
 
+def with_alternative(document: JSONSchema) -> JSONObject:
+    """Return a schema that describes values of `document` and accepts any other value of its type too."""
+    schema: JSONObject = {"anyOf": [moved(document, "#/anyOf/0"), {}]}
+    is_typed = isinstance(document, dict) and document.get("type") == "object"
+    return {"type": "object", **schema} if is_typed else schema
+
+
 def boxed(document: JSONSchema, key: str) -> JSONObject:
     """The schema of an object that holds a value of `document` under `key`."""
     inside = moved(document, f"#/properties/{key}")

@@ -13,6 +13,7 @@ import msgspec
 from mcp import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec.structs import replace
 
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, Door, OperationContext
@@ -155,7 +156,9 @@ class Service:
         except CallError as error:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
                 raise _unknown_tool(name) from None
-            return _settled(error_result(error, context, expose=False), asker)
+            declared = tool.declares_output()
+            result = error_result(error, context, expose=False, declared=declared)
+            return _settled(result, asker)
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
             raise MCPError(
@@ -188,7 +191,12 @@ class Service:
                 return await self._collect(spec, value, context)
             envelope = await self.registry.execute(spec.id, value, context)
         except CallError as error:
-            return error_result(error, context, expose=asker.front.expose_errors)
+            return error_result(
+                error,
+                context,
+                expose=asker.front.expose_errors,
+                declared=tool.declares_output(),
+            )
         return tool_result(
             envelope,
             boxed=tool.is_boxed(modern=asker.modern),
@@ -219,7 +227,8 @@ class Service:
                     if room < 0:
                         break
                     items.append(item)
-                    meta = add_changes(meta, envelope.meta.changes)
+                    total = meta.changes_count + envelope.meta.changes_count
+                    meta = replace(add_changes(meta, envelope.meta.changes), changes_count=total)
                     await context.progress(len(items), None, text)
                     if len(items) == settings.max_items:
                         break
