@@ -162,6 +162,21 @@ def test_nothing_is_kept_where_the_config_says_so(run: Run, folder: Path) -> Non
     assert run("trace", "--json").json == []
 
 
+def test_doctor_reports_results_that_differed_from_their_schema(run: Run, folder: Path) -> None:
+    (folder / "rows.py").write_text(
+        "from operations import operation\n\n"
+        '@operation("row.get", type="query")\n'
+        'async def get() -> int:\n    return "not an int"  # type: ignore\n'
+    )
+    (folder / "operations.toml").write_text("modules = ['rows.py']\n")
+    assert run("call", "row.get").out.strip() == '"not an int"'
+
+    findings = {finding["what"]: finding for finding in run("doctor", "--json").json["findings"]}
+
+    assert findings["row.get"]["state"] == "warning"
+    assert "1 value did not fit and stayed unchanged" in findings["row.get"]["words"]
+
+
 def test_doctor_finds_what_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from operations.front.http import RequestPipeline
+from operations.front.limits import Limits
 from operations.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("operations.server")
@@ -37,7 +39,7 @@ def build_server(
     allow_anonymous: bool = False,
     trusted_proxies: str | None = None,
 ) -> uvicorn.Server:
-    """A uvicorn server for an app of `create_app`, ready to run.
+    """Return a uvicorn server for an application, ready to run.
 
     Args:
         app: The application.
@@ -49,7 +51,10 @@ def build_server(
     Raises:
         InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
     """
-    if not is_loopback(host) and app.state.pipeline.resolve is None:
+    # Other applications, such as the API of the demo, have no pipeline.
+    pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
+    limits = Limits() if pipeline is None else pipeline.front.limits
+    if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):
         if not allow_anonymous:
             raise InsecureBindError(
                 f"{host} can be reached by others, but the app has no identity resolver: "
@@ -64,7 +69,7 @@ def build_server(
             http=BoundedProtocol,
             # A small compressed message can become a large one.
             ws_per_message_deflate=False,
-            ws_max_size=app.state.pipeline.front.limits.body_bytes,
+            ws_max_size=limits.body_bytes,
             access_log=False,
             log_config=None,
             server_header=False,
