@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+from operations._words import printable
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.server import serve_calls
 from operations.errors import CallError, RegistrationError
@@ -105,7 +106,7 @@ class Hub:
             await service.open()
         except CallError as error:
             # A peer that only calls is as welcome as one that serves.
-            logger.debug("a peer offers nothing: %s", error)
+            logger.debug("a peer offers nothing: %s", printable(str(error)))
             return {}
         if len(service) > self._max_operations:
             logger.warning(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
+from operations._words import printable
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
@@ -393,4 +394,4 @@ async def answer(
             await replies.error(error, sequence)
     except TransportError as error:
         # The caller will ask.
-        logger.debug("%s: the answer could not be sent: %s", request.request_id, error)
+        logger.debug("%s: the answer could not be sent: %s", printable(request.request_id), error)

@@ -18,6 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from operations._signals import heeded_signals
+from operations._words import printable
 from operations.access import Identity
 from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
@@ -33,6 +34,7 @@ from operations.calls.events import (
     read_event,
 )
 from operations.calls.identity import CredentialResolver, claimed_identity, identify
+from operations.calls.ids import check_request
 from operations.calls.jobs import (
     Job,
     answer,
@@ -278,7 +280,11 @@ class CallServer:
         replied: asyncio.Event | None = None,
     ) -> None:
         request_id = request.request_id
-        if not self._last_words.is_new(request_id):
+        wrong = check_request(request)
+        if wrong is not None:
+            malformed = MalformedEvent(wrong, PUT_TYPE, request_id)
+            _set_after(self._reject(malformed, reply_to), replied)
+        elif not self._last_words.is_new(request_id):
             self.duplicates += 1
             _set_after(self._last_words.repeat(request_id, reply_to), replied)
         elif self._is_leaving:
@@ -322,14 +328,14 @@ class CallServer:
             # It may have overtaken the request, which then counts as seen.
             self._last_words.is_new(request_id)
 
-    def _reject(self, event: MalformedEvent, reply_to: str) -> None:
+    def _reject(self, event: MalformedEvent, reply_to: str) -> "asyncio.Task[Any] | None":
+        """Reply to a malformed request in the background; None if it has no id or no reply address."""
         self.malformed += 1
         address = reply_to or event.reply_to
-        if event.type == PUT_TYPE and event.request_id and address:
-            error = CallError(
-                ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}"
-            )
-            self._last_words.object_to(event.request_id, address, error)
+        if event.type != PUT_TYPE or not event.request_id or not address:
+            return None
+        error = CallError(ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}")
+        return self._last_words.object_to(event.request_id, address, error)
 
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
@@ -423,7 +429,7 @@ class CallServer:
             self.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
             return
         operation_id = job.request.operation_id
-        logger.error("%s could not be answered", operation_id, exc_info=failure)
+        logger.error("%s could not be answered", printable(operation_id), exc_info=failure)
         self.stop(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
 
     def _expire(self, job: Job) -> None:

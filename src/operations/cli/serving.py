@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
 from operations.calls.identity import CredentialResolver
@@ -18,7 +19,6 @@ from operations.cli.hub import Hub
 from operations.config import ConfigFile
 from operations.config.model import JWTEntry
 from operations.front.front import Front
-from operations.front.hosts import LOOPBACK
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
 from operations.front.identity import InvalidCredentialError, caller_key, client_address
 from operations.mcp import to_mcp

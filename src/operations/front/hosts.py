@@ -1,29 +1,20 @@
 """Check which names this server answers to, and which web pages may use it.
 
 A page on any web site can make a browser send requests to a server on the visitor's own machine, or point a name of
-its own at it (DNS rebinding). The Host and Origin headers reveal this; both are checked before anything else.
+its own at it (DNS rebinding). The Host and Origin headers reveal this; `HostRules` checks both before anything else.
 
-Rule 1: an unknown Host is 421. An Origin that is neither ours nor allowed is 403, and so is a request that a page
-        elsewhere embeds, for which browsers send no Origin (`Sec-Fetch-Site`). Other programs send neither header.
-Rule 2: probes are exempt: they use our address and learn nothing.
-Rule 3: allowed origins may read responses (CORS), at every entry point.
+Rule 1: probes are exempt: they use our address and learn nothing.
+Rule 2: allowed origins may read responses (CORS), at every entry point.
 """
 
 from collections.abc import Awaitable, Collection
 from typing import Final
-from urllib.parse import urlsplit
 
+from operations._host_rules import HostRules
 from operations.errors import ErrorCode
 from operations.front.http_errors import Header, RequestError
-from operations.front.replies import Reply, error_reply, route_path
+from operations.front.replies import Reply, error_reply, reject_handshake, route_path
 from operations.front.timing import App, Message, Receive, Scope, Send
-
-LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
-
-_FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
-"""Headers by which browsers describe a request without Origin."""
-
-_CHECKED: Final = _FETCH | {b"host", b"origin"}
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
@@ -53,26 +44,24 @@ class HostGuard:
 
     def __init__(self, app: App, hosts: Collection[str], origins: Collection[str] = ()) -> None:
         self._app = app
-        self._hosts = frozenset(_bracketed(host.lower()) for host in hosts)
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        # Few names are ever used, and a name that was accepted stays accepted.
-        self._known: set[bytes] = set()
+        self._rules = HostRules(hosts, origins)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve or reject a request."""
         if scope["type"] not in ("http", "websocket"):
             return self._app(scope, receive, send)
-        error, page = self._check(scope)
-        if error is None and page is None:
+        if scope["path"].endswith("z") and route_path(scope) in PROBES:
             return self._app(scope, receive, send)
-        if scope["type"] == "websocket":
-            # Closing before accepting is how ASGI rejects a handshake (403).
-            if error is not None:
-                return send({"type": "websocket.close", "code": 1008})
-            return self._app(scope, receive, send)
+        error, page = self._rules.check(scope["headers"])
         if error is not None:
-            return error_reply(error, "-").send(send)
-        return self._for_page(page or b"", scope, receive, send)
+            rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
+            reply = error_reply(rejected, "-")
+            if scope["type"] == "websocket":
+                return reject_handshake(reply, scope, send)
+            return reply.send(send)
+        if page is None or scope["type"] == "websocket":
+            return self._app(scope, receive, send)
+        return self._for_page(page, scope, receive, send)
 
     async def _for_page(self, origin: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a page of an allowed origin, which may then read the response."""
@@ -90,73 +79,3 @@ class HostGuard:
             await send(message)
 
         await self._app(scope, receive, readable)
-
-    def _check(self, scope: Scope) -> tuple[RequestError | None, bytes | None]:
-        """Return why a request is rejected, or else the origin of the foreign page that sends it."""
-        host = origin = None
-        count = 0
-        fetch: dict[bytes, bytes] = {}
-        for name, value in scope["headers"]:
-            if name not in _CHECKED:
-                continue
-            if name == b"host":
-                # Not every server strips white space around a value.
-                host = value.strip()
-                count += 1
-            elif name == b"origin":
-                # Two origins are none of ours.
-                origin = value.strip() if origin is None else b"null"
-            else:
-                fetch[name] = value
-        if scope["path"].endswith("z") and route_path(scope) in PROBES:
-            return None, None
-        if host is None or count != 1 or not self._is_ours(host):
-            message = "This server does not answer to that Host"
-            return RequestError(421, ErrorCode.ACCESS_DENIED, message), None
-        if origin is not None:
-            if origin.decode("latin-1").lower() in self._origins:
-                return None, origin
-            if _is_same(origin, host):
-                return None, None
-        elif not fetch or not _is_embedded(fetch):
-            return None, None
-        message = "Pages of that Origin may not use this server"
-        return RequestError(403, ErrorCode.ACCESS_DENIED, message), None
-
-    def _is_ours(self, host: bytes) -> bool:
-        if host in self._known:
-            return True
-        name = host.decode("latin-1").lower()
-        is_ours = "*" in self._hosts or name in self._hosts or _without_port(name) in self._hosts
-        if is_ours and len(self._known) < 64:
-            self._known.add(host)
-        return is_ours
-
-
-def _is_same(origin: bytes, host: bytes) -> bool:
-    """Return whether a page comes from this server, by name and port: behind a TLS proxy the own scheme is unknown."""
-    try:
-        there = urlsplit(origin.decode("latin-1").lower())
-    except ValueError:
-        return False
-    return there.scheme in ("http", "https") and there.netloc == host.decode("latin-1").lower()
-
-
-def _is_embedded(fetch: dict[bytes, bytes]) -> bool:
-    """Return whether a page elsewhere embeds the response, for example as an image. Following a link is allowed."""
-    if fetch.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
-        return False
-    return (fetch.get(b"sec-fetch-mode"), fetch.get(b"sec-fetch-dest")) != (
-        b"navigate",
-        b"document",
-    )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
-
-
-def _without_port(name: str) -> str:
-    """Return a host without its port; anything else is returned unchanged and matches nothing."""
-    head, colon, port = name.rpartition(":")
-    return head if colon and port.isdecimal() and (":" not in head or head.endswith("]")) else name

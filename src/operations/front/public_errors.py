@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from operations._json import JSONValueError, to_json
+from operations._words import printable
 from operations.access import Identity
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
 from operations.front.http_errors import RequestError
@@ -34,7 +35,7 @@ _OUR_FAULT = frozenset({401, 407, 421})
 def public_error(error: CallError, request_id: str, *, expose: bool = False) -> CallError:
     """Return `error` as an external caller may see it; the rest is logged."""
     if error.unexpected:
-        logger.error("request %s failed", request_id, exc_info=error.__cause__ or error)
+        logger.error("request %s failed", printable(request_id), exc_info=error.__cause__ or error)
         if not expose:
             return CallError(
                 error.code,

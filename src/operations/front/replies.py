@@ -10,7 +10,7 @@ from operations.access import Identity
 from operations.errors import CallError
 from operations.front.http_errors import Header, RequestError
 from operations.front.public_errors import public_wire, status_of
-from operations.front.timing import Send
+from operations.front.timing import Message, Scope, Send
 from operations.specs import OperationSpec
 
 JSON: Final[Header] = (b"content-type", b"application/json")
@@ -51,6 +51,18 @@ async def send_parts(send: Send, body: bytes) -> None:
     for start in range(0, len(body), _CHUNK):
         part = body[start : start + _CHUNK]
         await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def reject_handshake(reply: Reply, scope: Scope, send: Send) -> None:
+    """Answer a WebSocket handshake with an HTTP response; a server that cannot do so sends 403."""
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+
+    async def deny(message: Message) -> None:
+        await send({**message, "type": "websocket." + message["type"]})
+
+    await reply.send(deny)
 
 
 def json_reply(value: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> Reply:

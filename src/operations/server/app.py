@@ -12,10 +12,11 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from operations._host_rules import LOOPBACK
 from operations._words import enforce_lists
 from operations.calls.graph import CallGraph
 from operations.front.front import Front
-from operations.front.hosts import LOOPBACK, HostGuard
+from operations.front.hosts import HostGuard
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.registry import OperationRegistry
@@ -128,8 +129,7 @@ def create_app(
     ]
     if mcp is not None:
         routes.append(HTTPMount("/mcp", mcp, pipeline))
-    if websocket is not None:
-        routes.append(SocketMount("/ws", websocket, pipeline))
+    routes.append(SocketMount("/ws", websocket, pipeline))
     routes.append(Mount("/", console) if console is not None else NotFound(pipeline))
 
     def wrap(inside: ASGIApp) -> ASGIApp:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.errors import CallError
+from operations.errors import CallError, timed_out
 from operations.front.http import (
     IDENTITY,
     PIPELINE,
@@ -20,7 +20,7 @@ from operations.front.http import (
     RequestState,
 )
 from operations.front.http_errors import not_found, wrong_method
-from operations.front.replies import Reply, route_path
+from operations.front.replies import Reply, error_reply, reject_handshake, route_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,15 @@ class HTTPMount(BaseRoute):
 
 
 class SocketMount(BaseRoute):
-    """Serves an ASGI application for WebSockets at one path; handshakes elsewhere are rejected."""
+    """Serves an ASGI application for WebSockets at one path; handshakes elsewhere get 404.
 
-    def __init__(self, path: str, app: ASGIApp, pipeline: RequestPipeline) -> None:
+    Args:
+        path: Where the application is mounted.
+        app: The application; None if there is none.
+        pipeline: Identifies the callers.
+    """
+
+    def __init__(self, path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> None:
         self._path = path
         self._app = app
         self._pipeline = pipeline
@@ -129,17 +135,19 @@ class SocketMount(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Identify the caller, then let the application talk."""
-        if route_path(scope) == self._path and await self._may_enter(scope):
-            scope[PIPELINE] = self._pipeline
-            await self._app(scope, receive, send)
-        else:
-            # Closing before accepting is how ASGI rejects a handshake (403).
-            await send({"type": "websocket.close", "code": 1008})
-
-    async def _may_enter(self, scope: Scope) -> bool:
+        front = self._pipeline.front
+        app = self._app if route_path(scope) == self._path else None
         try:
-            async with asyncio.timeout(self._pipeline.front.timeout):
-                scope[IDENTITY] = await self._pipeline.authenticate(scope)
-        except (CallError, TimeoutError):
-            return False
-        return True
+            try:
+                async with asyncio.timeout(front.timeout):
+                    scope[IDENTITY] = await self._pipeline.authenticate(scope)
+            except TimeoutError:
+                raise timed_out("The handshake", front.timeout) from None
+            if app is None:
+                raise not_found()
+        except CallError as error:
+            reply = error_reply(error, "-", expose=front.expose_errors)
+            await reject_handshake(reply, scope, send)
+            return
+        scope[PIPELINE] = self._pipeline
+        await app(scope, receive, send)

@@ -19,6 +19,7 @@ from operations.front.limits import Limits
 from operations.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("operations.server")
+_uvicorn_logger = logging.getLogger("uvicorn.error")
 
 GRACE = 10
 """Seconds that calls under way have to finish when the server stops."""
@@ -61,6 +62,7 @@ def build_server(
                 "pass identity= to create_app, or allow_anonymous=True"
             )
         logger.warning("listening on %s without authentication", host)
+    _uvicorn_logger.addFilter(_is_notable)
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -80,6 +82,12 @@ def build_server(
             backlog=_BACKLOG,
         )
     )
+
+
+def _is_notable(record: logging.LogRecord) -> bool:
+    """Hide, unless debugging, the error that uvicorn logs for every handshake that was answered with a status."""
+    is_handshake = record.msg == "ASGI callable returned without completing handshake."
+    return not is_handshake or _uvicorn_logger.isEnabledFor(logging.DEBUG)
 
 
 @asynccontextmanager

@@ -16,9 +16,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
+from operations._host_rules import LOOPBACK
 from operations._words import enforce_lists
 from operations.front.body import enforce_size, read_body
-from operations.front.hosts import LOOPBACK, HostGuard
+from operations.front.hosts import HostGuard
 from operations.front.http import (
     PIPELINE,
     REQUEST_ID,

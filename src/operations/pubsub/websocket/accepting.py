@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from operations._host_rules import LOOPBACK, HostRules
+from operations._words import enforce_lists
 from operations.access import Identity
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket, Socket
 from operations.pubsub.websocket.target import WebSocketTarget
@@ -83,27 +85,40 @@ async def serve_websocket(
     port: int = 0,
     *,
     identify: Callable[[Any], Identity | Awaitable[Identity | None] | None] | None = None,
+    allowed_hosts: Collection[str] | None = None,
+    allowed_origins: Collection[str] = (),
     max_bytes: int = MAX_BYTES,
     interop: bool = False,
     **options: Any,
 ) -> AsyncGenerator[Server]:
     """Accept WebSockets with the `websockets` library for the length of an `async with` block.
 
+    A handshake for an unknown Host is rejected with 421, and one of a web page elsewhere with 403.
+
     Args:
         on_connection: Runs for as long as a connection lives, for example `hub.attach`.
-        host: To listen on.
-        port: To listen on; 0 picks a free one.
-        identify: Who signed in, from the handshake's request; an exception refuses the connection.
+        host: The address to listen on.
+        port: The port to listen on; 0 picks a free one.
+        identify: Return who signed in, from the handshake's request; an exception rejects the connection.
+        allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
+        allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
         max_bytes: The largest message, both ways.
         interop: Speak the original protocol.
-        options: For `websockets.serve`, for example `ssl` or `origins`.
+        options: For `websockets.serve`, for example `ssl`.
     """
+    enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    rules = HostRules(
+        (*LOOPBACK, host) if allowed_hosts is None else allowed_hosts, allowed_origins
+    )
     # By connection, from its handshake until it is served.
     identities: WeakKeyDictionary[ServerConnection, Identity] = WeakKeyDictionary()
     process_request = options.pop("process_request", None)
 
     async def greet(connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse in the handshake: whoever is refused later believes to be connected, and comes back at once."""
+        """Reject in the handshake: a client that is rejected later believes it is connected, and reconnects at once."""
+        rejected, _ = rules.check(_raw_headers(request))
+        if rejected is not None:
+            return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
         if process_request is not None:
             response: Response | None = await _settled(process_request(connection, request))
             if response is not None:
@@ -138,6 +153,13 @@ async def serve_websocket(
         **{**SETTINGS, **options},
     ) as server:
         yield server
+
+
+def _raw_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower().encode(), value.encode("latin-1", "replace"))
+        for name, value in request.headers.raw_items()
+    ]
 
 
 async def _settled(value: Any) -> Any:

@@ -78,8 +78,13 @@ async def connect_websocket(
 
 
 def _hint(error: BaseException) -> str:
-    """What to look at when a server is there and does not let us in."""
-    if isinstance(error, InvalidStatus) and error.response.status_code in _REFUSALS:
+    """Return what to check if the server rejected the handshake."""
+    if not isinstance(error, InvalidStatus):
+        return ""
+    status = error.response.status_code
+    if status == 421:
+        return ": add the name in the address to allowed_hosts of the server"
+    if status in _REFUSALS:
         return ": look at the path, which is /ws where `operations serve` listens, and at the login"
     return ""
 
