@@ -264,8 +264,8 @@ class _Importer:
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
         self._unaddressed: list[str] = []
-        self._is_whole: bool | None = None
-        """Whether the document's own server, or the operator's, is an address; asked when first needed."""
+        self._addressed: dict[str, bool] = {}
+        """By an operation's own server: whether it is an address. The empty text stands for the document's."""
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -426,13 +426,14 @@ class _Importer:
         )
 
     def _note_address(self, entry: Entry, operation_id: str) -> None:
-        if "servers" in entry.operation or "servers" in entry.item:
-            is_whole = Endpoint(self._shared, entry, is_stream=False).has_address
-        else:
-            if self._is_whole is None:
-                self._is_whole = Endpoint(self._shared, entry, is_stream=False).has_address
-            is_whole = self._is_whole
-        if not is_whole:
+        config, server = self._config, ""
+        if config.base_url is None and ("servers" in entry.operation or "servers" in entry.item):
+            server = self._description.servers(entry, config.server_variables)[0]
+        is_addressed = self._addressed.get(server)
+        if is_addressed is None:
+            is_addressed = Endpoint(self._shared, entry, is_stream=False).has_address
+            self._addressed[server] = is_addressed
+        if not is_addressed:
             self._unaddressed.append(operation_id)
 
     def _is_wanted(self, outline: Outline) -> bool:

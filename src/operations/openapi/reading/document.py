@@ -118,7 +118,9 @@ class Description:
             except DocumentError as error:
                 self.problems.append(Problem(path, f"the path cannot be read: {error}"))
                 continue
-            item, shared = self._with_parameters(item)
+            shared = self._parameters_problem(item)
+            if shared is not None:
+                item, shared = self._spread(item, shared)
             for method, operation in item.items():
                 # Some documents write GET for get.
                 if method in _METHODS or (method in _CAPITALS and method.lower() not in item):
@@ -162,14 +164,22 @@ class Description:
         if not is_object(operation):
             problem = "the operation is not an object"
         elif problem is None:
+            responses = operation.get("responses")
             try:
-                operation = self._plain(operation)
-            except DocumentError as error:
-                problem = f"it cannot be read: {error}"
-            else:
-                operation, problem = self._with_parameters(operation)
+                # Nearly every operation has none of these, and this runs for all of them.
+                if (
+                    "$ref" in operation
+                    or type(operation.get("parameters")) is dict
+                    or (type(responses) is dict and "$ref" in responses)
+                ):
+                    operation = self._plain(operation)
+                problem = self._parameters_problem(operation)
+                if problem is not None:
+                    operation, problem = self._spread(operation, problem)
                 if problem is None and "requestBody" in operation:
                     problem = self._body_problem(operation["requestBody"])
+            except DocumentError as error:
+                problem = f"it cannot be read: {error}"
         if problem is None:
             return Entry(path, method, item, operation)
         self.problems.append(Problem(f"{method} {path}", problem))
@@ -199,16 +209,15 @@ class Description:
             holder = {**holder, "responses": self.references.merged(responses)}
         return holder
 
-    def _with_parameters(self, holder: JSONObject) -> tuple[JSONObject, str | None]:
-        """Return `holder` with all its parameters in one list, and what is wrong with them."""
-        problem = self._parameters_problem(holder)
+    def _spread(self, holder: JSONObject, problem: str) -> tuple[JSONObject, str | None]:
+        """Return `holder` with all its parameters in one list, and what is wrong with them then."""
         parameters = holder.get("parameters")
-        if problem is not None and is_list(parameters):
+        if is_list(parameters):
             spread = self.references.list_at(parameters)
             if spread is not parameters:
                 # An item of the list referred to a list.
                 holder = {**holder, "parameters": spread}
-                problem = self._parameters_problem(holder)
+                return holder, self._parameters_problem(holder)
         return holder, problem
 
     def _parameters_problem(self, holder: JSONObject) -> str | None:

@@ -77,12 +77,17 @@ class References:
 
     def object_at(self, node: Any) -> JSONObject:
         """Return the object that `node` is, or refers to; an empty one if there is none."""
+        if is_object(node) and "$ref" not in node:
+            return node
         return object_of(self._lenient(node))
 
     def list_at(self, node: Any) -> list[Any]:
         """Return the list that `node` is, or refers to, with those that its items refer to put in; empty if none."""
         found = list_of(self._lenient(node))
-        if not any(is_list(self._lenient(item)) for item in found if reference_of(item)):
+        for item in found:
+            if is_object(item) and "$ref" in item and is_list(self._lenient(item)):
+                break
+        else:
             return found
         spread: list[Any] = []
         for item in found:
@@ -108,7 +113,7 @@ class References:
         Raises:
             DocumentError: If there is none, or references form a cycle.
         """
-        if reference_of(node) is None:
+        if not is_object(node) or "$ref" not in node:
             return self.follow(node)
         beside = {key: part for key, part in node.items() if key != "$ref"}
         return {**self.follow(node), **beside}
