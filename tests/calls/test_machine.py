@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from operations.calls import CallServer, PendingRequestMap
-from operations.calls.admission import Limits
+from operations.calls.server import worker_limits
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget
@@ -113,7 +113,7 @@ class Calls(RuleBasedStateMachine):
                 self.registry,
                 self.target,
                 group="operations",
-                limits=Limits(concurrency=3, queue=2),
+                limits=worker_limits(3, 2),
                 resolve=None,
                 grace=0.05,
                 expose_errors=True,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import anyio
 import pytest
 
-from operations.calls.admission import Admission, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.ids import new_request_id
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
 from operations.calls.recent import WEIGHT, Recent
+from operations.front.limits import Limits
+from operations.front.queue import AdmissionQueue
 
 
 @dataclass(eq=False)
@@ -27,7 +28,7 @@ class Floor:
 
     def __init__(self, **limits: int) -> None:
         self.started: list[Work] = []
-        self.admission: Admission[Work] = Admission(Limits(**limits), self._start)
+        self.admission: AdmissionQueue[Work] = AdmissionQueue(Limits(**limits), self._start)
 
     def _start(self, work: Work) -> bool:
         if work.worth_it:
@@ -36,7 +37,7 @@ class Floor:
 
 
 def test_so_many_run_so_many_wait_and_the_rest_is_refused() -> None:
-    floor = Floor(concurrency=2, queue=1)
+    floor = Floor(calls=2, queue=1)
     work = [Work() for _ in range(4)]
 
     reasons = [floor.admission.offer(one) for one in work]
@@ -50,7 +51,7 @@ def test_so_many_run_so_many_wait_and_the_rest_is_refused() -> None:
 
 
 def test_the_line_is_bounded_in_bytes_too() -> None:
-    floor = Floor(concurrency=1, queue=10, queue_bytes=100)
+    floor = Floor(calls=1, queue=10, queue_bytes=100)
     assert floor.admission.offer(Work()) is None
     assert floor.admission.offer(Work(size=80)) is None
     refusal = "1 call under way here, and 1 in line already"
@@ -58,7 +59,7 @@ def test_the_line_is_bounded_in_bytes_too() -> None:
 
 
 def test_what_is_not_worth_starting_does_not_take_a_place() -> None:
-    floor = Floor(concurrency=1, queue=10)
+    floor = Floor(calls=1, queue=10)
     first, stale, fresh = Work(), Work(), Work()
     for work in (first, stale, fresh):
         floor.admission.offer(work)
@@ -69,7 +70,7 @@ def test_what_is_not_worth_starting_does_not_take_a_place() -> None:
 
 
 def test_one_principal_has_its_own_bound() -> None:
-    floor = Floor(concurrency=10, per_principal=1)
+    floor = Floor(calls=10, calls_per_caller=1)
     first = Work(principal="a")
     assert floor.admission.offer(first) is None
     assert floor.admission.offer(Work(principal="a")) == "this caller has 1 call here already"
@@ -79,7 +80,7 @@ def test_one_principal_has_its_own_bound() -> None:
 
 
 def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
-    floor = Floor(concurrency=10, per_principal=2)
+    floor = Floor(calls=10, calls_per_caller=2)
     names = ("a", "a ", " a", "b")
     one, two, three, other = works = [Work(principal=name) for name in names]
     for work in works:

@@ -353,8 +353,8 @@ async def test_a_timeout_that_is_no_number_is_refused(
 @pytest.mark.parametrize(
     ("resolve", "credential", "said"),
     [
-        (None, "token", "give serve_calls(resolve=...)"),
-        (lambda _: "alice", "token", "resolve gave a str"),
+        (None, "token", "pass serve_calls(resolve=...)"),
+        (lambda _: "alice", "token", "a resolver returned str"),
         (lambda token: Identity(token) if token else None, "", ""),
     ],
 )

@@ -18,9 +18,10 @@ import pytest
 
 from operations import CallError, Identity, OperationRegistry
 from operations._json import MAX_REQUEST_VALUES
-from operations.calls import PendingRequestMap
+from operations.calls import PendingRequestMap, serve_calls
 from operations.cli.serving import SocketDoor
 from operations.mcp import to_mcp
+from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.running import running
@@ -385,3 +386,87 @@ async def test_hosts_and_origins_are_checked_everywhere(
             await session.ws_connect(served.url + "/ws", headers=headers)
         assert caught.value.status == status
         assert served.ran == []
+
+
+# ------------------------------------------------------------ workers
+
+
+@asynccontextmanager
+async def worker(**options: Any) -> AsyncGenerator[tuple[PendingRequestMap, asyncio.Event]]:
+    registry = OperationRegistry()
+    release = asyncio.Event()
+
+    @registry.operation("test.open")
+    async def opened(value: Any = None) -> str:
+        return "fine"
+
+    @registry.operation("test.advertised", scopes=["run"])
+    async def advertised() -> str:
+        return "fine"
+
+    @registry.operation("test.wait")
+    async def wait() -> str:
+        await release.wait()
+        return "fine"
+
+    @registry.operation("test.broken")
+    async def broken() -> str:
+        raise RuntimeError("CANARY")
+
+    target = MemoryTarget(trusted=False)
+    async with (
+        serve_calls(registry, target, resolve=CALLERS.get, **options),
+        PendingRequestMap(target) as calls,
+    ):
+        with anyio.fail_after(20):
+            yield calls, release
+
+
+async def at_worker(
+    calls: PendingRequestMap, operation: str, value: Any, key: str | None
+) -> tuple[str, bool]:
+    try:
+        await calls.call(operation, value, credential=key)
+    except CallError as error:
+        return f"leaked {error}" if "CANARY" in str(error) else error.code, error.retryable
+    return "fine", False
+
+
+@pytest.mark.requirement("R07", "R54")
+@pytest.mark.parametrize(
+    ("operation", "key", "outcome"),
+    [
+        ("test.open", None, "fine"),
+        ("test.advertised", "ann", "fine"),
+        ("test.advertised", "bob", "ACCESS_DENIED"),
+        ("test.advertised", None, "ACCESS_DENIED"),
+        ("test.nothing", "ann", "OPERATION_NOT_FOUND"),
+        ("test.broken", "ann", "EXECUTION_ERROR"),
+    ],
+)
+async def test_access_at_a_worker(operation: str, key: str | None, outcome: str) -> None:
+    async with worker() as (calls, _):
+        assert await at_worker(calls, operation, {}, key) == (outcome, False)
+
+
+@pytest.mark.requirement("R54", "R60")
+async def test_wrong_credentials_at_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.front.identity.DELAY_SECONDS", 0.01)
+    async with worker(per_principal=1) as (calls, _):
+        outcomes = [(await at_worker(calls, "test.open", {}, f"{n}"))[0] for n in range(22)]
+        assert await at_worker(calls, "test.advertised", {}, "ann") == ("fine", False)
+
+    assert outcomes == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 2
+
+
+@pytest.mark.requirement("R39", "R54")
+async def test_limits_at_a_worker() -> None:
+    async with worker(per_principal=2) as (calls, release):
+        waiting = [asyncio.create_task(at_worker(calls, "test.wait", {}, "ann")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert (await at_worker(calls, "test.open", {}, "ann"))[0] == "RESOURCE_EXHAUSTED"
+        assert (await at_worker(calls, "test.open", {}, "bob"))[0] == "fine"
+        release.set()
+        assert [outcome for outcome, _ in await asyncio.gather(*waiting)] == ["fine", "fine"]
+        assert (await at_worker(calls, "test.open", {"value": VALUES}, None))[0] != "fine"
+        assert (await at_worker(calls, "test.open", {"value": DEEP}, None))[0] != "fine"

@@ -8,11 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from operations.calls.admission import Limits
 from operations.calls.events import CallRequested
-from operations.calls.identity import CredentialResolver
 from operations.calls.pending import PendingRequestMap
-from operations.calls.server import GRACE, CallServer
+from operations.calls.server import GRACE, CallServer, worker_limits
+from operations.front.identity import CredentialResolver
 from operations.registry import OperationRegistry
 
 CallHandler: TypeAlias = Callable[[CallRequested], Coroutine[Any, Any, None]]
@@ -52,7 +51,7 @@ def build_call_handler(
                     registry,
                     target,
                     group=call_map.group,
-                    limits=Limits(),
+                    limits=worker_limits(),
                     resolve=resolve,
                     grace=GRACE,
                     expose_errors=target.trusted if expose_errors is None else expose_errors,

@@ -30,7 +30,6 @@ from operations.calls.events import (
     encode_response,
     local_item,
 )
-from operations.calls.identity import claimed_identity
 from operations.calls.snapshots import size_of
 from operations.context import CLOSED, NOTHING, Door, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
@@ -395,3 +394,10 @@ async def answer(
     except TransportError as error:
         # The caller will ask.
         logger.debug("%s: the answer could not be sent: %s", printable(request.request_id), error)
+
+
+def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:
+    """Return the identity behind a request without a credential: the connection's, or its own on a trusted target."""
+    if target.trusted and request.identity is not None:
+        return request.identity
+    return target.identity

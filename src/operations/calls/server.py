@@ -20,7 +20,6 @@ import msgspec
 from operations._signals import heeded_signals
 from operations._words import printable
 from operations.access import Identity
-from operations.calls.admission import DEFAULT_CONCURRENCY, DEFAULT_QUEUE, Admission, Gate, Limits
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     CallAborted,
@@ -33,11 +32,11 @@ from operations.calls.events import (
     encode_error,
     read_event,
 )
-from operations.calls.identity import CredentialResolver, claimed_identity, identify
 from operations.calls.ids import check_request
 from operations.calls.jobs import (
     Job,
     answer,
+    claimed_identity,
     context_for,
     is_stream,
     job_for,
@@ -45,12 +44,16 @@ from operations.calls.jobs import (
     refusal_of,
 )
 from operations.calls.last_words import LastWords, undisturbed
-from operations.calls.minding import mind_the_callers, mind_the_loop
 from operations.calls.running import Runners
 from operations.calls.services import SERVICES, serves_itself, service_operations
+from operations.calls.watchdog import watch_callers, watch_loop_lag
 from operations.context import Door
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
+from operations.front.front import Front
+from operations.front.identity import CredentialResolver, caller_key, identify_credential
+from operations.front.limits import Limits
 from operations.front.public_errors import public_error
+from operations.front.queue import AdmissionQueue
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
@@ -59,6 +62,8 @@ logger = logging.getLogger("operations")
 
 GRACE = 10.0
 """Seconds that running calls have to finish when a worker stops."""
+
+DEFAULT_CONCURRENCY = 1024
 
 _FAREWELL = 1.0
 """Seconds for cancelled handlers and last answers when a worker stops."""
@@ -85,7 +90,8 @@ class CallServer:
         resolve: CredentialResolver | None,
         grace: float,
         expose_errors: bool,
-        gate: Gate | None = None,
+        front: Front | None = None,
+        address: str = "",
     ) -> None:
         self.registry = registry
         self.target = target
@@ -98,11 +104,15 @@ class CallServer:
         self.refused = 0
         self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
-        self._gate = gate
+        self._shared = front
+        # The queue limits calls per caller; behind a broker all callers have one address.
+        own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
+        self._front = front or Front(registry, own)
+        self._address = address
         self._resolve = resolve
         self._grace = grace
         self._expose_errors = expose_errors
-        self._admission: Admission[Job] = Admission(limits, self._start)
+        self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
         self._runners: Runners[Job] = Runners(self._attend, self._admission.done, self._failed)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._last_words = self._voice()
@@ -148,9 +158,9 @@ class CallServer:
         await self._last_words.announce(leaving=False)
         self._is_serving = True
         self._is_leaving = False
-        self._minding = [self._spawn(mind_the_loop(self))]
+        self._minding = [self._spawn(watch_loop_lag(self))]
         if not self.target.direct:
-            self._minding.append(self._spawn(mind_the_callers(self)))
+            self._minding.append(self._spawn(watch_callers(self)))
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or until the peer has gone that this worker is for; then drain.
@@ -365,7 +375,7 @@ class CallServer:
             return self._too_late(job)
         request = job.request
         if request.credential is None:
-            return self._enter_gate(job, claimed_identity(request, self.target))
+            return self._pass_front(job, claimed_identity(request, self.target))
         return self._identify(job, request.credential)
 
     async def _too_late(self, job: Job) -> None:
@@ -374,7 +384,9 @@ class CallServer:
 
     async def _identify(self, job: Job, credential: str) -> None:
         try:
-            identity = await identify(credential, self._resolve)
+            identity = await identify_credential(
+                credential, self._resolve, self._front.auth, self._address
+            )
         except CallError as error:
             await job.error(error, None)
             return
@@ -384,22 +396,27 @@ class CallServer:
         elif job.expires_at <= self._loop.time():
             await self._too_late(job)
         else:
-            await self._enter_gate(job, identity)
+            await self._pass_front(job, identity)
 
-    def _enter_gate(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
-        return self._answer(job, identity) if self._gate is None else self._within(job, identity)
+    def _pass_front(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
+        if self._shared is None:
+            return self._answer(job, identity)
+        return self._admitted(self._shared, job, identity)
 
-    async def _within(self, job: Job, identity: Identity | None) -> None:
+    async def _admitted(self, front: Front, job: Job, identity: Identity | None) -> None:
+        """Admit a call by the rules that all entry points of a server share."""
         registry = self.registry_of(job.request.operation_id)
-        gate = cast("Gate", self._gate)
+        caller = caller_key(identity, self._address)
+        spec = registry.get_spec(job.request.operation_id)
         try:
-            place = gate(
-                job.request.operation_id, identity, is_stream=is_stream(registry, job.request)
-            )
+            if spec is not None:
+                front.enforce_visible(spec, identity)
+            front.rate.spend(caller)
+            slot = front.enter(caller, is_stream=is_stream(registry, job.request))
         except CallError as error:
             self._refuse(job, error)
             return
-        with place:
+        with slot:
             await self._answer(job, identity)
 
     def _answer(self, job: Job, identity: Identity | None) -> Coroutine[Any, Any, None]:
@@ -511,6 +528,20 @@ def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | Non
         sending.add_done_callback(lambda _: replied.set())
 
 
+def worker_limits(
+    concurrency: int = DEFAULT_CONCURRENCY,
+    queue: int = Limits().queue,
+    per_principal: int | None = None,
+) -> Limits:
+    """Return the limits of a worker, which lets calls wait instead of rejecting them at once."""
+    most = concurrency + queue
+    return Limits(
+        calls=concurrency,
+        queue=queue,
+        calls_per_caller=most if per_principal is None else per_principal,
+    )
+
+
 async def _nothing() -> None:
     """For a call that was answered already."""
 
@@ -522,9 +553,10 @@ async def serve_calls(
     *,
     group: str = "operations",
     concurrency: int = DEFAULT_CONCURRENCY,
-    queue: int = DEFAULT_QUEUE,
+    queue: int = Limits().queue,
     per_principal: int | None = None,
-    gate: Gate | None = None,
+    front: Front | None = None,
+    address: str = "",
     resolve: CredentialResolver | None = None,
     grace: float = GRACE,
     expose_errors: bool | None = None,
@@ -541,7 +573,8 @@ async def serve_calls(
         queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
         per_principal: Calls of one caller at a time, running and waiting: of one credential, of one identity, and of
             one mailbox where there is neither.
-        gate: Limits and rules that are shared with other entry points.
+        front: Limits and rules that are shared with the other entry points of a server.
+        address: Where the callers are, for these limits.
         resolve: Who a `credential` belongs to.
         grace: Seconds that running calls have to finish at the end.
         expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted
@@ -556,11 +589,12 @@ async def serve_calls(
         registry,
         usable(target),
         group=group,
-        limits=Limits(concurrency=concurrency, queue=queue, per_principal=per_principal),
+        limits=worker_limits(concurrency, queue, per_principal),
         resolve=resolve,
         grace=grace,
         expose_errors=target.trusted if expose_errors is None else expose_errors,
-        gate=gate,
+        front=front,
+        address=address,
     )
     try:
         await server.start()

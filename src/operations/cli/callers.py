@@ -3,8 +3,8 @@
 from hashlib import sha256
 
 from operations.access import Identity
-from operations.calls.identity import CredentialResolver
 from operations.config import ConfigFile
+from operations.front.identity import CredentialResolver
 
 
 def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:

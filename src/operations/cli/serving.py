@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import Any
 
@@ -13,14 +13,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.calls import CallGraph, serve_calls
-from operations.calls.identity import CredentialResolver
 from operations.cli.callers import callers_by_hash, credential_resolver
 from operations.cli.hub import Hub
 from operations.config import ConfigFile
 from operations.config.model import JWTEntry
 from operations.front.front import Front
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
-from operations.front.identity import InvalidCredentialError, caller_key, client_address
+from operations.front.identity import (
+    CredentialResolver,
+    client_address,
+)
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
@@ -134,28 +136,19 @@ class SocketDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection until it closes."""
         front: Front = scope[PIPELINE].front
-        address = client_address(scope)
         socket = WebSocket(scope, receive, send)
         await socket.accept()
         identity: Identity | None = scope.get(IDENTITY)
-
-        def gate(
-            operation_id: str, identity: Identity | None, *, is_stream: bool
-        ) -> AbstractContextManager[None]:
-            spec = self._registry.get_spec(operation_id)
-            if spec is not None:
-                front.enforce_visible(spec, identity)
-            caller = caller_key(identity, address)
-            front.rate.spend(caller)
-            return front.enter(caller, is_stream=is_stream)
 
         async with (
             accept_websocket(_Socket(socket), identity=identity) as target,
             serve_calls(
                 self._registry,
                 target,
-                gate=gate,
-                resolve=self._from(address, front),
+                front=front,
+                address=client_address(scope),
+                resolve=self._resolve,
+                expose_errors=front.expose_errors,
                 grace=0,
             ),
         ):
@@ -168,20 +161,6 @@ class SocketDoor:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 for end in ends:
                     end.cancel()
-
-    def _from(self, address: str, front: Front) -> CredentialResolver:
-        """Return a resolver of credentials from one address, which slows down guesses."""
-
-        async def resolve(credential: str) -> Identity | None:
-            try:
-                return await front.auth.authenticate(
-                    address, (credential,), lambda: self._resolve(credential), none_is_wrong=True
-                )
-            except InvalidCredentialError as error:
-                reason = error.reason
-            raise reason
-
-        return resolve
 
 
 class _Socket:

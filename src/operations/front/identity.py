@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from time import monotonic, time
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode, OperationsError
@@ -154,6 +154,38 @@ class AuthThrottle:
             "Too many wrong credentials from your address: try again later",
             retryable=True,
         )
+
+
+CredentialResolver: TypeAlias = Callable[[str], Identity | Awaitable[Identity | None] | None]
+"""Returns the identity that a token belongs to, or None."""
+
+
+async def identify_credential(
+    credential: str, resolve: CredentialResolver | None, throttle: AuthThrottle, address: str
+) -> Identity:
+    """Return the identity behind a credential inside a message.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if it is wrong or could not be checked; `RESOURCE_EXHAUSTED` beyond a limit.
+    """
+    if resolve is None:
+        logger.warning("rejected a credential: pass serve_calls(resolve=...) to check it")
+    else:
+        try:
+            identity = await throttle.authenticate(
+                address, (credential,), lambda: resolve(credential), none_is_wrong=True
+            )
+            if identity is not None:
+                return identity
+        except InvalidCredentialError as error:
+            if isinstance(error.reason, CallError):
+                raise error.reason from None
+            reason = error.reason
+            if isinstance(reason, CredentialError):
+                logger.info("rejected a credential: %s", reason)
+            else:
+                logger.exception("a credential could not be checked", exc_info=reason)
+    raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
 
 
 def _remember(marks: "OrderedDict[int, None]", mark: int) -> None:

@@ -41,6 +41,12 @@ class Limits:
     calls_per_caller: int = 250
     """Concurrent calls. A caller without identity counts by its address."""
 
+    queue: int = 16_384
+    """Calls that wait for a slot at a worker. Servers reject calls beyond `calls` at once."""
+
+    queue_bytes: int = 64 * 1024 * 1024
+    """Size of the requests that wait."""
+
     streams: int = 10_000
     """Open streams from all callers."""
 

@@ -1,4 +1,4 @@
-"""What a worker keeps an eye on: whether its callers are still there, and whether it is itself."""
+"""Watch the callers of a worker and its event loop."""
 
 import asyncio
 import logging
@@ -12,14 +12,14 @@ from operations.pubsub.base import EventTarget
 logger = logging.getLogger("operations")
 
 _LOOK = 0.25
-"""Seconds between looks for the callers; two looks decide."""
+"""Seconds between two checks of the callers; a caller that misses two is gone."""
 
 _STANDSTILL = 1.0
-"""Seconds of standstill of the event loop that are worth a warning."""
+"""Seconds for which the event loop may be blocked without a warning."""
 
 
-class Minded(Protocol):
-    """What is needed of the worker."""
+class Watched(Protocol):
+    """What the watchdog needs of a worker."""
 
     target: EventTarget
     jobs: dict[str, Job]
@@ -30,8 +30,8 @@ class Minded(Protocol):
         ...
 
 
-async def mind_the_callers(worker: Minded) -> None:
-    """Stop what runs for callers that are gone."""
+async def watch_callers(worker: Watched) -> None:
+    """Cancel the calls of callers that are gone."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_LOOK)
@@ -48,12 +48,12 @@ async def mind_the_callers(worker: Minded) -> None:
         for job in old:
             job.absent = job.absent + 1 if job.reply_to in gone else 0
             if job.absent > 1:
-                # Heard by one that was only cut off, and comes back.
+                # A caller that was only disconnected receives the error when it is back.
                 worker.give_up(job, "the caller was gone")
 
 
-async def mind_the_loop(worker: Minded) -> None:
-    """Warn when something kept everything else waiting."""
+async def watch_loop_lag(worker: Watched) -> None:
+    """Warn when the event loop was blocked."""
     loop = asyncio.get_running_loop()
     tick = _STANDSTILL / 4
     while True:
@@ -63,7 +63,7 @@ async def mind_the_loop(worker: Minded) -> None:
         if late > _STANDSTILL:
             suspects = sorted({job.request.operation_id for job in worker.jobs.values()})
             logger.warning(
-                "the event loop stood still for %.1f s; running then: %s",
+                "the event loop was blocked for %.1f s; running then: %s",
                 late,
-                ", ".join(suspects[:10]) or "nothing that is still here",
+                ", ".join(suspects[:10]) or "nothing that still runs",
             )
