@@ -26,6 +26,7 @@ from operations import (
     mcp_envelope,
     unwrap,
 )
+from operations.calls.events import read_event, read_output
 from operations.envelopes import MAX_CHANGES, add_changes, content_block
 
 BLOCKS: list[MCPContentBlock] = [
@@ -253,3 +254,29 @@ def test_changes_that_this_version_cannot_read_do_not_spoil_the_envelope() -> No
 
     assert ResponseEnvelope.from_wire(wire).meta.changes == (Change("/a", "filled", 2, "m"),)
     assert is_response_envelope({"data": 1, "meta": {**LOCAL, "changes": "many"}})
+    assert ResponseEnvelope.from_wire(wire).meta.changes_count == 2
+    for count in (None, "3", 2.5, -1):
+        counted = {"data": 1, "meta": {**LOCAL, "changesCount": count}}
+        assert ResponseEnvelope.from_wire(counted).meta.changes_count == 0
+
+
+@pytest.mark.parametrize("over_calls", [False, True])
+def test_changes_from_another_process_keep_to_the_limits(over_calls: bool) -> None:
+    path = "/" + "a" * 5000
+    long = {"path": path, "kind": "stripped", "count": 3, "message": "m" * 5000}
+    none = {"path": "/b", "kind": "stripped", "count": -3}
+    wire: Any = {
+        "data": 1,
+        "meta": {**LOCAL, "changes": [none, *[long] * 1000], "changesCount": -1},
+    }
+    if over_calls:
+        body = {"type": "call.responded", "payload": {"requestId": "r", "output": wire}}
+        event: Any = read_event(msgspec.json.encode(body))
+        meta = read_output(event.payload.output).meta
+    else:
+        meta = ResponseEnvelope.from_wire(wire).meta
+
+    assert meta.changes == (Change(path[:400], "stripped", 3, "m" * 200),) * 19
+    assert meta.changes_count == 57
+    assert RESPONSE_META_SCHEMA.check(msgspec.json.decode(msgspec.json.encode(meta)))
+    assert not RESPONSE_META_SCHEMA.check(wire["meta"])

@@ -27,7 +27,7 @@ import msgspec
 from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, object_of, to_json
 from operations._words import enforce_lists
 from operations.errors import CallError, ErrorCode
-from operations.schema import Change, Schema
+from operations.schema import MAX_MESSAGE, MAX_PATH, Change, Schema
 from operations.types import JSONObject, JSONSchema
 
 _encode = msgspec.json.Encoder().encode
@@ -43,6 +43,9 @@ RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
 
 MAX_CHANGES = 20
 """Entries in `meta.changes`."""
+
+Changes: TypeAlias = Annotated[tuple[Change, ...], msgspec.Meta(max_length=MAX_CHANGES)]
+ChangesCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 Audience: TypeAlias = Annotated[
@@ -154,10 +157,10 @@ class LocalResponseMeta(
     sequence: int | str | None = None
     """The position of a stream item, if its transport has one: a number counted from 0 in the call protocol."""
 
-    changes: tuple[Change, ...] = ()
+    changes: Changes = ()
     """What normalisation changed: at most `MAX_CHANGES` entries, mismatches first."""
 
-    changes_count: int = 0
+    changes_count: ChangesCount = 0
     """The number of changed values, including those that `changes` does not list."""
 
 
@@ -172,8 +175,8 @@ class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag
     """Lower-case names; several values of one name joined by a comma and a space."""
 
     content_type: str
-    changes: tuple[Change, ...] = ()
-    changes_count: int = 0
+    changes: Changes = ()
+    changes_count: ChangesCount = 0
 
     sequence: int | str | None = None
     """The position of a stream item, if its transport has one: the event id of a server-sent event."""
@@ -188,8 +191,8 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
     content: list[MCPContentBlock]
     structured_content: Any = None
     meta: JSONObject | None = msgspec.field(default=None, name="_meta")
-    changes: tuple[Change, ...] = ()
-    changes_count: int = 0
+    changes: Changes = ()
+    changes_count: ChangesCount = 0
 
     sequence: int | str | None = None
     """The position of a stream item, if its transport has one."""
@@ -407,12 +410,14 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
         blocks: Any = fields.get("content")
         if fields["source"] == "mcp" and isinstance(blocks, list):
             fields["content"] = []
-        if "changes" in fields:
-            fields["changes"] = _changes_of(fields["changes"])
+        if "changes" in fields or "changesCount" in fields:
+            changes = fields["changes"] = _changes_of(fields.get("changes"))
+            listed, count = sum(change.count for change in changes), fields.get("changesCount")
+            fields["changesCount"] = max(listed, count) if type(count) is int else listed
         lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
         if isinstance(lifted, MCPResponseMeta):
-            listed = [content_block(block) for block in cast("list[Any]", blocks)]
-            lifted = msgspec.structs.replace(lifted, content=listed)
+            content = [content_block(block) for block in cast("list[Any]", blocks)]
+            lifted = msgspec.structs.replace(lifted, content=content)
         return ResponseEnvelope(_data_of(wire), lifted)
     except (ValueError, TypeError, RecursionError):
         # Not the right fields, no base64, or blocks that are not even JSON.
@@ -427,11 +432,19 @@ def _data_of(wire: Mapping[str, Any]) -> Any:
 
 
 def _changes_of(listed: Any) -> list[Change]:
-    """Return the changes that can be read: a kind that this version does not know is no reason to fail."""
+    """Return the changes that can be read, with texts cut to their limits.
+
+    A kind that this version does not know is no reason to fail.
+    """
     changes: list[Change] = []
-    for entry in list_of(listed)[:MAX_CHANGES]:
+    for entry in map(object_of, list_of(listed)[:MAX_CHANGES]):
         try:
-            changes.append(msgspec.convert(entry, Change))
+            cut = {
+                name: entry[name][:limit]
+                for name, limit in (("path", MAX_PATH), ("message", MAX_MESSAGE))
+                if isinstance(entry.get(name), str)
+            }
+            changes.append(msgspec.convert({**entry, **cut}, Change))
         except msgspec.ValidationError:
             continue
     return changes

@@ -6,7 +6,14 @@ from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
 from operations.schema.reading.shared import SharedDefinitions
-from operations.schema.results import CastResult, Change, ChangeKind, ValueFault
+from operations.schema.results import (
+    MAX_MESSAGE,
+    MAX_PATH,
+    CastResult,
+    Change,
+    ChangeKind,
+    ValueFault,
+)
 from operations.schema.validation import (
     assert_is_schema,
     collect_errors,
@@ -15,6 +22,8 @@ from operations.schema.validation import (
 )
 
 __all__ = [
+    "MAX_MESSAGE",
+    "MAX_PATH",
     "CastPolicy",
     "CastResult",
     "Change",

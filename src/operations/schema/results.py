@@ -1,8 +1,10 @@
 """What a check and a cast have to say, as data."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+
+from operations.types import Count
 
 
 class ValueFault(msgspec.Struct, frozen=True, rename="camel"):
@@ -35,20 +37,23 @@ ChangeKind: TypeAlias = Literal[
 MAX_MESSAGE = 200
 """Characters of a change's message."""
 
+MAX_PATH = 400
+"""Characters of a change's path: property names come from third parties."""
+
 
 class Change(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """One kind of change at one location of the schema, however many values it affected."""
 
-    path: str
+    path: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
     """JSON pointer to the first affected value; empty for the whole value."""
 
     kind: ChangeKind
 
-    count: int = 1
+    count: Count = 1
     """Number of affected values."""
 
-    message: str = ""
-    """Describes the first of them, worded to follow the path; at most `MAX_MESSAGE` characters."""
+    message: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE)] = ""
+    """Describes the first of them, worded to follow the path."""
 
 
 class CastResult(NamedTuple):

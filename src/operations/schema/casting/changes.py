@@ -13,16 +13,13 @@ from operations._words import counted
 from operations.schema.planning.assertions import same, shown
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.places import Place, Places
-from operations.schema.results import MAX_MESSAGE, Change, ChangeKind, ValueFault
+from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValueFault
 
 _MAX_NAMES = 100
 """How many undeclared names of one location have an entry each; the others share one."""
 
 _MAX_REPORTS = 100
 """How many reports of one place are kept, for lists of the same length and the same names."""
-
-_MAX_PATH = 400
-"""Characters of a path: property names come from third parties."""
 
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 _TYPES = ("string", "integer", "number", "boolean")
@@ -212,7 +209,7 @@ class Changes:
         key = (kind, *location)
         known = found.get(key)
         if known is None:
-            found[key] = Change(_cut(path, _MAX_PATH), kind, count, _cut(message, MAX_MESSAGE))
+            found[key] = Change(_cut(path, MAX_PATH), kind, count, _cut(message, MAX_MESSAGE))
         else:
             found[key] = Change(known.path, kind, known.count + count, known.message)
 
