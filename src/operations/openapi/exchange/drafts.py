@@ -9,7 +9,7 @@ from operations._hosts import normal_url, origin_of
 from operations.openapi.exchange.content_coding import ACCEPTED
 from operations.openapi.exchange.security import NOTHING, Signature
 from operations.openapi.files import StreamedBody
-from operations.openapi.headers import header_key
+from operations.openapi.headers import header_key, merged_headers
 from operations.openapi.transport import HTTPRequest
 
 USER_AGENT = "alkdev-operations"
@@ -41,12 +41,13 @@ def signed_request(
     draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
 ) -> HTTPRequest:
     """Return the request that `draft` becomes."""
-    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": ACCEPTED, **draft.headers}
+    ours = {"User-Agent": USER_AGENT, "Accept-Encoding": ACCEPTED}
+    headers = merged_headers(ours, draft.headers)
     query, cookies = draft.query, draft.cookies
     if signature is not NOTHING:
         configured = {header_key(name) for name in signature.headers}
         headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-        headers.update(signature.headers)
+        headers = merged_headers(headers, signature.headers)
         query = [*query, *signature.query]
         cookies = [*cookies, *signature.cookies]
         if cookies and "cookie" in configured:
