@@ -1,10 +1,12 @@
 """Operations elsewhere as operations here: imports, remotes, hubs and spokes."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World
@@ -17,7 +19,8 @@ from operations.errors import CallError, ErrorCode, RegistrationError, Transport
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, OperationType
+from operations.schema import from_schema
+from operations.specs import Operation, OperationSpec, OperationType
 
 
 async def test_imported_operations_are_called_like_local_ones(
@@ -39,6 +42,43 @@ async def test_imported_operations_are_called_like_local_ones(
     assert domain.value.code == "NO_FUNDS"
     assert here.get_spec("math.add") == registry.get_spec("math.add")
     assert "secret.read" not in here
+
+
+@pytest.mark.requirement("R52")
+async def test_every_hop_appends_the_changes_it_makes(world: World) -> None:
+    there = OperationRegistry(output="keep")
+    properties = {"id": {"type": "integer"}, "state": {"enum": ["open", "closed"]}}
+    spec = OperationSpec(
+        name="get",
+        namespace="task",
+        type=OperationType.QUERY,
+        output_schema=from_schema({"type": "object", "properties": properties}),
+    )
+
+    async def get(_input: Any, _context: OperationContext) -> Any:
+        return {"id": "7", "state": "paused", "secret": 1}
+
+    async def watch(input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        yield await get(input, context)
+
+    there.register(Operation(spec, get))
+    watched = msgspec.structs.replace(spec, name="watch", type=OperationType.SUBSCRIPTION)
+    there.register(Operation(watched, watch))
+    here = OperationRegistry()
+    async with world.serve(there), world.connect() as target, from_calls(target) as service:
+        here.register_all(service)
+        answer = await here.execute("task.get", {})
+        items = [item async for item in here.subscribe("task.watch", {})]
+
+    for envelope in (answer, *items):
+        assert envelope.data == {"id": 7, "state": "paused"}
+        assert [(change.kind, change.path) for change in envelope.meta.changes] == [
+            ("mismatch", "/state"),
+            ("converted", "/id"),
+            ("stripped", "/secret"),
+        ]
+        assert envelope.meta.changes_count == 3
+    assert len(items) == 1
 
 
 async def test_what_has_no_handler_here_goes_to_the_remote(

@@ -22,6 +22,7 @@ _MAX_REPORTS = 100
 """How many reports of one place are kept, for lists of the same length and the same names."""
 
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+_OBJECTS = {dict}
 _TYPES = ("string", "integer", "number", "boolean")
 
 _Path: TypeAlias = tuple[Any, ...]
@@ -50,14 +51,19 @@ class Changes:
         """Return the changes, mismatches first."""
         return [*self._mismatches.values(), *self._found.values()]
 
-    def compare(self, before: Any, after: Any, *, scalars: bool) -> "Changes":
-        """Add the differences; without `scalars`, only the properties that were stripped or filled."""
-        if scalars:
-            self._compare(self._root, before, after, (), (None, None))
-        else:
-            self._shape(self._root, before, after, ())
+    def compare(self, before: Any, after: Any) -> "Changes":
+        """Add the differences."""
+        self._compare(self._root, before, after, (), (None, None))
+        return self._counted()
+
+    def compare_names(self, before: Any, after: Any) -> "Changes":
+        """Add the properties that were stripped or filled; nothing else is different."""
+        self._shape(self._root, before, after, ())
+        return self._counted()
+
+    def _counted(self) -> "Changes":
         for (place, _, _), (count, path, first, result) in self._shapes.items():
-            self._properties(place, first, result, _written(path), count)
+            self.add_properties(place, first, result, _written(path), count)
         return self
 
     def add_mismatches(self, faults: Iterable[ValueFault], value: Any) -> "Changes":
@@ -87,7 +93,10 @@ class Changes:
             items = place.items
             if not after or not place.holds_objects:
                 return
-            if items is None or not items.is_flat or not self._uniform(items, before, after, path):
+            found = _uniform(self._places, items, before, after, path) if items else None
+            if found is not None:
+                self._merge(found)
+            else:
                 for index, item in enumerate(after):
                     self._shape(place.item(index), before[index], item, (index, path))
         elif is_object(after):
@@ -99,28 +108,6 @@ class Changes:
                 if name in before and name in after:
                     self._shape(child, before[name], after[name], (name, path))
 
-    def _uniform(self, place: Place, before: Any, after: Any, path: _Path) -> bool:
-        """Compare flat objects that all have the same names, as in most lists, by the first of them."""
-        if set(map(type, before)) != {dict}:
-            return False
-        names = tuple(before[0])
-        known = place.reports.get(names)
-        if known is None:
-            known = place.reports[names] = _Uniform(place, names)
-            if len(place.reports) > _MAX_REPORTS:
-                place.reports.clear()
-        if not known.describes(before):
-            return False
-        found = known.reports.get((len(before), path))
-        if found is None:
-            within = Changes(self._places, self._root)
-            within._properties(place, before[0], after[0], _written((0, path)), len(before))
-            found = within._found
-            if len(known.reports) < _MAX_REPORTS:
-                known.reports[len(before), path] = found
-        self._merge(found)
-        return True
-
     def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
         """Note which names an object had and has. Most objects of one place have the same and count as one."""
         key = place, tuple(before), tuple(after)
@@ -130,9 +117,10 @@ class Changes:
         elif before.keys() != after.keys():
             self._shapes[key] = [1, path, before, after]
 
-    def _properties(
+    def add_properties(
         self, place: Place | None, before: Any, after: Any, path: str, count: int
-    ) -> None:
+    ) -> "_Found":
+        """Add the properties that `count` objects have lost or gained, as the first of them has."""
         for name in before:
             if name not in after:
                 known = self._names.get(place, 0)
@@ -147,6 +135,7 @@ class Changes:
                 kind: ChangeKind = "filled" if declared else "created"
                 words = f"was absent and is now {shown(after[name])}"
                 self._add(kind, _location(place, name), path + pointer(name), words, count)
+        return self._found
 
     def _compare(
         self, place: Place | None, before: Any, after: Any, path: _Path, location: "_Location"
@@ -247,6 +236,39 @@ class _Uniform:
         except (KeyError, TypeError):
             return False
         return True
+
+
+def _uniform(
+    places: Places, place: Place, before: list[Any], after: list[Any], path: _Path
+) -> "_Found | None":
+    """Return the changes to flat objects that all have the same names, as in most lists; None for others."""
+    if not place.is_flat or set(map(type, before)) != _OBJECTS:
+        return None
+    names = tuple(before[0])
+    known: _Uniform | None = place.reports.get(names)
+    if known is None:
+        if len(place.reports) >= _MAX_REPORTS:
+            place.reports.clear()
+        known = place.reports[names] = _Uniform(place, names)
+    if not known.describes(before):
+        return None
+    found = known.reports.get((len(before), path))
+    if found is None:
+        first = _written((0, path))
+        within = Changes(places, place)
+        found = within.add_properties(place, before[0], after[0], first, len(before))
+        if len(known.reports) < _MAX_REPORTS:
+            known.reports[len(before), path] = found
+    return found
+
+
+def stripped_and_filled(places: Places, root: Place, before: Any, after: Any) -> list[Change]:
+    """Return the changes of the quick pass to a value at `root`."""
+    items = root.items if is_list(before) else None
+    found = _uniform(places, items, before, after, ()) if items else None
+    if found is not None:
+        return list(found.values())
+    return Changes(places, root).compare_names(before, after).listed()
 
 
 _Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from operations._json import MAX_DEPTH, JSONValueError, canonical, to_json
-from operations.schema.casting.changes import Changes, is_unchanged
+from operations.schema.casting.changes import Changes, is_unchanged, stripped_and_filled
 from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
 from operations.schema.casting.structs import Shaper
@@ -113,8 +113,7 @@ class Normaliser:
         if is_clean:
             return result, None
         if is_quick:
-            found = Changes(self._caches.places, self._place)
-            changes = found.compare(value, result, scalars=False).listed()
+            changes = stripped_and_filled(self._caches.places, self._place, value, result)
             if self._typed is not None:
                 self._typed.expects_changes = bool(changes)
         else:
@@ -124,7 +123,7 @@ class Normaliser:
     def _compared(self, value: Any, result: Any) -> list[Change]:
         """Return all changes between `value` and `result`, and what does not fit in it."""
         changes = Changes(self._caches.places, self._place, creates=self._caches.creates)
-        changes.compare(value, result, scalars=True)
+        changes.compare(value, result)
         if not self._accepts(result):
             faults = explain(self._planner, self._site, result, _MAX_MISMATCHES)
             changes.add_mismatches(faults, result)
