@@ -105,31 +105,44 @@ class Bulkhead:
         self._limit = limit
         self._patience = patience
         self._loops: dict[asyncio.AbstractEventLoop, _Slots] = {}
+        self._last: _Slots | None = None
 
-    async def __aenter__(self) -> None:
-        """Take a slot.
+    def try_enter(self) -> bool:
+        """Take a slot if one is free; then `leave` must follow. Return whether it was."""
+        slots = self._slots()
+        if slots.taken >= self._limit:
+            return False
+        slots.taken += 1
+        if slots.taken == self._limit:
+            slots.moved_at = slots.loop.time()
+        return True
+
+    async def enter(self) -> None:
+        """Take a slot, when one is free; then `leave` must follow.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if all are taken and none has become free for some time.
         """
-        slots = self._slots()
-        if slots.taken < self._limit:
-            slots.taken += 1
-            if slots.taken == self._limit:
-                slots.moved_at = slots.loop.time()
-            return
-        await self._wait(slots)
+        if not self.try_enter():
+            await self._wait(self._slots())
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    def leave(self) -> None:
         """Give the slot back, or to the call that has waited longest."""
         slots = self._slots()
-        slots.moved_at = slots.loop.time()
-        while slots.waiting:
-            waiter = slots.waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        if slots.taken >= self._limit:
+            slots.moved_at = slots.loop.time()
+            while slots.waiting:
+                waiter = slots.waiting.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    return
         slots.taken -= 1
+
+    async def __aenter__(self) -> None:
+        await self.enter()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.leave()
 
     async def _wait(self, slots: "_Slots") -> None:
         loop = slots.loop
@@ -149,17 +162,21 @@ class Bulkhead:
         except BaseException:
             if waiter.done() and not waiter.cancelled():
                 # Its slot came just now: it belongs to the next.
-                await self.__aexit__()
+                self.leave()
             waiter.cancel()
             raise
 
     def _slots(self) -> "_Slots":
         loop = asyncio.get_running_loop()
+        last = self._last
+        if last is not None and last.loop is loop:
+            return last
         slots = self._loops.get(loop)
         if slots is None:
             for over in [each for each in self._loops if each.is_closed()]:
                 del self._loops[over]
             slots = self._loops[loop] = _Slots(loop)
+        self._last = slots
         return slots
 
 

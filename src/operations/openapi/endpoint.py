@@ -118,7 +118,7 @@ class Endpoint:
             CallError: If it fails, or its answer is an error.
         """
         shared = self._shared
-        given = object_of(input).get(self.save_to)
+        given = object_of(input).get((self._plan or self._ready()).save_to)
         target = None if given is None else self._target(given)
         answer = await shared.client.exchange(self._draft(input), shared.security, context, target)
         return self._envelope(answer) if target is None else _saved(answer, given)
@@ -135,7 +135,9 @@ class Endpoint:
 
     def hold(self, value: Any) -> HeldFiles | None:
         """Take the files out of an input; return None if there are none."""
-        plan = self._ready()
+        plan = self._plan or self._ready()
+        if not plan.takes_files and plan.save_to not in object_of(value):
+            return None
         return hold_files(value, plan.save_to, is_deep=plan.takes_files)
 
     def _target(self, given: Any) -> Target:

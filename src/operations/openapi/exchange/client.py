@@ -7,11 +7,12 @@ Rule 2: a redirect is followed within its origin, when asked for, and never to a
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
 from time import monotonic, time
 from typing import Any
 from urllib.parse import urljoin
+
+import msgspec
 
 from operations._hosts import Origin, TrustedHosts, origin_of
 from operations._words import without_secrets
@@ -19,7 +20,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
-from operations.openapi.exchange.connections import Connections
+from operations.openapi.exchange.connections import Connections, OpenResponse
 from operations.openapi.exchange.content_coding import ACCEPTED, decoded
 from operations.openapi.exchange.drafts import (
     REDIRECTS,
@@ -39,14 +40,12 @@ _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPT
 _LOGGER = logging.getLogger("operations")
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(msgspec.Struct):
     """One call through all its attempts."""
 
     draft: Draft
     security: Security
     context: OperationContext
-    attempts: Attempts
 
     end: float
     """When its time is up, by the monotonic clock."""
@@ -60,8 +59,11 @@ class _Call:
     headers: Mapping[str, str] | None = None
     """The configured headers; None until they are first needed."""
 
-    signature: Signature = field(default_factory=lambda: NOTHING)
+    signature: Signature = NOTHING
     """What the last attempt was signed with."""
+
+    attempts: Attempts | None = None
+    """Decides whether there is another; None until the first has failed."""
 
 
 class Client(Connections):
@@ -85,16 +87,20 @@ class Client(Connections):
         """
         call = self._call(draft, security, context, target)
         while True:
+            if not self.bulkhead.try_enter():
+                await self.bulkhead.enter()
             try:
-                async with self.bulkhead, AsyncExitStack() as stack:
+                async with OpenResponse() as opened:
                     request, response = await self._respond(
-                        call, stack, is_stream=target is not None
+                        call, opened, is_stream=target is not None
                     )
                     content, saved = b"", None
                     if target is not None:
                         saved = await self._save(response, target, context)
-                    elif request.method != "HEAD":
+                    elif isinstance(request.body, StreamedBody):
                         content = await self._read_in_time(request, response)
+                    elif request.method != "HEAD":
+                        content = await self._read(response, self._config.max_response_bytes)
                     secrets = call.signature.secrets
                     return Answer(
                         request.url, response.status, response.headers, content, secrets, saved
@@ -103,6 +109,8 @@ class Client(Connections):
                 pause = self._pause_after(error, call)
                 if pause is None:
                     raise
+            finally:
+                self.bulkhead.leave()
             await asyncio.sleep(pause)
 
     @asynccontextmanager
@@ -116,9 +124,9 @@ class Client(Connections):
         """
         call = self._call(draft, security, context)
         while True:
-            async with self.bulkhead, AsyncExitStack() as stack:
+            async with self.bulkhead, OpenResponse() as opened:
                 try:
-                    _, response = await self._respond(call, stack, is_stream=True)
+                    _, response = await self._respond(call, opened, is_stream=True)
                 except CallError as error:
                     pause = self._pause_after(error, call)
                     if pause is None:
@@ -148,8 +156,8 @@ class Client(Connections):
             timeout=self._config.timeout,
             public_only=not is_trusted,
         )
-        async with AsyncExitStack() as stack:
-            response = await self.send(request, stack, origin)
+        async with OpenResponse() as opened:
+            response = await self.send(request, opened, origin)
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
@@ -202,28 +210,29 @@ class Client(Connections):
         context: OperationContext,
         target: Target | None = None,
     ) -> "_Call":
-        config = self._config
-        attempts = Attempts(
-            draft.method, retries=config.retries, retry_refused=config.retry_refused
-        )
         end, is_repeatable = monotonic() + self._seconds(context), True
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
             is_repeatable = draft.body.is_repeatable
         if target is not None and not target.is_repeatable:
             is_repeatable = False
-        return _Call(draft, security, context, attempts, end, self.closings, is_repeatable)
+        return _Call(draft, security, context, end, self.closings, is_repeatable)
 
     def _pause_after(self, error: CallError, call: "_Call") -> float | None:
         """Return the seconds to wait before the request is sent again, or None if it must not be."""
+        config = self._config
+        if call.attempts is None:
+            call.attempts = Attempts(
+                call.draft.method, retries=config.retries, retry_refused=config.retry_refused
+            )
         pause = call.attempts.pause_after(error, has_token=bool(call.signature.tokens))
         is_over = monotonic() + (pause or 0) >= call.end or call.closings != self.closings
         return None if is_over or not call.is_repeatable else pause
 
     async def _respond(
-        self, call: "_Call", stack: AsyncExitStack, *, is_stream: bool
+        self, call: "_Call", opened: OpenResponse, *, is_stream: bool
     ) -> tuple[HTTPRequest, HTTPResponse]:
-        """Send a call's request once, and after redirects; the response lives as long as `stack`.
+        """Send a call's request once, and after redirects; the response lives as long as `opened`.
 
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
@@ -232,19 +241,21 @@ class Client(Connections):
         call.signature = NOTHING
         if not call.security.is_empty:
             call.signature = await self._signature(call)
-        self._enforce_size(draft.body)
+        if draft.body is not None:
+            self._enforce_size(draft.body)
         origin, is_trusted = self.enforce_reachable(draft.base)
-        if monotonic() >= call.end:
+        seconds = call.end - monotonic()
+        if seconds <= 0:
             raise timed_out(f"{draft.method} {origin}", self._config.timeout, "answer")
         request = signed_request(
             draft,
             call.signature,
-            call.end - monotonic(),
+            seconds,
             is_stream=is_stream,
             public_only=not is_trusted,
         )
         for _ in range(_MAX_REDIRECTS):
-            response = await self.send(request, stack, origin, call.context)
+            response = await self.send(request, opened, origin, call.context)
             status = response.status
             if 200 <= status < 300 or (
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
@@ -255,7 +266,6 @@ class Client(Connections):
                 onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
                 raise await self._error(request, response, call.signature, call.end)
-            await stack.aclose()
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
@@ -270,11 +280,11 @@ class Client(Connections):
             call.headers = await call.security.headers_of(call.context)
         return await call.security.sign(call.draft.security, call.context, call.headers)
 
-    def _enforce_size(self, body: bytes | StreamedBody | None) -> None:
+    def _enforce_size(self, body: bytes | StreamedBody) -> None:
         if isinstance(body, StreamedBody):
             size, limit = body.size or 0, self._config.max_file_bytes
         else:
-            size, limit = len(body or b""), self._config.max_request_bytes
+            size, limit = len(body), self._config.max_request_bytes
         if size > limit:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"The request is larger than {limit} bytes."
@@ -300,9 +310,7 @@ class Client(Connections):
             )
 
     async def _read_in_time(self, request: HTTPRequest, response: HTTPResponse) -> bytes:
-        if not isinstance(request.body, StreamedBody):
-            return await self._read(response, self._config.max_response_bytes)
-        # Its sending had no end, so the transport does not time what follows.
+        """Read the response to a streamed body; its sending had no end, so the transport does not time the rest."""
         try:
             async with asyncio.timeout(self._config.timeout):
                 return await self._read(response, self._config.max_response_bytes)

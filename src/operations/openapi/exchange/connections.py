@@ -3,10 +3,10 @@
 Rule: what only a third party named must be public; what does not respond is not asked again and again.
 """
 
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from time import time
-from typing import cast
+from typing import Any, Self, cast
 
 from operations._hosts import Origin, TrustedHosts, enforce_public, origin_of
 from operations._upstreams import Bulkhead, CircuitBreaker
@@ -16,6 +16,31 @@ from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport
 
 _MAX_ORIGINS = 1000
+
+
+class OpenResponse:
+    """Holds the response of the last request that was sent, and closes it."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self) -> None:
+        self._exchange: AbstractAsyncContextManager[HTTPResponse] | None = None
+
+    async def replace(self, exchange: AbstractAsyncContextManager[HTTPResponse]) -> HTTPResponse:
+        """Close the response before, and open another."""
+        if self._exchange is not None:
+            await self.__aexit__(None, None, None)
+        response = await exchange.__aenter__()
+        self._exchange = exchange
+        return response
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.__aexit__(*exc_info)
 
 
 class Connections:
@@ -81,15 +106,15 @@ class Connections:
     async def send(
         self,
         request: HTTPRequest,
-        stack: AsyncExitStack,
+        opened: OpenResponse,
         origin: Origin,
         context: OperationContext | None = None,
     ) -> HTTPResponse:
-        """Send a request; the response lives as long as `stack`.
+        """Send a request; the response lives as long as `opened`.
 
         Args:
             request: The request.
-            stack: Closes the response.
+            opened: Closes the response.
             origin: Where the request goes.
             context: Of the call that it belongs to.
 
@@ -103,7 +128,7 @@ class Connections:
             breaker = self._breakers[origin] = CircuitBreaker(str(origin))
         is_probe = breaker.enter()
         try:
-            response = await stack.enter_async_context(self.transport.send(request))
+            response = await opened.replace(self.transport.send(request))
         except BaseException as error:
             if _is_failure(error, context):
                 breaker.fail(is_probe=is_probe)
