@@ -243,7 +243,7 @@ async def test_a_stream_without_items_ends_at_its_idle_timeout(
     assert caught.value.code == ErrorCode.TIMEOUT
 
 
-@pytest.mark.requirement("R09", "R07")
+@pytest.mark.requirement("R09", "R07", "F19")
 async def test_f19_the_identity_in_an_event_counts_on_trusted_targets_only(
     world: World, registry: OperationRegistry
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from operations import OperationRegistry
+from operations import OperationContext, OperationRegistry
 from operations.calls.hub import Hub
 from operations.cli.serving import SocketDoor
 from operations.errors import TransportError
@@ -30,6 +30,14 @@ def files(ran: list[str]) -> OperationRegistry:
     async def read(path: str) -> str:
         ran.append(path)
         return "secret"
+
+    @registry.operation("files.who", type="query")
+    async def who(context: OperationContext, path: str) -> str | None:
+        return None if context.identity is None else context.identity.id
+
+    @registry.operation("files.erase", scopes=["admin"])
+    async def erase(path: str) -> None:
+        ran.append("erased " + path)
 
     @registry.operation("files.break")
     async def break_(path: str) -> str:
@@ -251,3 +259,29 @@ async def test_the_words_of_a_peer_are_escaped_in_logs(caplog: pytest.LogCapture
 
     assert any("forged" in record.getMessage() for record in caplog.records)
     assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+@pytest.mark.requirement("R09", "F19")
+@SERVERS
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"identity": {"id": "admin", "scopes": ["admin"]}},
+        {"meta": {"principal": "admin"}, "principal": "admin"},
+        {"metadata": {"identity": {"id": "admin", "scopes": ["admin"]}, "principal": "admin"}},
+        {"context": {"identity": {"id": "admin", "scopes": ["admin"]}, "trusted": True}},
+    ],
+    ids=lambda claim: next(iter(claim)),
+)
+async def test_f19_an_identity_in_a_request_is_ignored(kind: str, claim: dict[str, Any]) -> None:
+    ran: list[str] = []
+    async with (
+        serving(kind, ran) as (port, path),
+        connect(f"ws://127.0.0.1:{port}{path}") as socket,
+    ):
+        seen = await answer(socket, event("files.who", "1", **claim))
+        assert seen["payload"]["output"]["data"] is None
+        denied = await answer(socket, event("files.erase", "2", **claim))
+        assert denied["type"] == "call.error"
+
+    assert ran == []

@@ -210,7 +210,7 @@ async def test_a_handler_that_hangs_ends_with_the_time_of_the_call() -> None:
     assert caught.value.code == ErrorCode.TIMEOUT
 
 
-@pytest.mark.requirement("R1")
+@pytest.mark.requirement("R07")
 async def test_going_on_needs_what_calling_needs() -> None:
     def rule(spec: OperationSpec) -> AccessControl:
         return AccessControl(["greet"] if spec.name == "greet" else [])
