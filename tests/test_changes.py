@@ -1,7 +1,7 @@
 """What callers see of the changes that normalisation made, at every entry point, and who sets the policy."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.server.asgi import Client
 from operations import OperationContext, OperationRegistry, OperationSpec, Schema
 from operations.calls import CallGraph, from_calls, serve_calls
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.openapi import from_openapi
+from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
 from operations.specs import Operation, OperationType, OutputPolicy
@@ -184,6 +184,23 @@ async def test_an_imported_service_has_a_policy_of_its_own(policy: OutputPolicy 
         }
 
     assert results == dict.fromkeys(results, expected)
+
+
+CONFIGURABLE: list[Callable[[Any], Any]] = [
+    rows,
+    lambda output: OperationRegistry(output=output),
+    lambda output: OperationRegistry().operation("a.b", output=output)(lambda: 1),
+    lambda output: from_calls(MemoryTarget(), output=output),
+    lambda output: MCPClientConfig(command="server", output=output),
+    lambda output: HTTPServiceConfig("api", output=output),
+]
+
+
+@pytest.mark.parametrize("configure", CONFIGURABLE)
+@pytest.mark.parametrize("output", ["stric", "", 5])
+def test_a_policy_that_does_not_exist_is_rejected(configure: Any, output: Any) -> None:
+    with pytest.raises(ValueError, match="output must be one of cast, keep, create"):
+        configure(output)
 
 
 async def test_the_operation_beats_the_registry() -> None:

@@ -8,6 +8,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -32,6 +33,7 @@ from operations import (
     build_env,
     operation,
 )
+from operations.calls import from_calls
 from operations.front.search import Gateway
 from operations.mcp import MCPApp, MCPClientConfig, MCPServerSettings, to_mcp
 from operations.openapi import (
@@ -45,7 +47,7 @@ from operations.openapi import (
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.nats import NatsTarget
 from operations.pubsub.redis import RedisInteropTarget, RedisTarget
-from operations.pubsub.websocket import AcceptedTarget, WebSocketTarget
+from operations.pubsub.websocket import AcceptedTarget, WebSocketTarget, serve_websocket
 from operations.server import create_app
 from operations.server.tokens import JWTs
 from operations.telemetry.metrics import CallMetrics
@@ -58,7 +60,7 @@ MODULES = [
     "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
 ]  # fmt: skip
 
-LISTS = (Collection, Sequence, Iterable, Set, list, set, frozenset, tuple)
+LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)
 REGISTRY = OperationRegistry()
 
 
@@ -79,6 +81,14 @@ def listen(target: Any) -> Callable[..., Any]:
     return call
 
 
+def accept(**options: Any) -> None:
+    async def run() -> None:
+        async with serve_websocket(cast("Any", None), **options):
+            pass
+
+    anyio.run(run)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "operations.AccessControl": AccessControl,
     "operations.Identity": partial(Identity, "ann"),
@@ -88,6 +98,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.OperationSpec": partial(OperationSpec, name="b", namespace="a", type=OperationType.QUERY),
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
     "operations.operation": lambda **options: operation("a.b", **options)(function),
+    "operations.calls.from_calls": partial(from_calls, MemoryTarget()),
     "operations.front.search.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
     "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None))),
@@ -105,6 +116,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.pubsub.redis.RedisTarget.listen": listen(RedisTarget),
     "operations.pubsub.websocket.AcceptedTarget.listen": listen(AcceptedTarget),
     "operations.pubsub.websocket.WebSocketTarget.listen": listen(WebSocketTarget),
+    "operations.pubsub.websocket.serve_websocket": accept,
     "operations.server.create_app": partial(create_app, REGISTRY),
     "operations.server.tokens.JWTs": partial(JWTs, issuer="a", audience="b", key="c"),
     "operations.telemetry.metrics.CallMetrics.render": CallMetrics(REGISTRY).render,
@@ -112,6 +124,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 """How to call everything that has a list of strings, with all other arguments in place."""
 
 NOT_CALLED = {
+    "operations.calls.RemoteService": "made by from_calls, not by users",
     "operations.front.search.Found": "made by a search, not by users",
     "operations.openapi.OpenAPIService": "made by from_openapi, not by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",

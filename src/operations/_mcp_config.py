@@ -20,7 +20,7 @@ from operations._json import MAX_RESPONSE_VALUES
 from operations._words import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
-from operations.specs import OperationSpec, OutputPolicy
+from operations.specs import OperationSpec, OutputPolicy, enforce_policy
 from operations.types import Count, JSONObject, Seconds
 
 logger = logging.getLogger("operations.mcp")
@@ -189,6 +189,7 @@ class MCPClientConfig:
             secrets=self.secrets,
             allowed_hosts=self.allowed_hosts,
         )
+        enforce_policy(self.output)
         if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
             raise ValueError("an MCP server needs exactly one of command, url and server")
         if self.transport is not None and self.transport not in self._possible():

@@ -1,7 +1,7 @@
 """Words that messages share, and words that they keep to themselves."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 
 _TELLING = re.compile(
@@ -17,7 +17,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     return f' Did you mean "{near[0]}"?' if near else ""
 
 
-def enforce_lists(**values: Iterable[str] | None) -> None:
+def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
     """Let lists of strings through, or nothing at all; a single string would be read letter by letter.
 
     Raises:

@@ -46,6 +46,7 @@ from operations.specs import (
     OperationType,
     OutputPolicy,
     SubscriptionHandler,
+    enforce_policy,
     operation,
     operation_of,
 )
@@ -97,6 +98,7 @@ class OperationRegistry:
         output: OutputPolicy = "cast",
         max_threads: int = 32,
     ) -> None:
+        enforce_policy(output)
         self.output: OutputPolicy = output
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []

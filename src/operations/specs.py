@@ -9,7 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+)
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -45,6 +56,19 @@ OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "o
 - `strict`: change nothing and raise `EXECUTION_ERROR` on a mismatch
 - `off`: change and check nothing
 """
+
+
+def enforce_policy(output: OutputPolicy | None) -> None:
+    """Raise an error for a policy that does not exist; None leaves it to the registry.
+
+    Raises:
+        ValueError: Naming the policies.
+    """
+    policies: tuple[str, ...] = get_args(OutputPolicy)
+    if output is not None and output not in policies:
+        hint = suggestion(str(output), policies)
+        raise ValueError(f"output must be one of {', '.join(policies)}, not {output!r}.{hint}")
+
 
 UNKNOWN = Schema({})
 """Says nothing about a value."""
@@ -332,6 +356,9 @@ class Operation:
 
     files: FileArguments | None = None
     """How the handler takes files; None if it takes JSON only."""
+
+    def __post_init__(self) -> None:
+        enforce_policy(self.output)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
-from operations._words import printable
+from operations._words import enforce_lists, printable
 from operations.access import AccessControl
 from operations.calls.describing import Listener
 from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
@@ -22,7 +22,13 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.pubsub.base import EventTarget
-from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
+from operations.specs import (
+    Operation,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+    enforce_policy,
+)
 
 logger = logging.getLogger("operations")
 
@@ -198,6 +204,8 @@ def from_calls(
         send_identity: Tell them who calls here; by default on trusted targets only.
         timeout: Seconds a call may take unless its caller says otherwise.
     """
+    enforce_policy(output)
+    enforce_lists(exclude=exclude)
     calls = PendingRequestMap(
         target, group=group, credential=credential, send_identity=send_identity, timeout=timeout
     )

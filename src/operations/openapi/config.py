@@ -19,7 +19,7 @@ from operations.openapi.files import FilesRoot
 from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
 from operations.openapi.transport import HTTPTransport, TLSFiles
-from operations.specs import OutputPolicy
+from operations.specs import OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
@@ -343,6 +343,7 @@ class HTTPServiceConfig:
 
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
+        enforce_policy(self.output)
         if self.base_url is not None:
             try:
                 origin_of(self.base_url)
