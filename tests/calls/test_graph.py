@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from operations.calls import CallGraph, PendingRequestMap, read_graph, render_tree, serve_calls
+from operations.calls import (
+    CallGraph,
+    CallRecord,
+    PendingRequestMap,
+    read_graph,
+    render_tree,
+    serve_calls,
+)
+from operations.cli.trace import spans
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget
@@ -102,3 +110,21 @@ async def test_only_so_many_calls_are_kept() -> None:
         await registry.execute("leaf.ok", {})
 
     assert len(graph) == 2
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_calls_that_name_each_other_as_parents_are_not_hidden(order: tuple[int, ...]) -> None:
+    parents = {"a": "b", "b": "c", "c": "a", "d": "c"}
+    records = [
+        CallRecord(
+            request_id=name, operation_id=f"x.{name}", parent_request_id=parent, started_at=0
+        )
+        for name, parent in parents.items()
+    ]
+    ordered = [records[index] for index in order]
+
+    lines = render_tree(ordered).splitlines()
+    (root,) = spans(ordered)
+
+    assert sorted(line.split("x.")[1][0] for line in lines) == ["a", "b", "c", "d"]
+    assert len(str(root.to_json()).split("operationId")) == 5

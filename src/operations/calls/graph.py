@@ -139,13 +139,29 @@ def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
     return sorted(records, key=lambda record: record.started_at)
 
 
+def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
+    """Return the parent of each call, by request id; None if it is not among the records.
+
+    Other processes name the parents of their calls. Of calls that name each other, one counts as a root, so that no
+    caller can hide its calls.
+    """
+    named = {record.request_id: record.parent_request_id for record in records}
+    parents: dict[str, str | None] = {}
+    for request_id, parent in named.items():
+        ancestor = parent
+        while ancestor is not None and ancestor != request_id:
+            ancestor = parents.get(ancestor)
+        parents[request_id] = parent if ancestor is None and parent in named else None
+    return parents
+
+
 def render_tree(records: Iterable[CallRecord]) -> str:
     """Calls as a tree: each under the call it was part of, in the order they started."""
     known = {record.request_id: record for record in records}
+    parents = known_parents(known.values())
     below: dict[str | None, list[CallRecord]] = {}
     for record in known.values():
-        parent = record.parent_request_id
-        below.setdefault(parent if parent in known else None, []).append(record)
+        below.setdefault(parents[record.request_id], []).append(record)
     lines: list[str] = []
 
     def add(record: CallRecord, head: str, tail: str) -> None:

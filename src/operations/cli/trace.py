@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from operations._words import counted
 from operations.calls import CallRecord
+from operations.calls.graph import known_parents
 from operations.cli.journal import journal_path, read_journal
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, plain
@@ -101,9 +102,10 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
     """The calls that no other call made, by the time they started, each with those it made."""
     ordered = sorted(records, key=lambda record: record.started_at)
     by_id = {record.request_id: Span(record, []) for record in ordered}
+    parents = known_parents(ordered)
     roots: list[Span] = []
-    for span in by_id.values():
-        parent = by_id.get(span.record.parent_request_id or "")
+    for request_id, span in by_id.items():
+        parent = by_id.get(parents[request_id] or "")
         (roots if parent is None else parent.calls).append(span)
     return roots
 
