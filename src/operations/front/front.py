@@ -115,7 +115,13 @@ class Front:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if these are too many; then none is run.
         """
-        self.rate.spend(caller, len(calls), paid=1)
+        try:
+            self.rate.spend(caller, len(calls), paid=1)
+        except CallError as error:
+            if error.retryable:
+                raise
+            # Sending it again cannot help, so the response has no Retry-After.
+            raise RequestError(429, error.code, error.message) from None
 
         def describe(error: CallError) -> JSONObject:
             return public_wire(error, context.request_id, expose=self.expose_errors)

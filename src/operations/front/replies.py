@@ -83,7 +83,7 @@ def error_reply(
     headers: list[Header] = [(b"x-request-id", request_id.encode())]
     if isinstance(error, RequestError):
         headers.extend(error.headers)
-    elif status in (429, 503) and error.retryable:
+    elif status in (429, 503):
         headers.append(_RETRY)
     elif status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
