@@ -1,7 +1,11 @@
 """What holds for every schema and every value."""
 
 import copy
+import dataclasses
+import datetime as dt
+import enum
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -9,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
-from operations._json import MAX_DEPTH
+from operations._json import MAX_DEPTH, to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
 from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import NeedsRepair, Stripper
@@ -242,6 +246,39 @@ def test_both_passes_agree_on_what_needs_no_conversion(
     if checker.accepts(quick):
         assert _text(quick) == _text(thorough)
         assert not edited
+
+
+class _Letter(enum.StrEnum):
+    A = "a"
+
+
+@dataclasses.dataclass
+class _Pair:
+    a: Any
+    b: Any
+
+
+python_values = st.recursive(
+    st.sampled_from([Decimal("1.5"), Decimal(42), _Letter.A, dt.date(2020, 1, 1), 1, 2.0, "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.builds(_Pair, inner, inner)
+        | st.dictionaries(st.sampled_from(["a", "b", "x", 1]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@many
+@given(any_schemas, python_values, policies)
+@example({"type": "object", "properties": {"a": {"type": "number"}}}, {"a": Decimal("1.5")}, "cast")
+def test_a_python_value_is_cast_like_its_json(schema: Any, value: Any, policy: CastPolicy) -> None:
+    compiled = Schema(schema)
+    plain = to_json(value)
+
+    assert compiled.check(value) is compiled.check(plain)
+    assert compiled.cast(value, policy) == compiled.cast(plain, policy)
 
 
 odd_values = st.recursive(
