@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +31,7 @@ from operations import (
     OperationType,
     from_schema,
 )
+from operations.server import create_app
 
 HERE = Path(__file__).parent
 logging.disable(logging.WARNING)
@@ -164,8 +168,103 @@ async def benchmark() -> None:
         "operations: execute",
     )
     await beside_typebox(options)
+    await types_of_results(options)
+    await served(options)
     registration()
     import_time()
+
+
+@dataclass
+class DataPoint:
+    x: int
+    y: float
+    name: str
+    tags: list[str]
+
+
+class StructPoint(msgspec.Struct):
+    x: int
+    y: float
+    name: str
+    tags: list[str]
+
+
+class ModelPoint(BaseModel):
+    x: int
+    y: float
+    name: str
+    tags: list[str]
+
+
+class ModelOfModels(BaseModel):
+    at: datetime
+    owner: Owner
+    point: ModelPoint
+
+
+async def types_of_results(options: Any) -> None:
+    """The same results as dicts and as objects. The goal is at most twice the time of the dicts."""
+    point: Any = {"x": 1, "y": 1.5, "name": "abc", "tags": ["a", "b"]}
+    owner: Any = {"id": 1, "email": "ada@example.com"}
+    nested: Any = {"at": "2026-01-02T03:04:05Z", "owner": owner, "point": point}
+    results: dict[str, tuple[Any, Callable[[], Any]]] = {
+        "dict": (DataPoint, lambda: dict(point)),
+        "dataclass": (DataPoint, lambda: DataPoint(**point)),
+        "msgspec struct": (StructPoint, lambda: StructPoint(**point)),
+        "pydantic model": (ModelPoint, lambda: ModelPoint(**point)),
+        "dict of dicts": (ModelOfModels, lambda: dict(nested)),
+        "pydantic model of models": (ModelOfModels, lambda: ModelOfModels(**nested)),
+    }
+    registry = OperationRegistry()
+    for count in (1, 220):
+        contenders: dict[str, Callable[[], Awaitable[Any]]] = {}
+        for index, (name, (kind, build)) in enumerate(results.items()):
+            contenders[name] = _returning(registry, f"of{count}.kind{index}", kind, build, count)
+        for base, names in (
+            ("dict", ["dict", "dataclass", "msgspec struct", "pydantic model"]),
+            ("dict of dicts", ["dict of dicts", "pydantic model of models"]),
+        ):
+            rates = await interleave(
+                {name: contenders[name] for name in names}, options.repeats, options.budget
+            )
+            table(f"execute, which returns {count} of each", rates, base)
+
+
+def _returning(
+    registry: OperationRegistry, operation_id: str, kind: Any, build: Callable[[], Any], count: int
+) -> Callable[[], Awaitable[Any]]:
+    value = build() if count == 1 else [build() for _ in range(count)]
+
+    async def give() -> Any:
+        return value
+
+    give.__annotations__["return"] = kind if count == 1 else list[kind]
+    registry.operation(operation_id, type="query")(give)
+
+    async def call() -> Any:
+        return await registry.execute(operation_id)
+
+    return call
+
+
+async def served(options: Any) -> None:
+    """Calls from code in the process while apps serve the same registry. The goal is at most 1.1 times the time."""
+    registries = {count: OperationRegistry() for count in (0, 1, 50)}
+    apps = []
+    contenders: dict[str, Callable[[], Awaitable[Any]]] = {}
+    for count, registry in registries.items():
+        registry.operation("bench.add", type="query")(add)
+        apps += [create_app(registry) for _ in range(count)]
+
+        async def call(registry: OperationRegistry = registry) -> Any:
+            return await registry.execute("bench.add", v.ADD_ARGUMENTS)
+
+        contenders[f"{count} apps"] = call
+    table(
+        "execute(add) in a process that also serves it",
+        await interleave(contenders, options.repeats, options.budget),
+        "0 apps",
+    )
 
 
 async def beside_typebox(options: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from operations._json import TOO_LONG, as_json, to_json
+from operations._json_objects import without_objects
 from operations._words import printable
 from operations.envelopes import (
     MAX_CHANGES,
@@ -171,17 +172,17 @@ def _normalise(
 ) -> Normalise:
     """Return what makes a result JSON and deals with a mismatch under `policy`."""
     if compiled is None:
-        return lambda value: (to_json(value), None)
+        return lambda value: (to_json(without_objects(value)), None)
     if policy == "cast" or policy == "keep" or policy == "create":
         return compiled.normaliser(policy)
     is_valid = compiled.is_valid
 
     def warn(value: Any) -> tuple[Any, list[Change] | None]:
-        data = to_json(value)
+        data = to_json(without_objects(value))
         return data, None if is_valid(data) else compiled.mismatches(data)
 
     def refuse(value: Any) -> tuple[Any, list[Change] | None]:
-        data = to_json(value)
+        data = to_json(without_objects(value))
         if not is_valid(data):
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from operations._json import MAX_DEPTH, JSONValueError, canonical, to_json
+from operations._json_objects import without_objects
 from operations.schema.casting.changes import Changes, is_unchanged, stripped_and_filled
 from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
@@ -147,6 +148,7 @@ class Normaliser:
         return self._checked(value)
 
     def _checked(self, value: Any) -> tuple[Any, bool]:
+        value = without_objects(value)
         stripped = self._stage.strip(value, MAX_DEPTH)
         if not self._accepts(stripped):
             raise NeedsRepair

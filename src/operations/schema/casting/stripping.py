@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import ValidationError, convert, msgpack, to_builtins
 
 from operations._json import JSONValueError, as_json, is_list, is_object, lift, to_json
+from operations._json_objects import dumped_models, holds_objects, pack_objects, without_objects
+from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
@@ -34,6 +36,7 @@ _WRITTEN = bytearray()
 
 _PACK = msgpack.Encoder().encode
 _PACK_DECIMALS_AS_NUMBERS = msgpack.Encoder(decimal_format="number").encode
+_UNPACK = msgpack.Decoder().decode
 
 _REFUSALS = (ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
 
@@ -259,11 +262,13 @@ def _shaped(shape: Shape, general: Strip, has_numbers: bool) -> Strip:
     target, depth, _ = shape
 
     def strip(value: Any, room: int) -> Any:
-        if room < depth or type(value) not in _CONTAINERS:
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if room < depth or kind in _SCALARS:
             return general(value, room)
         try:
-            _enforce_plain(value, has_numbers)
-            return _in_order(value, to_builtins(convert(value, target)))
+            plain = value if kind is dict else without_objects(value)
+            _enforce_plain(plain, has_numbers)
+            return _in_order(plain, to_builtins(convert(plain, target)))
         except _REFUSALS:
             # Not JSON builtins, or not of this shape: there may still be a way.
             return general(value, room)
@@ -283,12 +288,14 @@ class TypedStrip:
         expects_changes: Whether the last value needed a change. The next one is then not tried as `closed`.
     """
 
-    __slots__ = ("_closed", "_has_numbers", "_target", "expects_changes")
+    __slots__ = ("_closed", "_decode", "_has_numbers", "_packs", "_target", "expects_changes")
 
     def __init__(self, closed: Any, target: Any, has_numbers: bool) -> None:
         self._closed = closed
         self._has_numbers = has_numbers
         self._target = target
+        self._decode: Callable[[bytes], Any] | None = None
+        self._packs = True
         self.expects_changes = False
 
     def strip(self, value: Any) -> tuple[Any, bool]:
@@ -297,24 +304,47 @@ class TypedStrip:
         Raises:
             NeedsRepair: If the types do not accept the value.
         """
-        if type(value) not in _CONTAINERS:
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if kind in _SCALARS:
             raise NeedsRepair
         try:
+            if kind is not dict and holds_objects(value):
+                dumped = dumped_models(value)
+                if dumped is not None:
+                    if self._is_clean(_PACK(dumped)):
+                        return dumped, True
+                elif self._packs:
+                    packed = pack_objects(value)
+                    if self._is_clean(packed):
+                        return _UNPACK(packed), True
+                    # Perhaps only for a type of its own in MessagePack, such as an aware datetime.
+                    self._packs = False
+                value = without_objects(value)
             if not self.expects_changes:
-                _WRITE(value, _WRITTEN)
-                try:
-                    result = to_builtins(convert(value, self._closed))
-                    # The copy has the order of the value. It differs if there are other types than JSON's, such as
-                    # decimals, which a type reads as floats.
-                    copy = to_builtins(value)
-                    if copy == result:
+                packed = _PACK(value)
+                if self._is_clean(packed):
+                    copy = _UNPACK(packed)
+                    if is_unchanged(value, copy):
                         return copy, True
-                except ValidationError:
-                    self.expects_changes = True
+                # Perhaps it holds other types than JSON's.
+                plain = as_json(value)
+                if plain is not value and self._is_clean(_PACK(plain)):
+                    return plain, True
+                value = plain
+                self.expects_changes = True
             _enforce_plain(value, self._has_numbers)
             return _in_order(value, to_builtins(convert(value, self._target))), False
         except _REFUSALS:
             raise NeedsRepair from None
+
+    def _is_clean(self, packed: bytes) -> bool:
+        if self._decode is None:
+            self._decode = msgpack.Decoder(self._closed).decode
+        try:
+            self._decode(packed)
+        except ValidationError:
+            return False
+        return True
 
 
 def _in_order(before: Any, after: Any) -> Any:
