@@ -1,6 +1,6 @@
 """Plans of scalars alone, by the exact Python types they take."""
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 from operations.schema.planning.plans import Plan
 
@@ -15,7 +15,8 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 }
 
 
-def scalar_types(names: Iterable[str]) -> frozenset[type]:
+@lru_cache
+def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
     """The Python types of the scalars among the JSON types `names`."""
     return frozenset(kind for name in names for kind in _PYTHON[name])
 

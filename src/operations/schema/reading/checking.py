@@ -89,6 +89,7 @@ class Checker:
             shared.fancy = shared.fancy or tamer.fancy
             self.accepts = shared.accepts_at((self.document.root,))
         self.flat = _flat_decoder(root_schema)
+        self.document.forget()
 
     max_plans = 5_000
 

@@ -75,7 +75,6 @@ class Graph:
     def __init__(self, document: Document, shared: "Graph | None" = None) -> None:
         self._document = document
         self._shared = shared
-        self._edges: dict[str, _Edges] = {}
         self.costs: MutableMapping[str, int] = {} if shared is None else ChainMap({}, shared.costs)
         """For each schema, how many meet along one path into the data. Those of shared ones are not written here."""
         self._recursive: set[str] = set()
@@ -96,8 +95,7 @@ class Graph:
                 old_tuple = isinstance(document.keywords(site).get("items"), list)
                 fresh[site.pointer] = _Edges(below, targets, old_tuple=old_tuple)
         _refuse_idle_loops(fresh)
-        self._edges.update(fresh)
-        self._refuse_explosions(self._ordered(starts))
+        self._refuse_explosions(self._ordered(starts, fresh), fresh)
 
     @property
     def has_circles(self) -> bool:
@@ -115,12 +113,12 @@ class Graph:
             self._shared is not None and self._shared.is_recursive(place)
         )
 
-    def _ordered(self, starts: Iterable[str]) -> list[str]:
+    def _ordered(self, starts: Iterable[str], graph: dict[str, _Edges]) -> list[str]:
         """Return every new schema with edges that `starts` lead to, those that it needs before itself.
 
         Notes those whose references can go round in a circle.
         """
-        graph, known = self._edges, self.costs
+        known = self.costs
         order: list[str] = []
         finished: dict[str, bool] = {}
         stack: list[tuple[str, bool]] = [(start, False) for start in starts]
@@ -143,12 +141,12 @@ class Graph:
                 stack += [(edge, False) for edge in (*near.here, *near.one_each, *near.shared)]
         return order
 
-    def _refuse_explosions(self, order: list[str]) -> None:
+    def _refuse_explosions(self, order: list[str], graph: dict[str, _Edges]) -> None:
         """Count, for every schema, how many meet along one path into the data.
 
         A reference back counts once: the validator remembers its verdict there.
         """
-        costs, graph = self.costs, self._edges
+        costs = self.costs
         for place in order:
             near = graph[place]
             cost = 1 + sum([costs.get(edge, 1) for edge in (*near.here, *near.shared)])

@@ -61,14 +61,13 @@ class Document:
     """
 
     __slots__ = (
-        "_anchors", "_below", "_dynamic", "_most", "_place", "_referring", "_resolved", "_resources", "_shared",
+        "_anchors", "_below", "_dynamic", "_place", "_referring", "_resolved", "_resources", "_shared",
         "_targets", "_uris", "dialect", "root", "sites",
     )  # fmt: skip
 
     def __init__(self, root: JSONSchema, shared: "Document | None" = None, place: str = "") -> None:
         self._shared = shared
         self._place = place
-        self._most = MAX_SUBSCHEMAS
         named = named_dialect(root)
         self._read(root, named or DRAFT_2020_12)
         if named is None and any(map(_is_old_tuple, self.sites)):
@@ -98,12 +97,16 @@ class Document:
 
     def define(self, definitions: JSONObject) -> list[Site]:
         """Add definitions, which refer to one another and to known ones; returns the schemas in them."""
-        known = len(self.sites)
-        self._most = known + MAX_SUBSCHEMAS
         cast("JSONObject", self.root.schema)["$defs"].update(definitions)
         for name, schema in definitions.items():
             self._scan(self._enter(Site(schema, f"{DEFINED}{escape(name)}", "")))
-        return self.sites[known:]
+        return self.sites
+
+    def forget(self) -> None:
+        """Let go of the lists of schemas: what follows is found from a schema by its keywords and references."""
+        self.sites = []
+        self._below = {}
+        self._referring = []
 
     def _is_shared(self, site: Site) -> bool:
         return self._shared is not None and site.pointer.startswith(DEFINED)
@@ -128,8 +131,6 @@ class Document:
 
     def below(self, site: Site) -> list[tuple[str, Site]]:
         """The schemas directly inside `site`, each with the keyword that holds it."""
-        if self._shared is not None and self._is_shared(site):
-            return self._shared.below(site)
         return self._below[site.pointer]
 
     def references(self, site: Site) -> list[tuple[str, Site | None]]:
@@ -226,7 +227,7 @@ class Document:
                 continue
             below = self._below[place] = []
             self.sites.append(site)
-            if len(self.sites) > self._most:
+            if len(self.sites) > MAX_SUBSCHEMAS:
                 raise SchemaError(f"more than {MAX_SUBSCHEMAS:,} schemas in one document")
             if isinstance(schema, bool):
                 continue

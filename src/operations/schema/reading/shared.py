@@ -63,6 +63,7 @@ class SharedDefinitions:
         self.caches: dict[str, Any] = {}
         self.document = Document({"$defs": {}})
         self.graph = Graph(self.document)
+        self.document.forget()
         self.fancy = False
         self._lock = RLock()
         self._given: JSONObject = {}
@@ -95,7 +96,7 @@ class SharedDefinitions:
                 self._given |= fresh
                 try:
                     self._define(fresh)
-                except SchemaError:
+                except BaseException:
                     self._refused |= fresh.keys()
                     raise
         return {key: value for key, value in document.items() if key != "$defs"}
@@ -133,6 +134,7 @@ class SharedDefinitions:
                         raise SchemaError(f"{site.pointer}: refers to nothing")
                     self._needs[owner].add(_owner(target.pointer))
         self.graph.add(sites, [DEFINED + escape(name) for name in definitions])
+        self.document.forget()
 
     def enter(self, schema: JSONSchema) -> Document:
         """Return a schema, without definitions of its own, as a document that uses the shared ones.
