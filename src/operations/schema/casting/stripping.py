@@ -328,9 +328,10 @@ class TypedStrip:
                         return copy, True
                 # Perhaps it holds other types than JSON's.
                 plain = as_json(value)
-                if plain is not value and self._is_clean(_PACK(plain)):
-                    return plain, True
-                value = plain
+                if plain is not value:
+                    if self._is_clean(_PACK(plain)):
+                        return plain, True
+                    raise NeedsRepair
                 self.expects_changes = True
             _enforce_plain(value, self._has_numbers)
             return _in_order(value, to_builtins(convert(value, self._target))), False
