@@ -48,7 +48,7 @@ from operations.specs import (
     SubscriptionHandler,
     enforce_policy,
     operation,
-    operation_of,
+    validate_operation,
 )
 
 logger = logging.getLogger("operations")
@@ -153,7 +153,7 @@ class OperationRegistry:
                 ready = Operation(candidate, self._forward(candidate))
                 elsewhere.add(candidate.id)
             else:
-                ready = _examined(candidate)
+                ready = validate_operation(candidate)
             operation_id = ready.spec.id
             if operation_id in added or (operation_id in self._operations and not replace):
                 raise RegistrationError(
@@ -561,41 +561,6 @@ class OperationRegistry:
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
         self._elsewhere.discard(operation_id)
-
-
-def _examined(candidate: object) -> Operation:
-    """`candidate` as an operation that can work.
-
-    Raises:
-        RegistrationError: Saying what is wrong with it.
-    """
-    ready = operation_of(candidate)
-    if ready is None:
-        raise RegistrationError(
-            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
-        )
-    spec, handler = ready.spec, ready.handler
-    if not isinstance(cast("object", spec), OperationSpec):
-        raise RegistrationError(f"{spec!r} is no OperationSpec")
-    if not callable(handler):
-        raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
-    is_generator, is_async_generator = _generator_kinds(handler)
-    if spec.type is OperationType.SUBSCRIPTION:
-        if is_generator:
-            raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
-    elif is_async_generator or is_generator:
-        raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
-    return ready
-
-
-def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether `handler` is a generator function, and whether it is an async one."""
-    code = getattr(handler, "__code__", None)
-    if code is None:
-        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
-    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
-    flags: int = code.co_flags
-    return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)
 
 
 def subscribe(

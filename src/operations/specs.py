@@ -4,6 +4,7 @@ Rule 1: a spec is data. It is frozen, hashable, and goes to JSON and back unchan
 Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none, a name may.
 """
 
+import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -496,3 +497,38 @@ def operation_of(value: object) -> Operation | None:
         return value
     marked = getattr(value, "__operation__", None)
     return marked if isinstance(marked, Operation) else None
+
+
+def validate_operation(candidate: object) -> Operation:
+    """Return `candidate` as an operation that can work.
+
+    Raises:
+        RegistrationError: Saying what is wrong with it.
+    """
+    ready = operation_of(candidate)
+    if ready is None:
+        raise RegistrationError(
+            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
+        )
+    spec, handler = ready.spec, ready.handler
+    if not isinstance(cast("object", spec), OperationSpec):
+        raise RegistrationError(f"{spec!r} is no OperationSpec")
+    if not callable(handler):
+        raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
+    is_generator, is_async_generator = _generator_kinds(handler)
+    if spec.type is OperationType.SUBSCRIPTION:
+        if is_generator:
+            raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
+    elif is_async_generator or is_generator:
+        raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
+    return ready
+
+
+def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether `handler` is a generator function, and whether it is an async one."""
+    code = getattr(handler, "__code__", None)
+    if code is None:
+        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
+    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
+    flags: int = code.co_flags
+    return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)

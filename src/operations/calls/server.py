@@ -99,10 +99,7 @@ class CallServer:
         self.mailbox = target.mailbox()
         self.jobs: dict[str, Job] = {}
         self.restored_at = 0.0
-        self.malformed = 0
-        self.ignored = 0
-        self.refused = 0
-        self.duplicates = 0
+        self.malformed = self.ignored = self.refused = self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
         self._shared = front
         # The queue limits calls per caller; behind a broker all callers have one address.
@@ -120,8 +117,7 @@ class CallServer:
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
         self._listening: Subscription | None = None
-        self._is_serving = False
-        self._is_leaving = False
+        self._is_serving = self._is_leaving = False
         self._idle = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
