@@ -95,12 +95,11 @@ async def invoke(
             result = await result  # pyright: ignore[reportUnknownVariableType]
         envelope = plan.finish(result)
         if series is not None:
-            if began or type(envelope.meta) is not LocalResponseMeta:
-                series.finish(code_of(envelope, context), perf_counter() - began if began else None)
+            meta = envelope.meta
+            if began or type(meta) is not LocalResponseMeta or meta.changes:
+                _count(series, envelope, context, began)
             else:
                 series.untimed += 1
-            if envelope.meta.changes:
-                series.add_changes(changed(envelope))
     except BaseException as error:  # noqa: BLE001 - rule 2
         failure = error
     else:
@@ -113,6 +112,12 @@ async def invoke(
         raise
     finally:
         del failure  # it refers to this frame
+
+
+def _count(series: CallSeries, envelope: Envelope, context: OperationContext, began: float) -> None:
+    series.finish(code_of(envelope, context), perf_counter() - began if began else None)
+    if envelope.meta.changes:
+        series.add_changes(changed(envelope))
 
 
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
