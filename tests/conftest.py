@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,15 @@ def anyio_backend() -> str:
 @pytest.fixture
 def registry() -> OperationRegistry:
     return OperationRegistry()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Restore the log level that a command of the test set."""
+    logger = logging.getLogger("operations")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

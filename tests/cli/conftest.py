@@ -1,6 +1,5 @@
 """A folder with a config and operations of every kind, and the command line to use it with."""
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -169,7 +168,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
     """Run a command in this process, as a script would: no terminal."""
-    level, path = logging.getLogger("operations").level, list(sys.path)
+    path = list(sys.path)
 
     def run(*arguments: str) -> Ran:
         capfd.readouterr()
@@ -178,7 +177,6 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..
         return Ran(code, out, err)
 
     yield run
-    logging.getLogger("operations").setLevel(level)
     sys.path[:] = path
 
 

@@ -214,7 +214,7 @@ async def test_the_python_client_calls_the_http_door(
         with pytest.raises(client.OperationError):
             await anext(hub.shop.watch(count=3))
     assert away.value.code == "UNAVAILABLE"
-    assert denied.value.code == "ACCESS_DENIED"
+    assert denied.value.code == "OPERATION_NOT_FOUND"
     assert invalid.value.code == "VALIDATION_ERROR"
 
 
