@@ -521,7 +521,7 @@ NOT_IN_THE_FILE = {
     "serve_calls.target": "an object",
     "serve_calls.group": "a key of its own",
     "serve_calls.concurrency": "a key of its own",
-    "serve_calls.gate": "a function",
+    "serve_calls.front": "an object",
     "serve_calls.resolve": "a function",
     "Limits.calls": "called concurrency",
     "Limits.calls_per_caller": "called per_caller",
