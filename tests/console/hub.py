@@ -311,7 +311,13 @@ def build_crowd(count: int = 5000, namespaces: int = 25) -> OperationRegistry:
 def served(registry: OperationRegistry) -> Iterator[str]:
     """A hub in a thread, so that the test's own thread is free for the browser; gives its address."""
     keys = APIKeys({hash_key(KEY): Identity("alice", ["task:write"])})
-    app = create_app(registry, identity=keys, console=console_app(), graph=CallGraph(limit=1000))
+    app = create_app(
+        registry,
+        identity=keys,
+        scopes_supported=["task:write"],
+        console=console_app(),
+        graph=CallGraph(limit=1000),
+    )
     started = threading.Event()
     found: dict[str, Any] = {}
 
