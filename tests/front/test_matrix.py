@@ -96,7 +96,7 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
 
 
 Call = Callable[[Hub, str, Any, str | None], Coroutine[Any, Any, str]]
-"""Call an operation with an input as somebody; return `fine` or the code of the error."""
+"""Call an operation with an input as an identity; return `fine` or the code of the error."""
 
 
 async def over_http(hub: Hub, operation: str, value: Any, key: str | None) -> str:

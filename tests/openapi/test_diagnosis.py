@@ -1,4 +1,4 @@
-"""What a document makes callers stumble over is told before they do."""
+"""Problems of a document are reported before a call meets them."""
 
 from pathlib import Path
 from typing import Any

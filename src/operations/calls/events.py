@@ -289,7 +289,7 @@ def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
-        # Perhaps not an envelope, which its caller is told.
+        # If it is not an envelope, the caller gets an error.
         unread = _lenient.decode(body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)

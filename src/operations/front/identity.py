@@ -70,7 +70,7 @@ class InvalidCredentialError(Exception):
 class AuthThrottle:
     """Checks credentials, and slows down addresses that guess them.
 
-    A wrong credential that an address showed before is no new guess: a client with an old key harms nobody.
+    A wrong credential that an address showed before is no new guess: a client with an old key harms no other client.
 
     Args:
         limits: How many wrong credentials an address may show, and how many checks run at a time.

@@ -121,7 +121,7 @@ class RequestTimeout:
             self._watcher = None
 
     def stop(self) -> bool:
-        """End the watch; return whether the task was also cancelled by somebody else."""
+        """End the watch; return whether the task was also cancelled from elsewhere."""
         self._is_young = False
         if self._timer is not None:
             self._timer.cancel()

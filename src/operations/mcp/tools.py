@@ -194,7 +194,7 @@ def build_resume(
 def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
     """Return an operation that refuses calls: what it does now (`spec`) has not been accepted.
 
-    It shows the contract that was `known`; without one only its name, because nobody has reviewed the rest.
+    It shows the contract that was `known`; without one only its name, because the rest was not reviewed.
     """
     meta = {key: spec.meta[key] for key in ("source", "server") if key in spec.meta}
     shown = replace(

@@ -142,7 +142,7 @@ class FileContent:
                     if left is not None:
                         left -= len(chunk)
                         if left == 0:
-                            # Whoever knows the size does not ask for more after the last chunk.
+                            # A reader that knows the size does not ask for more after the last chunk.
                             await self._close(file)
                     yield bytes(chunk)
                 if left:
@@ -168,7 +168,7 @@ class StreamedBody:
         size: In bytes; None if it is not known.
         is_repeatable: Whether it can be sent more than once.
         failure: The error that ended its last sending.
-        progress: Is told how much was sent.
+        progress: Receives the number of bytes sent.
     """
 
     def __init__(self, pieces: list[bytes | FileContent]) -> None:
@@ -327,7 +327,7 @@ async def save(
         total: The size that was announced.
         limit: The largest size to accept.
         seconds: The longest time without a byte.
-        progress: Is told how much was saved.
+        progress: Receives the number of bytes saved.
 
     Raises:
         CallError: `RESOURCE_EXHAUSTED` beyond the limit or if the disk is full, `TIMEOUT` if nothing arrives.

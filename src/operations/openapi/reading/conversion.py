@@ -87,7 +87,7 @@ class Conversion:
         self._inlined: set[str] = set()
 
     def convert(self, schema: Any) -> JSONSchema:
-        """Return `schema` in 2020-12; True for what is no schema."""
+        """Return `schema` in 2020-12; True for a value that is not a schema."""
         return self._convert(schema, 0, is_part=True)
 
     def _convert(

@@ -3,7 +3,7 @@
 The channel of an event is `prefix + type + ":" + id`; the id is empty, but one is accepted. Everyone who listens gets
 every answer, so nothing is private here, and every worker gets every request, so there should be one.
 
-Rule: a client subscribes only to what it needs. Redis counts the subscribers of a request, so a caller is told at once
+Rule: a client subscribes only to what it needs. Redis counts the subscribers of a request, so a caller learns at once
       that there is no worker.
 """
 

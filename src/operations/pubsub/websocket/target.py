@@ -214,7 +214,7 @@ class WebSocketTarget:
             await self._topics.wait_for(topic)
 
     async def _update_topics(self) -> None:
-        """Subscribe to the topics that somebody here needs, each once, and release those that nobody needs any more."""
+        """Subscribe once to each topic with a listener here, and release topics without one."""
         socket = self._socket
         if self._topics is None or socket is None:
             return

@@ -32,7 +32,7 @@ class Tamer:
         self.dropped: list[str] = []
 
     def tame(self, sites: list[Site]) -> None:
-        """Bound every regular expression of the schemas at `sites`, which nobody else may hold.
+        """Bound every regular expression of the schemas at `sites`, which must not be shared.
 
         Raises:
             SchemaError: If a pattern cannot be used and is not to be dropped.
