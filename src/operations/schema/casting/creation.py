@@ -148,8 +148,8 @@ class Creator:
 
     def _object(self, plan: Plan) -> Iterator[Any]:
         made: dict[str, Any] = {}
-        for name, (sites, *_) in plan.fields.items():
-            part = plan.part(sites)
+        for name, field in plan.fields.items():
+            part = plan.part(field.sites)
             value = self.create(part) if name in plan.required else self._default(part, False)
             if value is not MISSING:
                 made[name] = value

@@ -40,7 +40,10 @@ def known_scalars(plan: Plan) -> frozenset[type] | None:
         known = [member for member in members if member is not None]
         if known and len(known) == len(members):
             said.append(frozenset[type]().union(*known))
-    return said[0].intersection(*said[1:]) if said else None
+    if len(said) < 2:
+        # Not an intersection with nothing, which would be a copy for every plan.
+        return said[0] if said else None
+    return said[0].intersection(*said[1:])
 
 
 def _takes_no_container(plan: Plan) -> bool:

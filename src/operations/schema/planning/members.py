@@ -87,9 +87,9 @@ class _Scoring:
         if not is_object(value) or not plan.allows("object"):
             return 0
         points = 0
-        for name, (sites, *_) in plan.fields.items():
-            if name in value and sites:
-                part = plan.part(sites)
+        for name, field in plan.fields.items():
+            if name in value and field.sites:
+                part = plan.part(field.sites)
                 points += _PRESENT
                 if part.constants is not None and len(part.constants) == 1:
                     points += _LITERAL * same(value[name], part.constants[0])

@@ -1,6 +1,8 @@
 """What several schemas say together: the values, the types and the names that all or any of them mention."""
 
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from operations._json import is_list
 from operations.schema.planning.assertions import identity, type_of
@@ -10,7 +12,7 @@ from operations.types import JSONObject
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
-class Facet(NamedTuple):
+class Facet(msgspec.Struct, frozen=True, gc=False):
     """The keywords of one of the merged schemas."""
 
     site: Site
@@ -25,7 +27,8 @@ def names_in(facets: tuple[Facet, ...], keyword: str) -> list[str]:
 def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
     """The values that every `const` and `enum` allows."""
     allowed: list[Any] | None = None
-    for _, keywords in facets:
+    for facet in facets:
+        keywords = facet.keywords
         for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
             if is_list(listed):
                 before = None if allowed is None else set(map(identity, allowed))
@@ -38,8 +41,8 @@ def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
 def types_of(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str, ...] | None:
     """The types that every `type` allows; an integer is also a number."""
     allowed: tuple[str, ...] | None = None
-    for _, keywords in facets:
-        named = keywords.get("type")
+    for facet in facets:
+        named = facet.keywords.get("type")
         if named is not None:
             names = named if is_list(named) else [named]
             allowed = tuple(names) if allowed is None else _both(allowed, names)

@@ -10,7 +10,10 @@ make more than a bounded number.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from operations.schema.planning.assertions import has_type, identity
 from operations.schema.planning.merging import Facet, constants_of, names_in, types_of
@@ -32,6 +35,7 @@ _USED = frozenset({
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords that speak of properties nobody named."""
 
+_NOTHING: frozenset[str] = frozenset()
 _TYPE = frozenset({"type"})
 _MERE = frozenset(
     {"$comment", "$defs", "$ref", "definitions", "deprecated", "description", "title"}
@@ -61,7 +65,7 @@ class Scope(Protocol):
         ...
 
 
-class Choice(NamedTuple):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """A part of a plan that depends on the value."""
 
     members: tuple[Site, ...] = ()
@@ -77,7 +81,7 @@ class Choice(NamedTuple):
     otherwise: Site | None = None
 
 
-class Field(NamedTuple):
+class Field(msgspec.Struct, frozen=True, gc=False):
     """What a plan says about one property name."""
 
     sites: tuple[Site, ...]
@@ -109,7 +113,7 @@ class Planner:
         self.keep = keep
         self.document: Document = scope.document
         self.doubts = 0
-        self._beyond = Plan(self, (), (), (), asked=frozenset(), opaque=True)
+        self._beyond = Plan(self, (), (), (), asked=_NOTHING, opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
@@ -144,10 +148,11 @@ class Planner:
             if len(self._plans) >= self.scope.max_plans:
                 return self._beyond
             facets = list(chosen_from.facets) if chosen_from else []
-            asked = chosen_from.asked if chosen_from else frozenset[str]()
+            asked = chosen_from.asked if chosen_from else _NOTHING
             choices: list[Choice] = []
             known = [self._merge(site, facets, choices) for site in fresh]
-            asked = asked.union(*(self._asked(choice) for choice in choices))
+            if choices:
+                asked = asked.union(*(self._asked(choice) for choice in choices))
             found = Plan(
                 self, sites, tuple(facets), tuple(choices), asked=asked, opaque=not all(known)
             )
@@ -187,8 +192,14 @@ class Planner:
         return known
 
 
+@lru_cache(maxsize=1_024)
+def _interned(names: frozenset[str]) -> frozenset[str]:
+    """Return the first set equal to `names`: thousands of plans have the same few."""
+    return names
+
+
 def _choices(document: Document, facet: Facet) -> list[Choice]:
-    site, keywords = facet
+    site, keywords = facet.site, facet.keywords
     found: list[Choice] = []
     for keyword in ("anyOf", "oneOf"):
         if keywords.get(keyword):
@@ -225,7 +236,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts", "_fields", "_identities", "_naming", "_patterned", "_planner", "_said", "_sweeping", "_unstable",
+        "_accepts", "_fields", "_identities", "_patterned", "_planner", "_said", "_sweeping", "_unstable",
         "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known", "opaque",
         "required", "sites", "types",
     )  # fmt: skip
@@ -261,11 +272,7 @@ class Plan:
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._fields: dict[str, Field] | None = None
-        self._naming: dict[str, list[Facet]] = {}
-        for facet in facets:
-            for name in facet.keywords.get("properties", ()):
-                self._naming.setdefault(name, []).append(facet)
-        self._sweeping = [facet for facet in facets if not _SWEEPING.isdisjoint(facet.keywords)]
+        self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
     @property
     def accepts(self) -> Callable[[Any], bool]:
@@ -295,12 +302,13 @@ class Plan:
     def said(self) -> frozenset[str]:
         """The keywords that decide which values are valid."""
         if self._said is None:
-            self._said = frozenset(
+            said = frozenset(
                 name
                 for facet in self.facets
                 for name, held in facet.keywords.items()
                 if not is_annotation(name) and (name != "pattern" or held != ANY_TEXT)
             )
+            self._said = _interned(said)
         return self._said
 
     def is_constant(self, value: Any) -> bool:
@@ -342,20 +350,23 @@ class Plan:
     def fields(self) -> dict[str, Field]:
         """The properties known by name."""
         if self._fields is None:
-            self._fields = {
-                name: self.field(name) for name in dict.fromkeys((*self._naming, *self.required))
-            }
+            names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
+            self._fields = {name: self.field(name) for name in names}
         return self._fields
 
     def field(self, name: str) -> Field:
         """What is said about the property `name`."""
         at = self._planner.document.at
-        naming = self._naming.get(name, ())
-        sites = [at(site, "properties", name) for site, _ in naming]
+        sites = [
+            at(facet.site, "properties", name)
+            for facet in self.facets
+            if name in facet.keywords.get("properties", ())
+        ]
         needed = name in self.required or name in self.asked
         known = self.opaque or self.is_map or needed or bool(sites)
         forbidden = any(site.schema is False for site in sites)
-        for site, keywords in self._sweeping:
+        for facet in self._sweeping:
+            site, keywords = facet.site, facet.keywords
             mine = name in keywords.get("properties", ())
             for pattern in keywords.get("patternProperties", ()):
                 if matcher(pattern)(name):
@@ -368,10 +379,10 @@ class Plan:
                 sites.append(at(site, "additionalProperties"))
             known = known or rest is True or isinstance(rest, dict)
         if not known:
-            for site, keywords in self._sweeping:
-                rest = keywords.get("unevaluatedProperties", False)
+            for facet in self._sweeping:
+                rest = facet.keywords.get("unevaluatedProperties", False)
                 if rest is not False:
-                    sites.append(at(site, "unevaluatedProperties"))
+                    sites.append(at(facet.site, "unevaluatedProperties"))
                     known = True
         # A closed schema that does not know the name could never accept it.
         kept = self._planner.keep or (known and (needed or not forbidden))
@@ -394,7 +405,8 @@ class Plan:
         """What is said about the item at `index` of an array."""
         at = self._planner.document.at
         sites: list[Site] = []
-        for site, keywords in self.facets:
+        for facet in self.facets:
+            site, keywords = facet.site, facet.keywords
             first, rest = item_keywords(keywords)
             if index < len(keywords.get(first, ())):
                 sites.append(at(site, first, index))
@@ -418,7 +430,8 @@ class Plan:
     def most_items(self) -> int | None:
         """`maxItems`, or what a tuple without further items allows."""
         limits = [int(most) for most in self.keyword("maxItems")]
-        for _, keywords in self.facets:
+        for facet in self.facets:
+            keywords = facet.keywords
             first, rest = item_keywords(keywords)
             if keywords.get(rest) is False:
                 limits.append(len(keywords.get(first, ())))

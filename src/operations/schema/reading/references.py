@@ -5,8 +5,10 @@ Rule 2: a schema is known by its place (`Site.pointer`), so that following refer
 comes back to an equal site.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
+
+import msgspec
 
 from operations._json import escape, is_list, is_object, pointer
 from operations._references import steps
@@ -35,8 +37,11 @@ _NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor
 _REFERRING = frozenset(REFERENCES)
 
 
-class Site(NamedTuple):
-    """One schema and where it stands."""
+class Site(msgspec.Struct, frozen=True, gc=False):
+    """One schema and where it stands.
+
+    It holds JSON alone, so it is in no cycle and the garbage collector need not visit it: there are thousands.
+    """
 
     schema: JSONSchema
 
@@ -222,7 +227,7 @@ class Document:
         stack, naming = [start], self.dialect.id_keyword
         while stack:
             site = stack.pop()
-            schema, place, resource = site
+            schema, place, resource = site.schema, site.pointer, site.resource
             if place in self._below:
                 continue
             below = self._below[place] = []
