@@ -1,5 +1,6 @@
 """No list of strings in the public API takes a single string, which would be read letter by letter."""
 
+import asyncio
 import importlib
 import inspect
 import types
@@ -99,7 +100,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
     "operations.operation": lambda **options: operation("a.b", **options)(function),
     "operations.calls.from_calls": partial(from_calls, MemoryTarget()),
-    "operations.front.search.Gateway.search": partial(Gateway(REGISTRY).search, "", OperationContext()),
+    "operations.front.search.Gateway.search": lambda **options: asyncio.run(
+        Gateway(REGISTRY).search("", OperationContext(), **options)
+    ),
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
     "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None))),
     "operations.mcp.MCPServerSettings": MCPServerSettings,

@@ -99,6 +99,18 @@ async def test_a_schema_is_shown_to_who_may_call() -> None:
     assert shown.json["errorSchemas"][0]["code"] == "GONE"
 
 
+async def test_the_schema_of_the_output_is_shown_on_request() -> None:
+    client = serving()
+
+    plain = (await client.get("/schema?operation=task.get")).json
+    whole = (await client.get("/schema?operation=task.get&output=true")).json
+
+    assert "inputSchema" in plain
+    assert "outputSchema" not in plain
+    assert whole.items() >= plain.items()
+    assert "outputSchema" in whole
+
+
 async def test_a_call_gives_the_envelope() -> None:
     client = serving()
 

@@ -45,7 +45,7 @@ async def list_operations(
     wish = Wish(namespace=namespace, source=source)
     async with open_session(common, screen, wish) as hub:
         context = caller(hub, as_)
-        found = Gateway(hub.registry).search(
+        found = await Gateway(hub.registry).search(
             " ".join(words),
             context,
             limit=len(hub.registry),

@@ -4,8 +4,6 @@ Rule 1: everything runs as the caller. Operations that it may not call are neith
 """
 
 import asyncio
-import math
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
@@ -17,24 +15,13 @@ from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, map_error, operation_not_found
+from operations.front.ranking import Ranking
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
-_WORDS, _WORD_LENGTH = 16, 40
-"""How much of a query counts: each word costs a look at the whole vocabulary."""
-
 MAX_BATCH: Final = 100
 """Calls in one batch."""
-
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_WORD = re.compile(r"\d+|[^\W\d_]+")
-
-_NAME, _TAG, _TITLE, _DESCRIPTION = 8.0, 5.0, 4.0, 1.0
-"""What a word counts for where it stands."""
-
-_PREFIX = 0.4
-"""What the beginning of a word counts for, against the whole word."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -53,11 +40,6 @@ class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: str
     input: Any = None
-
-
-def words_of(text: str) -> list[str]:
-    """The words in a text; `listOpenTasks`, `list_open_tasks` and `list open tasks` have the same."""
-    return [word.lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
 
 
 def may_call(spec: OperationSpec, context: OperationContext) -> bool:
@@ -91,10 +73,11 @@ class Gateway:
         self._registry = registry
         self._admit = admit
         self._max_query = max_query
-        self._index = _Index([])
+        self._ranking = Ranking(())
         self._revision = -1
+        self._indexing = asyncio.Lock()
 
-    def search(
+    async def search(
         self,
         query: str,
         context: OperationContext,
@@ -107,7 +90,7 @@ class Gateway:
         """The operations that match best, best first; without a query, in the order of their ids.
 
         Args:
-            query: Words that stand in an operation's name, title, tags or description; their beginnings count too.
+            query: A few plain words, such as `close an issue`; the beginning of a word counts too.
             context: Who asks.
             limit: How many at most.
             namespace: Only in this one.
@@ -134,7 +117,7 @@ class Gateway:
             )
 
         found: list[Found] = []
-        for spec, score in self._current().ranked(words_of(query)):
+        for spec, score in (await self._current()).ranked(query):
             if len(found) >= limit:
                 break
             if wanted(spec):
@@ -150,8 +133,8 @@ class Gateway:
                 )
         return found
 
-    def schema(self, operation_id: str, context: OperationContext) -> OperationSpec:
-        """The contract of one operation.
+    def spec(self, operation_id: str, context: OperationContext) -> OperationSpec:
+        """Return the contract of one operation.
 
         Raises:
             CallError: `OPERATION_NOT_FOUND`, also for what exists but is not the caller's to see.
@@ -160,6 +143,19 @@ class Gateway:
         if spec is None or not may_call(spec, context):
             raise operation_not_found(operation_id)
         return spec
+
+    def schema(
+        self, operation_id: str, context: OperationContext, *, output: bool = False
+    ) -> JSONObject:
+        """Return the contract of one operation in its wire form, with the schema of its output only on request.
+
+        Raises:
+            CallError: As `spec`.
+        """
+        contract = self.spec(operation_id, context).to_wire()
+        if not output:
+            contract.pop("outputSchema", None)
+        return contract
 
     async def call(
         self, operation_id: str, input: Any, context: OperationContext
@@ -211,11 +207,14 @@ class Gateway:
             tasks = [group.create_task(one(call)) for call in calls]
         return [task.result() for task in tasks]
 
-    def _current(self) -> "_Index":
-        if self._revision != self._registry.revision:
-            self._revision = self._registry.revision
-            self._index = _Index(self._registry.specs())
-        return self._index
+    async def _current(self) -> Ranking:
+        """Return the index of the registry as it is now; a large one is built in a thread."""
+        async with self._indexing:
+            if self._revision != self._registry.revision:
+                revision, specs = self._registry.revision, self._registry.specs()
+                self._ranking = await asyncio.to_thread(Ranking, specs)
+                self._revision = revision
+            return self._ranking
 
 
 def _as_caller(context: OperationContext) -> OperationContext:
@@ -228,54 +227,3 @@ def _as_caller(context: OperationContext) -> OperationContext:
         deadline=context.deadline,
         door=context.door,
     )
-
-
-class _Index:
-    """Which operations a word stands in, and how much it counts there."""
-
-    def __init__(self, specs: Sequence[OperationSpec]) -> None:
-        self._specs = sorted(specs, key=lambda spec: spec.id)
-        self._postings: dict[str, dict[int, float]] = {}
-        for number, spec in enumerate(self._specs):
-            for text, weight in (
-                (f"{spec.namespace} {spec.name}", _NAME),
-                (" ".join(spec.tags), _TAG),
-                (spec.title or "", _TITLE),
-                (spec.description, _DESCRIPTION),
-            ):
-                for word in set(words_of(text)):
-                    posting = self._postings.setdefault(word, {})
-                    posting[number] = max(posting.get(number, 0.0), weight)
-
-    def ranked(self, words: Sequence[str]) -> Iterator[tuple[OperationSpec, float]]:
-        """Every operation that has all the words, or at least the most of them, best first."""
-        words = [word[:_WORD_LENGTH] for word in dict.fromkeys(words)][:_WORDS]
-        if not words:
-            yield from ((spec, 0.0) for spec in self._specs)
-            return
-        scores: dict[int, float] = {}
-        for word in words:
-            for number, score in self._matches(word).items():
-                scores[number] = scores.get(number, 0.0) + score
-        # Shorter ids first among equals: the plain operation before its special cases.
-        order = sorted(
-            scores, key=lambda n: (-scores[n], len(self._specs[n].id), self._specs[n].id)
-        )
-        yield from ((self._specs[number], scores[number]) for number in order)
-
-    def _matches(self, word: str) -> dict[int, float]:
-        """Where a word stands, whole or as a beginning; rare words count for more."""
-        matches: dict[int, float] = {}
-        for known, posting in self._postings.items():
-            if known == word:
-                share = 1.0
-            elif known.startswith(word) or (
-                len(word) > 3 and word.startswith(known) and len(known) > 2
-            ):
-                share = _PREFIX
-            else:
-                continue
-            rarity = math.log(1 + len(self._specs) / len(posting))
-            for number, weight in posting.items():
-                matches[number] = max(matches.get(number, 0.0), share * weight * rarity)
-        return matches

@@ -39,9 +39,10 @@ class Search(_Body, frozen=True, kw_only=True):
 
 
 class Named(_Body, frozen=True, kw_only=True):
-    """One operation."""
+    """One operation, and whether the schema of its output is wanted too."""
 
     operation: str
+    output: bool = False
 
 
 class Called(_Body, frozen=True, kw_only=True):
@@ -72,7 +73,7 @@ class GatewayRoutes:
 
     async def _search(self, state: RequestState) -> Reply:
         wanted = await self._read(state, Search, many=("tags",))
-        found = self._pipeline.front.gateway.search(
+        found = await self._pipeline.front.gateway.search(
             wanted.query,
             state.context,
             limit=wanted.limit,
@@ -84,9 +85,8 @@ class GatewayRoutes:
 
     async def _schema(self, state: RequestState) -> Reply:
         wanted = await self._read(state, Named)
-        return json_reply(
-            self._pipeline.front.gateway.schema(wanted.operation, state.context).to_wire()
-        )
+        gateway = self._pipeline.front.gateway
+        return json_reply(gateway.schema(wanted.operation, state.context, output=wanted.output))
 
     async def _call(self, state: RequestState) -> Reply:
         pipeline = self._pipeline

@@ -80,11 +80,18 @@ _SPECS: Final = (
         name="schema",
         type=OperationType.QUERY,
         title="Read an operation's contract",
-        description="The whole contract of one operation: what it takes, what it gives, which errors it declares.",
+        description="Read what one operation takes, which errors it declares and, on request, what it gives.",
         input_schema=Schema(
             {
                 "type": "object",
-                "properties": {"operation": _OPERATION},
+                "properties": {
+                    "operation": _OPERATION,
+                    "output": {
+                        "type": "boolean",
+                        "default": False,
+                        "description": "Whether to include outputSchema, which is often large.",
+                    },
+                },
                 "required": ["operation"],
                 "additionalProperties": False,
             }
@@ -185,7 +192,9 @@ async def _answer(
 ) -> JSONObject:
     gateway = front.gateway
     if name == "schema":
-        return gateway.schema(arguments["operation"], context).to_wire()
+        return gateway.schema(
+            arguments["operation"], context, output=arguments.get("output", False)
+        )
     if name == "batch":
         calls = [
             BatchCall(operation=call["operation"], input=call.get("input", {}))
@@ -193,7 +202,7 @@ async def _answer(
         ]
         return {"results": await front.batch(calls, context, caller)}
     kind = arguments.get("type")
-    found = gateway.search(
+    found = await gateway.search(
         arguments.get("query", ""),
         context,
         limit=arguments.get("limit", 20),

@@ -52,7 +52,7 @@ export async function overview(tag) {
 }
 
 /** The whole contract of one operation. */
-export const schema = (id) => json("schema", { method: "POST", body: stringify({ operation: id }) });
+export const schema = (id) => json("schema", { method: "POST", body: stringify({ operation: id, output: true }) });
 
 /** The caller's recent calls, the latest last. */
 export const recentCalls = async (signal) => (await json("calls", { signal })).calls;
