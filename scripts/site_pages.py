@@ -18,7 +18,10 @@ SCREENSHOTS = PROJECT / "build" / "screenshots"
 CORE = {
     "Registry": "OperationRegistry operation scan_operations ScanResult subscribe Subscription Remote",
     "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy",
-    "Calls": "OperationContext OperationEnv build_env Door Call Middleware StreamMiddleware Observer CallEvent",
+    "Calls": (
+        "OperationContext OperationEnv build_env CallerChannel Call Middleware StreamMiddleware "
+        "Observer CallEvent"
+    ),
     "Access": "AccessControl Identity check_access enforce_access",
     "Envelopes": (
         "ResponseEnvelope ResponseMeta Change LocalResponseMeta HTTPResponseMeta MCPResponseMeta local_envelope"

@@ -18,9 +18,9 @@ from tests.support import single, soon
 from operations import (
     AccessControl,
     Call,
+    CallerChannel,
     CallError,
     CallEvent,
-    Door,
     ErrorCode,
     ErrorDefinition,
     Identity,
@@ -1162,19 +1162,19 @@ async def test_a_door_carries_what_it_can(caplog: pytest.LogCaptureFixture) -> N
         return [await context.elicit("name?", {}), await context.sample({"messages": []})]
 
     registry = single(handler)
-    full = Door(progress=carry, log=carry, elicit=carry, sample=carry)
+    full = CallerChannel(progress=carry, log=carry, elicit=carry, sample=carry)
 
-    envelope = await registry.execute("test.run", None, OperationContext(door=full))
+    envelope = await registry.execute("test.run", None, OperationContext(channel=full))
 
     assert envelope.data == [{"action": "accept"}] * 2
     assert carried == [(1, 2, "half"), ("warning", "careful"), ("name?", {}), ({"messages": []},)]
     caplog.set_level(logging.INFO)
-    no_questions = Door()
+    no_questions = CallerChannel()
     assert (
-        await failing(registry, None, OperationContext(door=no_questions))
+        await failing(registry, None, OperationContext(channel=no_questions))
     ).code == ErrorCode.UNAVAILABLE
     assert "careful" in caplog.text
-    only_elicit = OperationContext(door=Door(elicit=carry))
+    only_elicit = OperationContext(channel=CallerChannel(elicit=carry))
     assert (await failing(registry, None, only_elicit)).code == ErrorCode.UNAVAILABLE
 
 

@@ -2,7 +2,7 @@
 
 from operations._pipeline import Call, Middleware, StreamMiddleware, Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
-from operations.context import Door, OperationContext, OperationEnv
+from operations.context import CallerChannel, OperationContext, OperationEnv
 from operations.env import build_env
 from operations.envelopes import (
     RESPONSE_ENVELOPE_SCHEMA,
@@ -79,9 +79,9 @@ __all__ = [
     "Call",
     "CallError",
     "CallEvent",
+    "CallerChannel",
     "CastResult",
     "Change",
-    "Door",
     "ErrorCode",
     "ErrorDefinition",
     "HTTPResponseMeta",

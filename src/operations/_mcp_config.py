@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from operations._json import MAX_RESPONSE_VALUES
-from operations._words import enforce_lists, suggestion, without_secrets
+from operations._text import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.specs import OperationSpec, OutputPolicy, enforce_policy

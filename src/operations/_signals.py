@@ -1,4 +1,4 @@
-"""The signals that end what serves, of which a process may have more than one."""
+"""Shut down gracefully on SIGTERM and SIGINT, for all servers and workers of a process."""
 
 import asyncio
 import signal
@@ -11,34 +11,34 @@ _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
 
 
 @contextmanager
-def heeded_signals() -> Generator[asyncio.Event]:
-    """For the length of the block SIGTERM and SIGINT set this event, and those of all others who wait on this loop.
+def shutdown_event() -> Generator[asyncio.Event]:
+    """Yield an event that SIGTERM and SIGINT set, together with the events of all others on this loop.
 
-    A second one ends the process at once. Enter it before saying that one is ready: who reads that may end the process
-    in the same moment.
+    A second signal ends the process at once. Enter the block before you report readiness: the signal may follow
+    immediately.
     """
     loop = asyncio.get_running_loop()
     events = _waiting.setdefault(loop, [])
 
-    def heed() -> None:
-        if all(event.is_set() for event in events):
+    def set_all() -> None:
+        if all(waiting.is_set() for waiting in events):
             raise SystemExit(1)
-        for event in events:
-            event.set()
+        for waiting in events:
+            waiting.set()
 
-    told = asyncio.Event()
-    events.append(told)
+    event = asyncio.Event()
+    events.append(event)
     if len(events) == 1:
         for number in _SIGNALS:
-            loop.add_signal_handler(number, heed)
+            loop.add_signal_handler(number, set_all)
     try:
-        yield told
+        yield event
     finally:
-        events.remove(told)
+        events.remove(event)
         if not events:
             del _waiting[loop]
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
-                if told.is_set():
-                    # What is left is tidying up, and whoever will not wait for that gets no traceback.
+                if event.is_set():
+                    # Restore the default handlers so a second signal exits during shutdown.
                     signal.signal(number, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from operations._words import counted
+from operations._text import counted
 from operations.errors import CallError, ErrorCode
 
 _IDLE_SECONDS = 10.0

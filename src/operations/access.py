@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 
 

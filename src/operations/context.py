@@ -23,7 +23,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
@@ -88,8 +88,8 @@ class Stream(Abortable, Protocol):
         ...
 
 
-class Door(msgspec.Struct, frozen=True, kw_only=True):
-    """What the way a call came in can carry back while the call runs; None where it cannot."""
+class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """The ways to reach the caller while its call runs. A callable is None if the caller cannot be reached that way."""
 
     progress: Callable[[float, float | None, str | None], Awaitable[None]] | None = None
     """`(progress, total, message)`."""
@@ -104,14 +104,14 @@ class Door(msgspec.Struct, frozen=True, kw_only=True):
     """`(request)` -> what the caller's model answered."""
 
     deadline: float | None = None
-    """When the door itself answers its caller and cancels the call, in milliseconds since the epoch."""
+    """Time at which the entry point itself responds and cancels the call, in milliseconds since the epoch."""
 
 
-CLOSED = Door()
-"""The door of a call from code in this process: it carries nothing back but the result."""
+CLOSED = CallerChannel()
+"""The channel of a call from code in this process, which gets only the result."""
 
-ENTRY = Door()
-"""The door of a call from an entry point that carries nothing back but the result."""
+ENTRY = CallerChannel()
+"""The channel of a call from an entry point that returns only the result."""
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -144,7 +144,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     deadline: float | None = None
     """Milliseconds since the epoch; None waits for as long as it takes."""
 
-    door: Door = CLOSED
+    channel: CallerChannel = CLOSED
 
     registry: Caller | None = None
     """Where nested calls go. Set by the registry that runs the handler, on a copy: give the registry only to the
@@ -159,7 +159,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     @property
     def must_be_timed(self) -> bool:
         """Whether there is a deadline that nobody else keeps."""
-        deadline, kept = self.deadline, self.door.deadline
+        deadline, kept = self.deadline, self.channel.deadline
         return deadline is not None and (kept is None or deadline < kept)
 
     def child(self) -> "OperationContext":
@@ -170,7 +170,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             trusted=True,
             metadata=self.metadata,
             deadline=self.deadline,
-            door=self.door,
+            channel=self.channel,
             registry=self.registry,
         )
 
@@ -187,14 +187,14 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Tell the caller how far the work is. Dropped where the door cannot carry it."""
-        if self.door.progress is not None:
-            await self.door.progress(progress, total, message)
+        """Report progress to the caller. Dropped if the channel has no progress reports."""
+        if self.channel.progress is not None:
+            await self.channel.progress(progress, total, message)
 
     async def log(self, level: str, data: Any) -> None:
-        """Send a log message to the caller, or to the `operations` logger where the door cannot carry it."""
-        if self.door.log is not None:
-            await self.door.log(level, data)
+        """Send a log message to the caller, or to the `operations` logger if the channel has no log messages."""
+        if self.channel.log is not None:
+            await self.channel.log(level, data)
         else:
             logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, data)
 
@@ -202,21 +202,21 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """Ask the person behind the call for values that fit `schema`.
 
         Raises:
-            CallError: `UNAVAILABLE` where the door cannot carry a question.
+            CallError: `UNAVAILABLE` if the channel has no questions.
         """
-        if self.door.elicit is None:
+        if self.channel.elicit is None:
             raise _cannot("ask its caller for input")
-        return await self.door.elicit(message, schema)
+        return await self.channel.elicit(message, schema)
 
     async def sample(self, request: JSONObject) -> JSONObject:
         """Ask the caller's model for a completion.
 
         Raises:
-            CallError: `UNAVAILABLE` where the door cannot carry the request.
+            CallError: `UNAVAILABLE` if the channel has no sampling.
         """
-        if self.door.sample is None:
+        if self.channel.sample is None:
             raise _cannot("use its caller's model")
-        return await self.door.sample(request)
+        return await self.channel.sample(request)
 
     async def nest(self, call: Awaitable[T]) -> T:
         """Await a nested call, in any task; it is aborted with this one."""

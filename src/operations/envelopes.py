@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, object_of, to_json
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import MAX_MESSAGE, MAX_PATH, Change, Schema
 from operations.types import JSONObject, JSONSchema

@@ -21,7 +21,7 @@ from time import time
 from typing import Any, Protocol, Self
 
 from operations._json import JSONValueError, to_json
-from operations._words import in_seconds
+from operations._text import in_seconds
 from operations.types import JSONObject
 
 

@@ -24,8 +24,8 @@ from operations._pipeline import (
     run,
     stream,
 )
+from operations._text import counted
 from operations._threads import ThreadPool
-from operations._words import counted
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (

@@ -33,7 +33,7 @@ from operations._json import (
     decode_json,
     to_json,
 )
-from operations._words import enforce_lists, suggestion
+from operations._text import enforce_lists, suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope

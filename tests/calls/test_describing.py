@@ -11,7 +11,7 @@ from tests.calls.worlds import World
 
 from operations._json import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.describing import PIECE, Listener, Teller
+from operations.calls.describing import PIECE, SpecDecoder, SpecEncoder
 from operations.errors import CallError, ErrorCode
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.pubsub.memory import MemoryTarget
@@ -29,13 +29,13 @@ def query(name: str, **fields: Any) -> OperationSpec:
 
 def told(specs: list[OperationSpec], max_bytes: int = MEGABYTE) -> list[Any]:
     """The pieces for `specs`, as they arrive."""
-    teller = Teller(max_bytes)
-    pieces = [piece for spec in specs for piece in teller.tell(spec)]
-    return [msgspec.json.decode(msgspec.json.encode(each)) for each in (*pieces, *teller.rest())]
+    encoder = SpecEncoder(max_bytes)
+    pieces = [piece for spec in specs for piece in encoder.tell(spec)]
+    return [msgspec.json.decode(msgspec.json.encode(each)) for each in (*pieces, *encoder.rest())]
 
 
-def heard(pieces: list[Any]) -> Listener:
-    listener = Listener()
+def heard(pieces: list[Any]) -> SpecDecoder:
+    listener = SpecDecoder()
     for piece in pieces:
         listener.hear(piece)
     return listener
@@ -195,7 +195,7 @@ async def test_a_large_api_is_imported_over_a_broker() -> None:
 )
 def test_what_is_no_piece_is_refused(piece: Any) -> None:
     with pytest.raises(CallError) as caught:
-        Listener().hear(piece)
+        SpecDecoder().hear(piece)
 
     assert caught.value.code == ErrorCode.UNKNOWN_ERROR
 
@@ -251,7 +251,7 @@ def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
     piece: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.calls.describing.MAX_TOLD", 100_000)
-    listener = Listener()
+    listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
         for _ in range(100):
             listener.hear(piece)

@@ -175,7 +175,7 @@ class Calls(RuleBasedStateMachine):
                 await subscription.aclose()
             victim._taking = victim._listening = None
             victim.target = MemoryTarget(as_text=True)
-            for task in (*victim._runners.tasks, *victim._background):
+            for task in (*victim._pool.tasks, *victim._background):
                 task.cancel()
             await asyncio.sleep(0.001)
 

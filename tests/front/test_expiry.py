@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.cli.serving import SocketDoor
+from operations.cli.serving import WebSocketEntry
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
@@ -69,7 +69,7 @@ async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession
         registry,
         identity=keys,
         mcp=mcp,
-        websocket=SocketDoor(registry, lambda _: None),
+        websocket=WebSocketEntry(registry, lambda _: None),
         resources=[mcp.running()],
         scopes_supported=["run"],
     )

@@ -19,7 +19,7 @@ import pytest
 from operations import CallError, Identity, OperationRegistry
 from operations._json import MAX_REQUEST_VALUES
 from operations.calls import PendingRequestMap, serve_calls
-from operations.cli.serving import SocketDoor
+from operations.cli.serving import WebSocketEntry
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
@@ -85,7 +85,7 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         identity=APIKeys({hash_key(key): caller for key, caller in CALLERS.items()}),
         limits=limits,
         mcp=mcp,
-        websocket=SocketDoor(registry, CALLERS.get),
+        websocket=WebSocketEntry(registry, CALLERS.get),
         resources=[lean.running(), sdk.running()],
         scopes_supported=["run"],
         **options,

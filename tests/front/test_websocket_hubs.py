@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from operations import OperationContext, OperationRegistry
 from operations.calls.hub import Hub
-from operations.cli.serving import SocketDoor
+from operations.cli.serving import WebSocketEntry
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, create_app
@@ -57,7 +57,9 @@ async def serving(
             async with serve_websocket(Hub(registry).attach, **options) as server:
                 yield server.sockets[0].getsockname()[1], "/"
         else:
-            app = create_app(registry, websocket=SocketDoor(registry, lambda _: None), **options)
+            app = create_app(
+                registry, websocket=WebSocketEntry(registry, lambda _: None), **options
+            )
             async with running(app) as url:
                 yield int(url.rpartition(":")[2]), "/ws"
 
@@ -153,7 +155,7 @@ async def test_a_handshake_where_nothing_is_mounted_gets_404(
     is_mounted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = files([])
-    door = SocketDoor(registry, lambda _: None) if is_mounted else None
+    door = WebSocketEntry(registry, lambda _: None) if is_mounted else None
     app = create_app(registry, websocket=door, identity=APIKeys({}))
     async with running(app) as url:
         port = int(url.rpartition(":")[2])

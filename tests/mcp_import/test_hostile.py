@@ -18,7 +18,7 @@ from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
 
 
@@ -387,7 +387,7 @@ async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
     async def progress(done: float, total: float | None, message: str | None) -> None:
         seen.append(done)
 
-    context = OperationContext(door=Door(progress=progress))
+    context = OperationContext(channel=CallerChannel(progress=progress))
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
@@ -416,7 +416,7 @@ async def test_progress_that_nobody_takes_does_not_pile_up() -> None:
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
-            context = OperationContext(door=Door(progress=hang))
+            context = OperationContext(channel=CallerChannel(progress=hang))
             assert (await registry.execute("raw.progress", {"steps": 2000}, context)).data
 
     assert told == 100

@@ -20,7 +20,7 @@ from operations import (
     OperationRegistry,
     OperationSpec,
 )
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 
@@ -176,7 +176,7 @@ async def test_the_callers_own_door_is_asked_first() -> None:
         return {"action": "accept", "content": {"name": "Bob"}}
 
     async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
-        context = OperationContext(door=Door(elicit=elicit))
+        context = OperationContext(channel=CallerChannel(elicit=elicit))
         greeting = await OperationRegistry(client).execute("asking.greet", {"mark": "."}, context)
 
     assert greeting.data[0]["text"] == "Hello Bob ."

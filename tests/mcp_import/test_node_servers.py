@@ -21,7 +21,7 @@ from operations import (
     OperationRegistry,
     ResponseEnvelope,
 )
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 BIN = HERE / "node_modules" / ".bin"
@@ -133,7 +133,7 @@ async def test_every_tool_of_the_everything_server_gives_a_true_envelope(kind: s
         async with everything(kind) as config, connect_mcp("everything", config) as client:
             registry = OperationRegistry(client)
             tools = {each.spec.name for each in registry if "tool" in each.spec.meta}
-            context = OperationContext(door=Door(progress=follow))
+            context = OperationContext(channel=CallerChannel(progress=follow))
             for tool, given in EVERYTHING.items():
                 assert tool in tools
                 results[tool] = await registry.execute(f"everything.{tool}", given, context)

@@ -19,7 +19,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.mcp.exported import META_KEY, export_spec
 
@@ -185,7 +185,7 @@ async def test_progress_reaches_the_caller(kind: str) -> None:
     config = raw() if kind == "raw" else MCPClientConfig(server=demo_server())
     tool = "progress" if kind == "raw" else "steps"
     async with connect_mcp("server", config) as client:
-        context = OperationContext(door=Door(progress=progress))
+        context = OperationContext(channel=CallerChannel(progress=progress))
         await OperationRegistry(client).execute(f"server.{tool}", {}, context)
         await eventually(lambda: len(told) == 3)
 

@@ -371,9 +371,9 @@ async def input_multi_round(context: OperationContext) -> str:
 
 @tool("test_input_required_result_capabilities")
 async def input_capabilities(context: OperationContext) -> str:
-    if context.door.elicit is not None:
+    if context.channel.elicit is not None:
         await context.elicit("What is your name?", NAME)
-    if context.door.sample is not None:
+    if context.channel.sample is not None:
         await context.sample(GREETING)
     return "done"
 

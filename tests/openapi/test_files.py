@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
 from operations.server.running import running
@@ -192,7 +192,7 @@ async def test_progress_is_reported_both_ways(large: Path, tmp_path: Path) -> No
     async def progress(done: float, total: float | None, message: str | None) -> None:
         told.append((done, total))
 
-    context = OperationContext(door=Door(progress=progress))
+    context = OperationContext(channel=CallerChannel(progress=progress))
     async with connected(UPLOAD) as (_, registry):
         await registry.execute("api.call", {"body": large}, context)
     assert len(told) >= 30

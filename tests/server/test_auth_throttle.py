@@ -9,7 +9,7 @@ from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.cli.serving import SocketDoor
+from operations.cli.serving import WebSocketEntry
 from operations.front.identity import AuthThrottle, InvalidCredentialError, client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
@@ -174,7 +174,7 @@ async def test_mcp_alone_counts_guesses_as_well() -> None:
 async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
     registry = OperationRegistry()
     registry.operation("test.run", scopes=["run"])(_fine)
-    door = SocketDoor(registry, {"alice": Identity("alice", ["run"])}.get)
+    door = WebSocketEntry(registry, {"alice": Identity("alice", ["run"])}.get)
     app = create_app(registry, websocket=door)
     with anyio.fail_after(20):
         async with (

@@ -11,7 +11,7 @@ from tests.server.asgi import Client
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.cli.serving import SocketDoor
+from operations.cli.serving import WebSocketEntry
 from operations.front.body import read_body
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.pubsub.websocket import connect_websocket
@@ -118,7 +118,7 @@ async def test_what_a_caller_may_have_at_a_time_counts_for_all_doors_together() 
         registry,
         limits=Limits(calls=5, calls_per_caller=2, streams_per_caller=1),
         identity=APIKeys({hash_key(name): caller for name, caller in callers.items()}),
-        websocket=SocketDoor(registry, lambda key: callers.get(key.strip())),
+        websocket=WebSocketEntry(registry, lambda key: callers.get(key.strip())),
     )
     client = Client(app)
     async with AsyncExitStack() as stack:
@@ -177,7 +177,7 @@ async def test_a_rate_holds_inside_a_socket_too() -> None:
         return "fine"
 
     limits = Limits(rate_per_caller=0.001, burst=3)
-    app = create_app(registry, limits=limits, websocket=SocketDoor(registry, lambda _: None))
+    app = create_app(registry, limits=limits, websocket=WebSocketEntry(registry, lambda _: None))
     outcomes: list[str] = []
     async with (
         running(app) as url,

@@ -13,7 +13,7 @@ import msgspec
 
 from operations._json import TOO_LONG, as_json, to_json
 from operations._json_objects import without_objects
-from operations._words import printable
+from operations._text import printable
 from operations.envelopes import (
     MAX_CHANGES,
     DescribedEnvelope,

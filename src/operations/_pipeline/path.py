@@ -70,7 +70,7 @@ async def invoke(
     began = 0.0
     if series is not None:
         series.started += 1
-        if series.times_all or context.door is not CLOSED:
+        if series.times_all or context.channel is not CLOSED:
             began = perf_counter()
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.

@@ -11,7 +11,7 @@ from operations.errors import CallError, ErrorCode
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 
 _APART = 10
-"""Milliseconds by which a door's timer may be ahead of the clock."""
+"""Milliseconds by which a channel's timer may be ahead of the clock."""
 
 
 def report_refusal(
@@ -38,7 +38,7 @@ def report_start(
         code = code_of(end, context)
         changes = None if end is None or isinstance(end, BaseException) else changed(end)
         if series is not None:
-            is_timed = series.times_all or context.door is not CLOSED
+            is_timed = series.times_all or context.channel is not CLOSED
             series.finish(code, duration if is_timed else None)
             series.add_changes(changes)
         if around.observed:
@@ -94,7 +94,7 @@ def code_of(
 
 
 def _code_of_end(context: OperationContext) -> str:
-    """Why a call was cancelled: a door that keeps the deadline does so when it is over."""
+    """Why a call was cancelled: a channel that keeps the deadline does so when it is over."""
     is_over = context.deadline is not None and now() >= context.deadline - _APART
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 

@@ -14,7 +14,7 @@ RESOLUTION = 0.02
 NEVER = float("inf")
 
 
-class Mortal(Protocol):
+class Expirable(Protocol):
     """Something that has its time.
 
     Attributes:
@@ -24,17 +24,19 @@ class Mortal(Protocol):
     expires_at: float
 
 
-MortalT = TypeVar("MortalT", bound=Mortal)
+ExpirableT = TypeVar("ExpirableT", bound=Expirable)
 
 
-class Deadlines(Generic[MortalT]):
+class Deadlines(Generic[ExpirableT]):
     """Calls `expire` with everything in `table` whose time has come.
 
     Attributes:
         next: When the table will be looked through. Whoever adds what ends before that says so with `schedule`.
     """
 
-    def __init__(self, table: Mapping[Any, MortalT], expire: Callable[[MortalT], None]) -> None:
+    def __init__(
+        self, table: Mapping[Any, ExpirableT], expire: Callable[[ExpirableT], None]
+    ) -> None:
         self.next = NEVER
         self._table = table
         self._expire = expire
@@ -65,5 +67,5 @@ class Deadlines(Generic[MortalT]):
         if nearest < self.next:
             self.schedule(max(nearest, now + RESOLUTION))
 
-    def _due(self, now: float) -> Iterable[MortalT]:
+    def _due(self, now: float) -> Iterable[ExpirableT]:
         return [entry for entry in self._table.values() if entry.expires_at <= now]

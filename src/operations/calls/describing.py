@@ -54,7 +54,7 @@ _HELD = 1024
 _encode = msgspec.json.encode
 
 
-class Teller:
+class SpecEncoder:
     """Cuts specs into pieces, one spec after the other.
 
     Args:
@@ -152,7 +152,7 @@ class _Entry(msgspec.Struct):
     scopes: list[str | None]
 
 
-class Listener:
+class SpecDecoder:
     """Puts the pieces together again.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from operations._words import counted
+from operations._text import counted
 from operations.observe import (
     CallAbandoned,
     CallEvent,

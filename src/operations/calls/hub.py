@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from operations._words import printable
+from operations._text import printable
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.server import serve_calls
 from operations.errors import CallError, RegistrationError

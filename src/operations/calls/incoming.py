@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from operations.calls.entries import PendingCall
 from operations.calls.events import (
     CallAborted,
     CallAlive,
@@ -26,9 +25,10 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
+from operations.calls.failure_detector import FailureDetector
 from operations.calls.outgoing import RETRY, Outgoing
+from operations.calls.pending_call import PendingCall
 from operations.calls.states import Expects, Verdict, judge
-from operations.calls.watch import Watch
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 
@@ -61,7 +61,7 @@ class Incoming:
         malformed: Messages that were no events.
     """
 
-    def __init__(self, calls: Calls, watch: Watch, outgoing: Outgoing) -> None:
+    def __init__(self, calls: Calls, watch: FailureDetector, outgoing: Outgoing) -> None:
         self.ignored = 0
         self.malformed = 0
         self._calls = calls

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
-from operations._words import printable
+from operations._text import printable
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
 from operations.calls.events import (
@@ -30,8 +30,8 @@ from operations.calls.events import (
     encode_response,
     local_item,
 )
-from operations.calls.snapshots import size_of
-from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.calls.json_copy import size_of
+from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TooLargeError, TransportError
 from operations.pubsub.base import EventTarget, Local
@@ -92,7 +92,7 @@ def context_for(
     identity: Identity | None,
     deadline: float | None,
     registry: OperationRegistry,
-    door: Door = CLOSED,
+    channel: CallerChannel = CLOSED,
 ) -> OperationContext:
     """The context in which a request runs; `deadline` is in milliseconds since the epoch, by our own clock."""
     return OperationContext(
@@ -101,7 +101,7 @@ def context_for(
         identity=identity,
         metadata=request.metadata or NOTHING,
         deadline=deadline,
-        door=door,
+        channel=channel,
         registry=registry,
     )
 

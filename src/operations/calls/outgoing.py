@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from operations._json import MAX_REQUEST_VALUES, JSONLimitError, as_json, enforce_bounds
-from operations.calls.entries import PendingCall, Sending
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
-from operations.calls.snapshots import snapshot
+from operations.calls.json_copy import snapshot
+from operations.calls.pending_call import PendingCall, Sending
 from operations.errors import (
     CallError,
     ErrorCode,

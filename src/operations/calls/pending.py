@@ -16,15 +16,15 @@ import msgspec
 
 from operations.access import Identity
 from operations.calls.deadlines import NEVER, Deadlines
-from operations.calls.entries import PendingCall
 from operations.calls.events import RequestPayload
+from operations.calls.failure_detector import FailureDetector
 from operations.calls.ids import new_request_id
 from operations.calls.incoming import Incoming
 from operations.calls.outgoing import Outgoing
+from operations.calls.pending_call import PendingCall
 from operations.calls.responder import Responder
 from operations.calls.states import Expects
 from operations.calls.streams import CallStream, StreamEntry
-from operations.calls.watch import Watch
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
@@ -88,7 +88,7 @@ class PendingRequestMap:
         self._credential = credential
         self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
-        self._watch = Watch(self, heartbeat=heartbeat, silence=silence)
+        self._watch = FailureDetector(self, heartbeat=heartbeat, silence=silence)
         self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
         self._incoming = Incoming(self, self._watch, self._outgoing)
         self._responder = Responder(

@@ -12,9 +12,9 @@ from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
-from operations._words import enforce_lists, printable
+from operations._text import enforce_lists, printable
 from operations.access import AccessControl
-from operations.calls.describing import Listener
+from operations.calls.describing import SpecDecoder
 from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
 from operations.calls.services import DESCRIBE, LIST, SERVICES
 from operations.calls.streams import CallStream
@@ -114,7 +114,7 @@ class RemoteService:
         self._is_open = True
 
     async def _specs(self) -> list[OperationSpec]:
-        told = Listener()
+        told = SpecDecoder()
         try:
             async with (
                 asyncio.timeout(_PATIENCE_IN_ALL),

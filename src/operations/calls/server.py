@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._signals import heeded_signals
-from operations._words import printable
+from operations._signals import shutdown_event
+from operations._text import printable
 from operations.access import Identity
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
@@ -43,11 +43,11 @@ from operations.calls.jobs import (
     principal_of,
     refusal_of,
 )
-from operations.calls.last_words import LastWords, undisturbed
-from operations.calls.running import Runners
+from operations.calls.reply_cache import ReplyCache, undisturbed
 from operations.calls.services import SERVICES, serves_itself, service_operations
+from operations.calls.task_pool import TaskPool
 from operations.calls.watchdog import watch_callers, watch_loop_lag
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.front.front import Front
 from operations.front.identity import CredentialResolver, caller_key, identify_credential
@@ -110,9 +110,9 @@ class CallServer:
         self._grace = grace
         self._expose_errors = expose_errors
         self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
-        self._runners: Runners[Job] = Runners(self._attend, self._admission.done, self._failed)
+        self._pool: TaskPool[Job] = TaskPool(self._attend, self._admission.done, self._failed)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
-        self._last_words = self._voice()
+        self._reply_cache = self._new_reply_cache()
         self._background: set[asyncio.Task[Any]] = set()
         self._minding: list[asyncio.Task[Any]] = []
         self._taking: Subscription | None = None
@@ -151,7 +151,7 @@ class CallServer:
         workers = self.target.topic(f"{self.group}.workers")
         self._listening = await self.target.listen((self.mailbox, workers), self)
         # Callers must know a worker before it can have their calls: what is not known is not missed.
-        await self._last_words.announce(leaving=False)
+        await self._reply_cache.announce(leaving=False)
         self._is_serving = True
         self._is_leaving = False
         self._minding = [self._spawn(watch_loop_lag(self))]
@@ -163,8 +163,8 @@ class CallServer:
 
         A second signal ends the process at once.
         """
-        with heeded_signals() as told:
-            ends = [self._spawn(told.wait())]
+        with shutdown_event() as shutdown:
+            ends = [self._spawn(shutdown.wait())]
             # Only the serving end of a WebSocket has it: its connection does not come back.
             wait_closed = getattr(self.target, "wait_closed", None)
             if wait_closed is not None:
@@ -188,7 +188,7 @@ class CallServer:
                 await taking.aclose()
         if was_serving:
             self._is_leaving = True
-            await self._last_words.announce(leaving=True)
+            await self._reply_cache.announce(leaving=True)
         if self.jobs:
             self._idle.clear()
             with suppress(TimeoutError):
@@ -199,7 +199,7 @@ class CallServer:
             self.give_up(job, "the worker stops")
         for task in self._minding:
             task.cancel()
-        last = (*self._runners.tasks, *self._background)
+        last = (*self._pool.tasks, *self._background)
         if last:
             await asyncio.wait(last, timeout=_FAREWELL)
         for task in tuple(self._background):
@@ -207,7 +207,7 @@ class CallServer:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
         # Whoever keeps a worker that was closed does not keep what it said.
-        self._last_words = self._voice()
+        self._reply_cache = self._new_reply_cache()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -224,8 +224,8 @@ class CallServer:
         retryable = job.task is None or not may_matter
         self.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
 
-    def _voice(self) -> LastWords:
-        return LastWords(
+    def _new_reply_cache(self) -> ReplyCache:
+        return ReplyCache(
             self.target,
             self.group,
             self.mailbox,
@@ -259,7 +259,7 @@ class CallServer:
             if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
         elif type(event) is CallProbed:
-            self._last_words.account(event.payload)
+            self._reply_cache.account(event.payload)
         elif type(event) is MalformedEvent:
             self._reject(event, reply_to)
         elif type(event) is UnknownEvent:
@@ -290,13 +290,13 @@ class CallServer:
         if wrong is not None:
             malformed = MalformedEvent(wrong, PUT_TYPE, request_id)
             _set_after(self._reject(malformed, reply_to), replied)
-        elif not self._last_words.is_new(request_id):
+        elif not self._reply_cache.is_new(request_id):
             self.duplicates += 1
-            _set_after(self._last_words.repeat(request_id, reply_to), replied)
+            _set_after(self._reply_cache.repeat(request_id, reply_to), replied)
         elif self._is_leaving:
             # What was taken is finished; this came by another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            _set_after(self._last_words.refuse(request_id, reply_to, error), replied)
+            _set_after(self._reply_cache.refuse(request_id, reply_to, error), replied)
         else:
             self._enter(request, reply_to, size, None, replied)
 
@@ -323,7 +323,7 @@ class CallServer:
         self.refused += 1
         if not job.answered:
             self.settle(job)
-            refusal = self._last_words.refuse(job.request.request_id, job.reply_to, error)
+            refusal = self._reply_cache.refuse(job.request.request_id, job.reply_to, error)
             _set_after(refusal, job.replied)
 
     def _abort(self, request_id: str) -> None:
@@ -332,7 +332,7 @@ class CallServer:
             self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         else:
             # It may have overtaken the request, which then counts as seen.
-            self._last_words.is_new(request_id)
+            self._reply_cache.is_new(request_id)
 
     def _reject(self, event: MalformedEvent, reply_to: str) -> "asyncio.Task[Any] | None":
         """Reply to a malformed request in the background; None if it has no id or no reply address."""
@@ -341,7 +341,7 @@ class CallServer:
         if event.type != PUT_TYPE or not event.request_id or not address:
             return None
         error = CallError(ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}")
-        return self._last_words.object_to(event.request_id, address, error)
+        return self._reply_cache.object_to(event.request_id, address, error)
 
     def undelivered(self, key: str) -> None:
         """Nothing is put into queues from here."""
@@ -355,7 +355,7 @@ class CallServer:
     def restored(self) -> None:
         """The connection is back: tell the callers that this worker is."""
         self.restored_at = self._loop.time()
-        self._spawn(self._last_words.announce(leaving=False))
+        self._spawn(self._reply_cache.announce(leaving=False))
 
     # ---------------------------------------------------------------------------------------- running
 
@@ -363,7 +363,7 @@ class CallServer:
         # Its time may have run out, or its caller left, while it stood in line.
         if job.expires_at <= self._loop.time():
             self._expire(job)
-        return self._runners.add(job)
+        return self._pool.add(job)
 
     def _attend(self, job: Job) -> Coroutine[Any, Any, None]:
         # The timer cannot ring while something keeps the loop, and what is ready then comes before it.
@@ -421,7 +421,9 @@ class CallServer:
         if job.ends_at != NEVER:
             # Counted from its arrival: the clock of its caller may be another one.
             deadline = (time() + job.ends_at - self._loop.time()) * 1000
-        context = context_for(request, identity, deadline, registry, Door(deadline=deadline))
+        context = context_for(
+            request, identity, deadline, registry, CallerChannel(deadline=deadline)
+        )
         return answer(registry, request, context, job)
 
     def registry_of(self, operation_id: str) -> OperationRegistry:
@@ -476,7 +478,7 @@ class CallServer:
         if job.local is not None:
             # Within one process nothing is lost, and nobody will ask.
             return self.target.send(job.reply_to, body)
-        sending = self._last_words.conclude(job.request.request_id, job.reply_to, body)
+        sending = self._reply_cache.conclude(job.request.request_id, job.reply_to, body)
         return sending if job.replied is None else _sent(sending, job.replied)
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:

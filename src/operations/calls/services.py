@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from operations.access import check_access
-from operations.calls.describing import WRAPPING, Teller
+from operations.calls.describing import WRAPPING, SpecEncoder
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.pubsub.base import EventTarget
@@ -109,11 +109,11 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
     async def describe_operations(
         input: Any, context: OperationContext
     ) -> AsyncGenerator[JSONObject]:
-        teller = Teller(target.max_bytes)
+        encoder = SpecEncoder(target.max_bytes)
         async for spec in visible(input, context):
-            for piece in teller.tell(spec):
+            for piece in encoder.tell(spec):
                 yield piece
-        for piece in teller.rest():
+        for piece in encoder.rest():
             yield piece
 
     async def show_operation(input: Any, context: OperationContext) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter, validators
 
-from operations._words import counted, suggestion
+from operations._text import counted, suggestion
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.hub import Hub, Wish
 from operations.cli.inputs import put_file, read_input
@@ -22,7 +22,7 @@ from operations.cli.prompts import ask_for_missing
 from operations.cli.reading import faults_of
 from operations.cli.render import Screen
 from operations.cli.session import open_session
-from operations.cli.terminal import terminal_door
+from operations.cli.terminal import terminal_channel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
@@ -71,10 +71,10 @@ async def call(
         saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        with terminal_door(screen, operation_id) as (door, clear):
+        with terminal_channel(screen, operation_id) as (channel, clear):
             context = msgspec.structs.replace(
                 caller(hub, as_),
-                door=door,
+                channel=channel,
                 # A large file takes its time; the service ends a transfer that stands still.
                 deadline=_deadline(hub, spec, timeout, has_default=not upload and not saves),
             )

@@ -12,7 +12,7 @@ import anyio
 from rich.text import Text
 
 from operations import __version__
-from operations._words import counted
+from operations._text import counted
 from operations.calls import PendingRequestMap
 from operations.cli.exits import ExitCode
 from operations.cli.hub import open_hub

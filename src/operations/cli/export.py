@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from operations._words import suggestion
+from operations._text import suggestion
 from operations.cli.exports.losses import Loss
 from operations.cli.exports.python_client import python_client
 from operations.cli.exports.tools import mcp_tools, provider_tools

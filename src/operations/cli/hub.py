@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from operations._words import suggestion
+from operations._text import suggestion
 from operations.access import Identity
 from operations.cli.journal import recording
 from operations.cli.known_ids import recall_ids

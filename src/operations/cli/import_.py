@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from operations._json import object_of
-from operations._words import counted
+from operations._text import counted
 from operations.cli.exits import ExitCode
 from operations.cli.hub import Source, open_hub
 from operations.cli.options import DEFAULTS, Common, command

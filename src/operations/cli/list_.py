@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from operations._words import counted
+from operations._text import counted
 from operations.cli.exits import ExitCode
 from operations.cli.hub import Hub, Wish, is_called
 from operations.cli.options import DEFAULTS, Common, command

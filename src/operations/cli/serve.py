@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from operations._signals import heeded_signals
-from operations._words import counted
+from operations._signals import shutdown_event
+from operations._text import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
@@ -59,11 +59,11 @@ async def serve(
                 allow_anonymous=entry.public,
                 trusted_proxies=",".join(entry.trusted_proxies) or None,
             ) as url:
-                with heeded_signals() as told:
+                with shutdown_event() as shutdown:
                     announce(url, doors, hub, screen)
                     _point_out_open(address, hub, screen)
                     screen.note("Ctrl-C ends it")
-                    await told.wait()
+                    await shutdown.wait()
                 screen.note("closing ...")
         except InsecureBindError:
             raise OperationsError(

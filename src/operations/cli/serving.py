@@ -61,7 +61,7 @@ def build_app(
         mcp = server.asgi_app(path=None, hosts=None)
         resources.append(mcp.running())
     if "websocket" in doors:
-        websocket = SocketDoor(hub.registry, credential_resolver(hub.file))
+        websocket = WebSocketEntry(hub.registry, credential_resolver(hub.file))
     return create_app(
         hub.registry,
         identity=resolvers(hub.file) or None,
@@ -123,7 +123,7 @@ def _tokens(entry: JWTEntry, file: ConfigFile) -> IdentityResolver:
     return resolver
 
 
-class SocketDoor:
+class WebSocketEntry:
     """The call protocol on WebSockets: whoever connects can call, as whom they signed in.
 
     It stands in an app of `create_app`, and what that allows a caller holds for all doors together.

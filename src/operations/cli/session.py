@@ -4,7 +4,7 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
-from operations._words import counted
+from operations._text import counted
 from operations.cli.hub import ALL, Hub, Wish, open_hub
 from operations.cli.known_ids import recall_ids, remember_ids
 from operations.cli.options import DEFAULTS, Common

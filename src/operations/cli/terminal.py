@@ -1,4 +1,4 @@
-"""The command line as a door: progress, log messages and questions of a call reach the person at the terminal.
+"""The command line as a channel: progress, log messages and questions of a call reach the person at the terminal.
 
 Rule: a bar is taken away before anything else is written, so that a result stands on lines of its own. Where standard
       error is no terminal, progress is lines, one a second at most; with `--json` there is none.
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
 from operations.cli.render import Screen, encoded, plain
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.types import JSONObject
 
 _LINE_SECONDS = 1.0
@@ -23,10 +23,12 @@ _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 
 
 @contextmanager
-def terminal_door(screen: Screen, title: str) -> Generator[tuple[Door, Callable[[], None]]]:
+def terminal_channel(
+    screen: Screen, title: str
+) -> Generator[tuple[CallerChannel, Callable[[], None]]]:
     """What a call may send back while it runs, shown for the length of a `with` block.
 
-    Gives the door, and what is to be called before a result is printed.
+    Gives the channel, and what is to be called before a result is printed.
     """
     progress = Progress(
         SpinnerColumn(),
@@ -65,8 +67,8 @@ def terminal_door(screen: Screen, title: str) -> Generator[tuple[Door, Callable[
         return {"action": "accept", "content": content}
 
     try:
-        door = Door(progress=show, log=log, elicit=elicit if screen.can_ask else None)
-        yield door, progress.stop
+        channel = CallerChannel(progress=show, log=log, elicit=elicit if screen.can_ask else None)
+        yield channel, progress.stop
     finally:
         progress.stop()
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.text import Text
 from rich.tree import Tree
 
-from operations._words import counted
+from operations._text import counted
 from operations.calls import CallRecord
 from operations.calls.graph import known_parents
 from operations.cli.journal import journal_path, read_journal

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from operations._signals import heeded_signals
-from operations._words import counted, suggestion
+from operations._signals import shutdown_event
+from operations._text import counted, suggestion
 from operations.calls import serve_calls
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
@@ -47,7 +47,7 @@ async def work(
             **file.options(entry, ("brokers", name)),
         ),
     ):
-        with heeded_signals() as told:
+        with shutdown_event() as shutdown:
             if screen.json:
                 screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
             else:
@@ -56,7 +56,7 @@ async def work(
                 )
                 screen.note("Ctrl-C ends it")
                 screen.out.file.flush()
-            await told.wait()
+            await shutdown.wait()
         screen.note("finishing what runs ...")
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from operations._json import object_of
-from operations._words import suggestion
+from operations._text import suggestion
 from operations.config.derive import Builder, KeyFaultError, Secret, secrets_of
 from operations.config.model import (
     AccessEntry,

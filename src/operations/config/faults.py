@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from operations._references import followed
-from operations._words import suggestion
+from operations._text import suggestion
 from operations.config.places import Path
 from operations.errors import OperationsError
 from operations.schema import ValueFault

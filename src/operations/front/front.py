@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operations.access import Identity, access_denied
-from operations.context import ENTRY, NOTHING, Door, OperationContext
+from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, operation_not_found
 from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
@@ -74,14 +74,14 @@ class Front:
         *,
         deadline: float | None,
         metadata: Mapping[str, Any] = NOTHING,
-        door: Door = ENTRY,
+        channel: CallerChannel = ENTRY,
     ) -> OperationContext:
         """Return the context of one call; `deadline` is in milliseconds since the epoch."""
         return OperationContext(
             identity=identity,
             deadline=deadline,
             metadata=metadata,
-            door=door,
+            channel=channel,
             registry=self.registry,
         )
 

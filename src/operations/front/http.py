@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from time import time
 from typing import Any, Final, TypeAlias
 
-from operations._words import in_seconds
+from operations._text import in_seconds
 from operations.access import Identity
-from operations.context import ENTRY, NOTHING, Door, OperationContext
+from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, map_error, timed_out, timeout_error
 from operations.front.body import check_json_body, decode_json, read_body
 from operations.front.front import Front
@@ -302,7 +302,7 @@ class RequestPipeline:
             state.identity,
             deadline=deadline,
             metadata=NOTHING if trace is None else _trace(trace, headers),
-            door=Door(deadline=deadline) if keeps_time else ENTRY,
+            channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
         )
 
     def take_slot(self, state: RequestState, *, is_stream: bool = False) -> None:
@@ -319,7 +319,7 @@ class RequestPipeline:
         Raises:
             CallError: `TIMEOUT` if no time is left, for example because reading took all of it.
         """
-        deadline = state.context.door.deadline
+        deadline = state.context.channel.deadline
         seconds = None if deadline is None else deadline / 1000 - time()
         if seconds is not None and seconds <= 0:
             had = in_seconds(state.seconds or 0)
@@ -369,7 +369,7 @@ class RequestPipeline:
 
 
 def _too_late(state: RequestState) -> CallError:
-    return timed_out(_called(state), state.seconds, deadline=state.context.door.deadline)
+    return timed_out(_called(state), state.seconds, deadline=state.context.channel.deadline)
 
 
 def _called(state: RequestState) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from operations._json import JSONValueError, to_json
-from operations._words import printable
+from operations._text import printable
 from operations.access import Identity
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
 from operations.front.http_errors import RequestError

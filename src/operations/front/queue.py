@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from operations._words import counted
+from operations._text import counted
 from operations.front.limits import Limits
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from operations._json import to_json
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -183,7 +183,7 @@ class Gateway:
             calls: What to run.
             context: Who asks.
             concurrency: How many run at a time.
-            describe: What the caller is told of an error; a door to outsiders says less than all.
+            describe: What the caller is told of an error; a channel to outsiders says less than all.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; then none is run.
@@ -225,5 +225,5 @@ def _as_caller(context: OperationContext) -> OperationContext:
         trusted=context.trusted,
         metadata=context.metadata,
         deadline=context.deadline,
-        door=context.door,
+        channel=context.channel,
     )

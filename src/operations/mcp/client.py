@@ -17,8 +17,8 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
+from operations._text import counted
 from operations._upstreams import Bulkhead, CircuitBreaker
-from operations._words import counted
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.mcp.catalogue import Catalogue
@@ -269,7 +269,7 @@ class MCPClient:
             session = connection.session or await connection.acquire()
             try:
                 with sending_for(context):
-                    result = await session.relay(method, dict(params), context.door.progress)
+                    result = await session.relay(method, dict(params), context.channel.progress)
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:

@@ -1,7 +1,7 @@
 """Questions a server asks back: of a person (elicitation), or of a model (sampling).
 
 Up to 2025-11-25 the server sends a request of its own, and nothing says during which call: the application's handlers
-answer. From 2026-07-28 on a result says `input_required`: then the call's own door is asked first, and if nobody can
+answer. From 2026-07-28 on a result says `input_required`: then the call's own channel is asked first, and if nobody can
 answer, the questions are the data, to be answered later by `<server>.tools.resume`.
 """
 
@@ -112,7 +112,7 @@ async def settle(
         result: The first result.
         send: Repeats the request with these parameters added.
         config: Whose handlers answer.
-        context: Whose door is asked first.
+        context: Whose channel is asked first.
 
     Raises:
         CallError: `EXECUTION_ERROR` if there is no end to the questions, or a handler fails; `TIMEOUT` if one hangs.
@@ -167,9 +167,9 @@ def _handler(
     question: Any, config: MCPClientConfig, context: OperationContext
 ) -> tuple[AskHandler | None, TypeAdapter[Any]]:
     method = cast("JSONObject", question).get("method") if isinstance(question, dict) else None
-    elicit = context.door.elicit
+    elicit = context.channel.elicit
     if method == "sampling/createMessage":
-        return context.door.sample or config.sample, _SAMPLE_RESULT
+        return context.channel.sample or config.sample, _SAMPLE_RESULT
     if method != "elicitation/create" or elicit is None:
         return config.elicit if method == "elicitation/create" else None, _ELICIT_RESULT
 

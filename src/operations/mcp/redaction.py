@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 
 from operations._mcp_config import ClientCredentials, MCPClientConfig
-from operations._words import names_a_secret, without_secrets
+from operations._text import names_a_secret, without_secrets
 from operations.front.redaction import HIDDEN, SHORTEST, Redactor, parts_of
 
 _LONG = 12

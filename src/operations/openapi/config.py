@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
-from operations._words import enforce_lists, suggestion
+from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.openapi.files import FilesRoot

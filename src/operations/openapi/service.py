@@ -17,7 +17,7 @@ import msgspec
 
 from operations._hosts import TrustedHosts
 from operations._json import is_object, list_of, object_of, text_of
-from operations._words import counted, without_secrets
+from operations._text import counted, without_secrets
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
 from operations.pubsub.base import Local, Receiver

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from operations._words import printable
+from operations._text import printable
 from operations.errors import CallError, ErrorCode
 from operations.schema.document import Schema
 from operations.schema.reading.checking import Checker

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._host_rules import LOOPBACK
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.calls.graph import CallGraph
 from operations.front.front import Front
 from operations.front.hosts import HostGuard

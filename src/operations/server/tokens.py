@@ -17,7 +17,7 @@ from msgspec import structs
 from starlette.requests import HTTPConnection
 
 from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import MissingExtraError
 from operations.front.identity import CredentialError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 from weakref import finalize
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.observe import BUCKETS, CallSeries
 from operations.registry import OperationRegistry
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from operations._signals import heeded_signals
+from operations._signals import shutdown_event
 from operations.access import Identity
 from operations.cli.demo.api import build_api
 from operations.cli.demo.tour import run_tour
@@ -55,7 +55,7 @@ async def demo(
             if screen.json:
                 screen.value({"url": url, "operations": len(hub.registry), "tour": seen})
             elif stays:
-                with heeded_signals() as told:
+                with shutdown_event() as shutdown:
                     screen.note(
                         f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it",
                         "bold",
@@ -63,7 +63,7 @@ async def demo(
                     screen.note(
                         f"the commands above work in another terminal: export {VARIABLE}={hub.file.path}"
                     )
-                    await told.wait()
+                    await shutdown.wait()
             else:
                 screen.note(
                     "\nthat was the tour; at a terminal, without --once, it goes on serving"

@@ -17,7 +17,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._host_rules import LOOPBACK
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.front.body import enforce_size, read_body
 from operations.front.hosts import HostGuard
 from operations.front.http import (

@@ -14,7 +14,7 @@ from operations.types import JSONObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What the client of one call can do besides what a `Door` carries."""
+    """What the client of one call can do besides what a `CallerChannel` carries."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
     roots: Callable[[], Awaitable[JSONObject]] | None = None

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, cast
 from mcp import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.serving.client import Client, client
 from operations.types import JSONObject
@@ -37,8 +37,8 @@ class Conversations:
 
     async def begin(
         self,
-        run: Callable[[Door], Awaitable[JSONObject]],
-        door: Door,
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
+        channel: CallerChannel,
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
         key: Key,
@@ -47,7 +47,7 @@ class Conversations:
 
         Args:
             run: The call.
-            door: What it can carry back besides questions.
+            channel: What it can carry back besides questions.
             capabilities: What the client declared; only what it can answer is asked.
             answers: What the client knows will be asked, by the questions' names.
             key: Who asked for what; the answers must come for the same.
@@ -58,13 +58,13 @@ class Conversations:
         if len(self._waiting) >= MAX_WAITING:
             # Before it begins: what has run cannot be taken back.
             raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
-        conversation = _Conversation(run, door, capabilities, answers)
+        conversation = _Conversation(run, channel, capabilities, answers)
         return await self._until_question(conversation, key)
 
     async def resume(
-        self, token: str, answers: Mapping[str, Any], door: Door, key: Key
+        self, token: str, answers: Mapping[str, Any], channel: CallerChannel, key: Key
     ) -> JSONObject:
-        """Go on with a call, which reports through `door` from now on.
+        """Go on with a call, which reports through `channel` from now on.
 
         Raises:
             MCPError: If nobody waits under `token` for this key.
@@ -74,7 +74,7 @@ class Conversations:
             raise MCPError(INVALID_PARAMS, "requestState is unknown or has expired")
         del self._waiting[token]
         conversation = known[1]
-        conversation.door = door
+        conversation.channel = channel
         conversation.answer(answers)
         return await self._until_question(conversation, key)
 
@@ -93,8 +93,8 @@ class _Conversation:
 
     def __init__(
         self,
-        run: Callable[[Door], Awaitable[JSONObject]],
-        door: Door,
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
+        channel: CallerChannel,
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
     ) -> None:
@@ -102,10 +102,10 @@ class _Conversation:
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
         self._asked = asyncio.Event()
         self._count = 0
-        self.door = door
-        own = Door(
+        self.channel = channel
+        own = CallerChannel(
             progress=self._progress,
-            log=self._log if door.log is not None else None,
+            log=self._log if channel.log is not None else None,
             elicit=self._elicit if _has(capabilities, "elicitation") else None,
             sample=self._sample if _has(capabilities, "sampling") else None,
         )
@@ -147,12 +147,12 @@ class _Conversation:
             self._asked.clear()
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
-        if self.door.progress is not None:
-            await self.door.progress(progress, total, message)
+        if self.channel.progress is not None:
+            await self.channel.progress(progress, total, message)
 
     async def _log(self, level: str, data: Any) -> None:
-        if self.door.log is not None:
-            await self.door.log(level, data)
+        if self.channel.log is not None:
+            await self.channel.log(level, data)
 
     async def _elicit(self, message: str, schema: JSONObject) -> JSONObject:
         form = {key: value for key, value in schema.items() if key != "$id"}

@@ -13,7 +13,7 @@ from mcp import MCPError
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from operations.context import NOTHING, Door
+from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.replies import JSON, Reply
 from operations.mcp.serving.conversations import can_answer
@@ -72,8 +72,8 @@ class Converse(Protocol):
     def __call__(
         self,
         asker: Asker,
-        run: Callable[[Door], Awaitable[JSONObject]],
-        door: Door,
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
+        channel: CallerChannel,
         method: str,
         params: Mapping[str, Any],
         *what: Any,
@@ -170,8 +170,8 @@ class FastPath:
     def _call(self, asker: Asker, params: _Params) -> Awaitable[JSONObject]:
         name, arguments = params.name or "", params.arguments or {}
 
-        def run(door: Door) -> Awaitable[JSONObject]:
-            return self._service.call_tool(asker, name, arguments, door)
+        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
+            return self._service.call_tool(asker, name, arguments, channel)
 
         if not can_answer(asker.capabilities):
             return run(_SILENT)
@@ -182,7 +182,7 @@ async def _drop(_level: str, _data: Any) -> None:
     """The client has not asked for log messages."""
 
 
-_SILENT = Door(log=_drop)
+_SILENT = CallerChannel(log=_drop)
 
 
 def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None:

@@ -40,7 +40,7 @@ from mcp_types import (
 )
 from starlette.requests import Request
 
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.errors import CallError
 from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
@@ -48,8 +48,8 @@ from operations.front.identity import caller_key
 from operations.front.timing import Scope
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
+from operations.mcp.serving.channels import RequestContext, channel_for, connection_of, set_level
 from operations.mcp.serving.conversations import Conversations, can_answer
-from operations.mcp.serving.doors import RequestContext, connection_of, door_for, set_level
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.settings import MCPServerSettings
@@ -167,8 +167,8 @@ class RegistryServer(Server[None]):
         asker = self._asker(request)
         arguments = params.arguments or {}
 
-        def run(door: Door) -> Awaitable[JSONObject]:
-            return self.service.call_tool(asker, params.name, arguments, door)
+        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
+            return self.service.call_tool(asker, params.name, arguments, channel)
 
         return await self._converse(request, asker, run, params.name, arguments)
 
@@ -187,8 +187,8 @@ class RegistryServer(Server[None]):
     ) -> JSONObject:
         asker = self._asker(request)
 
-        def run(door: Door) -> Awaitable[JSONObject]:
-            return self.service.read_resource(asker, params.uri, door)
+        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
+            return self.service.read_resource(asker, params.uri, channel)
 
         return await self._converse(request, asker, run, params.uri)
 
@@ -203,8 +203,8 @@ class RegistryServer(Server[None]):
         asker = self._asker(request)
         arguments: JSONObject = {**(params.arguments or {})}
 
-        def run(door: Door) -> Awaitable[JSONObject]:
-            return self.service.get_prompt(asker, params.name, arguments, door)
+        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
+            return self.service.get_prompt(asker, params.name, arguments, channel)
 
         return await self._converse(request, asker, run, params.name, arguments)
 
@@ -212,7 +212,7 @@ class RegistryServer(Server[None]):
         self,
         request: RequestContext,
         asker: Asker,
-        run: Callable[[Door], Awaitable[JSONObject]],
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
         *what: Any,
     ) -> JSONObject:
         """Run a call; its questions go to the client in the way of the client's era."""
@@ -231,20 +231,20 @@ class RegistryServer(Server[None]):
         self,
         request: RequestContext,
         asker: Asker,
-        run: Callable[[Door], Awaitable[JSONObject]],
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
         *what: Any,
     ) -> JSONObject:
-        door = door_for(request)
+        channel = channel_for(request)
         if not asker.modern:
-            return await run(door)
+            return await run(channel)
         params = request.params or {}
-        return await self.converse(asker, run, door, request.method, params, *what)
+        return await self.converse(asker, run, channel, request.method, params, *what)
 
     async def converse(
         self,
         asker: Asker,
-        run: Callable[[Door], Awaitable[JSONObject]],
-        door: Door,
+        run: Callable[[CallerChannel], Awaitable[JSONObject]],
+        channel: CallerChannel,
         method: str,
         params: Mapping[str, Any],
         *what: Any,
@@ -255,10 +255,10 @@ class RegistryServer(Server[None]):
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:
-            return await self.conversations.resume(token, answers, door, key)
+            return await self.conversations.resume(token, answers, channel, key)
         if not can_answer(asker.capabilities):
-            return await run(door)
-        return await self.conversations.begin(run, door, asker.capabilities, answers, key)
+            return await run(channel)
+        return await self.conversations.begin(run, channel, asker.capabilities, answers, key)
 
     async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
         """The values an argument may have, where its schema lists them."""

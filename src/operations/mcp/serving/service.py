@@ -16,7 +16,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
 from operations.access import Identity
-from operations.context import CLOSED, NOTHING, Door, OperationContext
+from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode
 from operations.front.front import Front
@@ -129,14 +129,14 @@ class Service:
         )
 
     async def call_tool(
-        self, asker: Asker, name: str, arguments: JSONObject, door: Door = CLOSED
+        self, asker: Asker, name: str, arguments: JSONObject, channel: CallerChannel = CLOSED
     ) -> JSONObject:
         """Run a tool; what goes wrong with it is a result.
 
         Raises:
             MCPError: If there is no such tool, or it needs a client that can do more.
         """
-        context = self._context(asker, door)
+        context = self._context(asker, channel)
         tool = self.catalog.tools.get(name)
         if tool is None:
             if self.settings.disclosure != "tools":
@@ -272,14 +272,16 @@ class Service:
             {"uri": uri},
         )
 
-    async def read_resource(self, asker: Asker, uri: str, door: Door = CLOSED) -> JSONObject:
+    async def read_resource(
+        self, asker: Asker, uri: str, channel: CallerChannel = CLOSED
+    ) -> JSONObject:
         """Read a resource.
 
         Raises:
             MCPError: If there is no such resource, or reading it fails.
         """
         resource, value = self.find_resource(asker, uri)
-        envelope = await self._execute(resource.spec, value, asker, door)
+        envelope = await self._execute(resource.spec, value, asker, channel)
         result = resource_result(envelope, uri, resource.mime_type)
         return _settled(result, asker, cacheable=True)
 
@@ -302,7 +304,7 @@ class Service:
         return prompt
 
     async def get_prompt(
-        self, asker: Asker, name: str, arguments: JSONObject, door: Door = CLOSED
+        self, asker: Asker, name: str, arguments: JSONObject, channel: CallerChannel = CLOSED
     ) -> JSONObject:
         """Fill in a prompt.
 
@@ -311,14 +313,16 @@ class Service:
         """
         spec = self.find_prompt(asker, name).spec
         value = arguments_from_text(spec, arguments)
-        envelope = await self._execute(spec, value, asker, door)
+        envelope = await self._execute(spec, value, asker, channel)
         return _settled(prompt_result(envelope, spec), asker)
 
     # ------------------------------------------------------------ shared
 
-    async def _execute(self, spec: OperationSpec, value: Any, asker: Asker, door: Door) -> Any:
+    async def _execute(
+        self, spec: OperationSpec, value: Any, asker: Asker, channel: CallerChannel
+    ) -> Any:
         """Run an operation whose errors are the protocol's."""
-        context = self._context(asker, door)
+        context = self._context(asker, channel)
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
@@ -328,13 +332,13 @@ class Service:
             code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
             raise MCPError(code, wire["message"], wire) from error
 
-    def _context(self, asker: Asker, door: Door) -> OperationContext:
+    def _context(self, asker: Asker, channel: CallerChannel) -> OperationContext:
         return OperationContext(
             request_id=asker.request_id,
             identity=asker.identity,
             metadata=asker.metadata,
             deadline=now() + asker.front.timeout * 1000,
-            door=door,
+            channel=channel,
         )
 
     def sees(self, spec: OperationSpec, asker: Asker) -> bool:

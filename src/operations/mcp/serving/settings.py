@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from starlette.requests import Request
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.front.limits import Limits
 from operations.mcp.serving.names import NameStyle

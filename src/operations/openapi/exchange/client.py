@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 import msgspec
 
 from operations._hosts import Origin, TrustedHosts, origin_of
-from operations._words import without_secrets
+from operations._text import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.openapi.config import HTTPServiceConfig

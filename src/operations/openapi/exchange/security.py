@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from operations._json import list_of, object_of, text_of
-from operations._words import names_a_secret
+from operations._text import names_a_secret
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (

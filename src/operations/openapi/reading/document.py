@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from operations._json import is_list, is_object, object_of
-from operations._words import counted
+from operations._text import counted
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header
 from operations.openapi.reading import openapi3, swagger2

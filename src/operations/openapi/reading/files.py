@@ -17,7 +17,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from operations._json import escape, is_list, is_object, object_of
 from operations._references import objects_in, reference_of
-from operations._words import without_secrets
+from operations._text import without_secrets
 from operations.errors import DocumentError
 from operations.openapi.reading.references import BUNDLED
 from operations.openapi.reading.texts import decode_document

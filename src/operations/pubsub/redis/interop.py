@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration

@@ -18,7 +18,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Home, Receiver

@@ -13,7 +13,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from operations._host_rules import LOOPBACK, HostRules
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket, Socket
 from operations.pubsub.websocket.target import WebSocketTarget

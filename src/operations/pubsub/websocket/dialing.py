@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
 from operations._backoff import Backoff
-from operations._words import without_secrets
+from operations._text import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
 from operations.pubsub.addresses import enforce_address

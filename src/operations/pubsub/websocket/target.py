@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from operations._words import enforce_lists
+from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
-from operations._words import counted
+from operations._text import counted
 from operations.schema.planning.assertions import same, shown
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.places import Place, Places

@@ -17,7 +17,7 @@ from mcp_types import (
 )
 from tests.mcp_serving.support import ERAS, error_of
 
-from operations import Door, Identity, OperationContext, OperationRegistry
+from operations import CallerChannel, Identity, OperationContext, OperationRegistry
 from operations.front.front import Front
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.conversations import Conversations
@@ -214,9 +214,9 @@ async def test_elsewhere_there_is_neither_a_stream_nor_are_there_roots() -> None
 # ---------------------------------------------------------------- conversations
 
 
-async def interview(door: Door) -> dict[str, Any]:
-    assert door.elicit is not None
-    reply = await door.elicit("name?", {"$id": "name", **FORM})
+async def interview(channel: CallerChannel) -> dict[str, Any]:
+    assert channel.elicit is not None
+    reply = await channel.elicit("name?", {"$id": "name", **FORM})
     return {"content": [], "said": reply}
 
 
@@ -226,53 +226,59 @@ CAN: dict[str, Any] = {"elicitation": {}}
 @pytest.mark.requirement("R11")
 async def test_only_who_began_a_call_can_answer_its_questions() -> None:
     conversations = Conversations()
-    asked = await conversations.begin(interview, Door(), CAN, {}, ("ann", "x"))
+    asked = await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
     token = asked["requestState"]
 
     assert list(asked["inputRequests"]) == ["name"]
     for key in (("bob", "x"), ("ann", "y")):
         with pytest.raises(MCPError):
-            await conversations.resume(token, {"name": {"action": "accept"}}, Door(), key)
-    done = await conversations.resume(token, {"name": {"action": "accept"}}, Door(), ("ann", "x"))
+            await conversations.resume(token, {"name": {"action": "accept"}}, CallerChannel(), key)
+    done = await conversations.resume(
+        token, {"name": {"action": "accept"}}, CallerChannel(), ("ann", "x")
+    )
     assert done["said"] == {"action": "accept"}
     with pytest.raises(MCPError):
-        await conversations.resume(token, {}, Door(), ("ann", "x"))
+        await conversations.resume(token, {}, CallerChannel(), ("ann", "x"))
 
 
 async def test_a_question_without_an_answer_is_asked_again() -> None:
     conversations = Conversations()
-    asked = await conversations.begin(interview, Door(), CAN, {}, ("ann",))
-    again = await conversations.resume(asked["requestState"], {"other": {}}, Door(), ("ann",))
+    asked = await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
+    again = await conversations.resume(
+        asked["requestState"], {"other": {}}, CallerChannel(), ("ann",)
+    )
 
     assert again["inputRequests"] == asked["inputRequests"]
     assert again["requestState"] != asked["requestState"]
-    done = await conversations.resume(again["requestState"], {"name": {}}, Door(), ("ann",))
+    done = await conversations.resume(
+        again["requestState"], {"name": {}}, CallerChannel(), ("ann",)
+    )
     assert done["said"] == {}
 
 
 async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it() -> None:
     heard: list[str] = []
 
-    def door(name: str) -> Door:
+    def channel(name: str) -> CallerChannel:
         async def progress(_done: float, _total: float | None, _message: str | None) -> None:
             heard.append(f"{name} progress")
 
         async def log(_level: str, _data: Any) -> None:
             heard.append(f"{name} log")
 
-        return Door(progress=progress, log=log)
+        return CallerChannel(progress=progress, log=log)
 
-    async def run(door: Door) -> dict[str, Any]:
-        assert door.progress is not None
-        assert door.log is not None
-        await door.progress(1, None, None)
-        done = await interview(door)
-        await door.log("info", "x")
+    async def run(channel: CallerChannel) -> dict[str, Any]:
+        assert channel.progress is not None
+        assert channel.log is not None
+        await channel.progress(1, None, None)
+        done = await interview(channel)
+        await channel.log("info", "x")
         return done
 
     conversations = Conversations()
-    asked = await conversations.begin(run, door("first"), CAN, {}, ("ann",))
-    await conversations.resume(asked["requestState"], {"name": {}}, door("second"), ("ann",))
+    asked = await conversations.begin(run, channel("first"), CAN, {}, ("ann",))
+    await conversations.resume(asked["requestState"], {"name": {}}, channel("second"), ("ann",))
 
     assert heard == ["first progress", "second log"]
 
@@ -280,7 +286,7 @@ async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it()
 async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
     started, stopped = asyncio.Event(), asyncio.Event()
 
-    async def run(_door: Door) -> dict[str, Any]:
+    async def run(_channel: CallerChannel) -> dict[str, Any]:
         started.set()
         try:
             await asyncio.Event().wait()
@@ -288,7 +294,7 @@ async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
             stopped.set()
         return {}
 
-    task = asyncio.create_task(Conversations().begin(run, Door(), CAN, {}, ("ann",)))
+    task = asyncio.create_task(Conversations().begin(run, CallerChannel(), CAN, {}, ("ann",)))
     await started.wait()
     task.cancel()
 
@@ -308,7 +314,9 @@ async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
 
 
 async def test_an_answer_may_come_with_the_call() -> None:
-    done = await Conversations().begin(interview, Door(), CAN, {"name": {"a": 1}, "x": 1}, ("ann",))
+    done = await Conversations().begin(
+        interview, CallerChannel(), CAN, {"name": {"a": 1}, "x": 1}, ("ann",)
+    )
 
     assert done["said"] == {"a": 1}
 
@@ -316,10 +324,10 @@ async def test_an_answer_may_come_with_the_call() -> None:
 async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.mcp.serving.conversations.MAX_WAITING", 1)
     conversations = Conversations()
-    await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+    await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
 
     with pytest.raises(MCPError):
-        await conversations.begin(interview, Door(), CAN, {}, ("ann",))
+        await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
 
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
@@ -327,15 +335,20 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
     service = server.service
     asker = Asker(Identity("ann", []), "2026-07-28", Front(registry, timeout=0.1), CAN)
 
-    def run(door: Door) -> Any:
-        return service.call_tool(asker, "ask.name", {}, door)
+    def run(channel: CallerChannel) -> Any:
+        return service.call_tool(asker, "ask.name", {}, channel)
 
-    asked = await server.converse(asker, run, Door(), "tools/call", {}, "ask.name")
+    asked = await server.converse(asker, run, CallerChannel(), "tools/call", {}, "ask.name")
     (task,) = [waiting[1].task for waiting in server.conversations._waiting.values()]
     await asyncio.wait({task}, timeout=2)
 
     assert task.done()
     with pytest.raises(MCPError):
         await server.converse(
-            asker, run, Door(), "tools/call", {"requestState": asked["requestState"]}, "ask.name"
+            asker,
+            run,
+            CallerChannel(),
+            "tools/call",
+            {"requestState": asked["requestState"]},
+            "ask.name",
         )

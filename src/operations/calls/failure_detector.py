@@ -22,7 +22,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from operations._json import is_object
-from operations.calls.entries import PendingCall
 from operations.calls.events import (
     AlivePayload,
     CallProbed,
@@ -30,6 +29,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
+from operations.calls.pending_call import PendingCall
 from operations.calls.presence import SETTLING, is_there
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -79,7 +79,7 @@ class Calls(Protocol):
         ...
 
 
-class Watch:
+class FailureDetector:
     """Looks after the calls of one map."""
 
     def __init__(self, calls: Calls, *, heartbeat: float, silence: float) -> None:

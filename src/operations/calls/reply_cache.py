@@ -1,7 +1,7 @@
-"""What a worker says of calls that are over, or never began, and of itself: in the background, to whoever asks.
+"""Replies of a worker to calls that have ended or never started, and its presence messages; sent in the background.
 
-Rule 1: the last word on a call is kept, and said again to whoever made the call, and to nobody else.
-Rule 2: none of it keeps the worker from its work. What does not arrive is asked for.
+Rule 1: the last reply of a call is cached, and sent again only to the client that made the call.
+Rule 2: sending never delays the worker. A client asks again for a reply that did not arrive.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from operations.pubsub.base import EventTarget
 logger = logging.getLogger("operations")
 
 
-class LastWords:
-    """The voice of one worker.
+class ReplyCache:
+    """Sends and caches the last replies of one worker.
 
     Args:
         target: What carries it.

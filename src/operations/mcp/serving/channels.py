@@ -24,7 +24,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
-from operations.context import Door
+from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.serving.client import Client, client
 from operations.mcp.serving.conversations import refused
@@ -47,8 +47,8 @@ def set_level(request: RequestContext, level: str) -> None:
     connection_of(request).state[_LEVEL] = level
 
 
-def door_for(request: RequestContext) -> Door:
-    """A door as wide as the client's capabilities."""
+def channel_for(request: RequestContext) -> CallerChannel:
+    """A channel as wide as the client's capabilities."""
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request
@@ -56,7 +56,7 @@ def door_for(request: RequestContext) -> Door:
     can = (session.client_capabilities if asks else None) or ClientCapabilities()
     roots = _roots(request) if can.roots is not None else None
     client.set(Client(close_stream=request.close_sse_stream, roots=roots))
-    return Door(
+    return CallerChannel(
         progress=session.report_progress,
         log=_logger(request),
         elicit=_elicit(request) if can.elicitation is not None else None,

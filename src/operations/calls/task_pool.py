@@ -36,7 +36,7 @@ class Runnable(Protocol):
 JobT = TypeVar("JobT", bound=Runnable)
 
 
-class Runners(Generic[JobT]):
+class TaskPool(Generic[JobT]):
     """The tasks of one worker.
 
     Args:

@@ -1,4 +1,4 @@
-"""Words that messages share, and words that they keep to themselves."""
+"""Text helpers that all messages share: suggestions, counts, escaping, secrets."""
 
 import re
 from collections.abc import Container, Iterable
