@@ -169,6 +169,17 @@ async def test_a_handshake_where_nothing_is_mounted_gets_404(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_a_hub_accepts_handshakes_at_its_path_only() -> None:
+    asked: list[Any] = []
+    async with serving("hub", identify=asked.append) as (port, _):
+        assert await status_of(port, "/elsewhere") == 404
+        assert asked == []
+        assert await status_of(port, "/?any=query") == 101
+    async with serving("hub", path="/ws") as (port, _):
+        assert await status_of(port, "/ws") == 101
+        assert await status_of(port, "/") == 404
+
+
 @pytest.mark.requirement("R55")
 @SERVERS
 async def test_compressed_messages_are_not_accepted(kind: str) -> None:

@@ -84,6 +84,7 @@ async def serve_websocket(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
+    path: str = "/",
     identify: Callable[[Any], Identity | Awaitable[Identity | None] | None] | None = None,
     allowed_hosts: Collection[str] | None = None,
     allowed_origins: Collection[str] = (),
@@ -93,12 +94,14 @@ async def serve_websocket(
 ) -> AsyncGenerator[Server]:
     """Accept WebSockets with the `websockets` library for the length of an `async with` block.
 
-    A handshake for an unknown Host is rejected with 421, and one of a web page elsewhere with 403.
+    A handshake for an unknown Host is rejected with 421, one of a web page elsewhere with 403, and one at another path
+    with 404.
 
     Args:
         on_connection: Runs for as long as a connection lives, for example `hub.attach`.
         host: The address to listen on.
         port: The port to listen on; 0 picks a free one.
+        path: The path at which clients connect, for example `/ws`.
         identify: Return who signed in, from the handshake's request; an exception rejects the connection.
         allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
         allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
@@ -119,6 +122,8 @@ async def serve_websocket(
         rejected, _ = rules.check(_raw_headers(request))
         if rejected is not None:
             return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
+        if request.path.partition("?")[0] != path:
+            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing here\n")
         if process_request is not None:
             response: Response | None = await _settled(process_request(connection, request))
             if response is not None:
