@@ -52,6 +52,10 @@ class Front:
         self.expose_errors = expose_errors
         self.scopes_supported = frozenset(scopes_supported)
         self.calls = ConcurrencyLimiter(limits.calls, limits.calls_per_caller)
+        self.answers = ConcurrencyLimiter(
+            limits.calls, limits.calls_per_caller, "answers being read"
+        )
+        """Slots for answers of clients whose calls hold all other slots while they wait for them."""
         self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
         self.output = ConcurrencyLimiter(
             limits.output_bytes, limits.output_bytes_per_caller, "response bytes that were not read"

@@ -266,22 +266,30 @@ class CredentialMonitor:
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
         """Call `end` if the credential stops being valid before the block ends."""
-        if credential is None:
-            yield
-            return
-        token = object()
-        _, ends = self._open.setdefault(credential.key, (credential, {}))
-        ends[token] = end
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
+        stop = self.watch(credential, end)
         try:
             yield
         finally:
+            stop()
+
+    def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` when the credential stops being valid; return a function that ends the watch."""
+        if credential is None:
+            return _do_nothing
+        token, key = object(), credential.key
+        _, ends = self._open.setdefault(key, (credential, {}))
+        ends[token] = end
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+        def stop() -> None:
             ends.pop(token, None)
-            if not ends and self._open.get(credential.key, (None, None))[1] is ends:
-                del self._open[credential.key]
+            if not ends and self._open.get(key, (None, None))[1] is ends:
+                del self._open[key]
             if not self._open:
                 self._stop()
+
+        return stop
 
     def _stop(self) -> None:
         if self._task is not None:
@@ -296,6 +304,10 @@ class CredentialMonitor:
                     self._open.pop(key, None)
                     for end in list(ends.values()):
                         end()
+
+
+def _do_nothing() -> None:
+    """Stop watching nothing."""
 
 
 def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:

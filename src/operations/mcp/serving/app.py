@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypedDict, Unpack
 
+import msgspec
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -18,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from operations._host_rules import LOOPBACK
 from operations._text import enforce_lists
+from operations.errors import CallError
 from operations.front.body import enforce_size, read_body
 from operations.front.hosts import HostGuard
 from operations.front.http import (
@@ -131,6 +133,7 @@ class MCPApp:
                 yield
             finally:
                 self._manager = None
+                self._sessions.clear()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
@@ -173,18 +176,40 @@ class MCPApp:
         method = scope["method"]
         is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
         await pipeline.enter(state, is_stream=is_stream)
-        pipeline.take_slot(state, is_stream=is_stream)
+        exhausted = self._take_slot(pipeline, state, is_stream=is_stream)
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
         receive = state.receive
         if method == "POST":
             body = await self._read(pipeline, state)
+            if exhausted is not None and not _is_answer(body):
+                raise exhausted
             if self._fast_path is not None:
                 reply = await self._fast_path.serve(state, body, stateless=self._stateless)
                 if reply is not None:
                     return reply
             receive = _replayed(body, state.receive)
         await self._by_sdk(pipeline, state, receive)
+        return None
+
+    def _take_slot(
+        self, pipeline: RequestPipeline, state: RequestState, *, is_stream: bool
+    ) -> CallError | None:
+        """Take a slot for a request; return the error that a call gets if only those for answers are free.
+
+        A call that waits for an answer of its client holds a slot, so the answer must not need one of the same.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
+        """
+        try:
+            pipeline.take_slot(state, is_stream=is_stream)
+        except CallError as error:
+            session = state.headers.get(_SESSION, b"").decode("latin-1")
+            if is_stream or not self._sessions.is_open(session, state.caller):
+                raise
+            state.slot = pipeline.front.answers.enter(state.caller)
+            return error
         return None
 
     async def _read(self, pipeline: RequestPipeline, state: RequestState) -> bytes:
@@ -208,9 +233,10 @@ class MCPApp:
         if is_opening and _opens_session(state):
             await self._sessions.make_room(state.caller, pipeline.front.limits)
         response = _Response(counted_send(pipeline, state))
-        self._sessions.begin(session)
+        monitor = pipeline.front.credentials
+        self._sessions.begin(session, state.credential, monitor)
         try:
-            with pipeline.front.credentials.watching(state.credential, response.revoke):
+            with monitor.watching(state.credential, response.revoke):
                 await self._handle(scope, receive, response.send)
         except asyncio.CancelledError:
             if not response.is_revoked or response.task.uncancel():
@@ -221,8 +247,11 @@ class MCPApp:
                 scope["method"] == "DELETE" and 200 <= response.status < 300
             )
             self._sessions.finish(session, ended=ended)
-        if is_opening and response.session is not None:
-            self._sessions.opened(response.session, state.caller, owner)
+            if is_opening and response.session is not None:
+                # Also if the client disconnected before it read the response.
+                self._sessions.opened(
+                    response.session, state.caller, owner, state.credential, monitor
+                )
 
     async def _end_session(self, session_id: str, owner: str | None) -> None:
         """End a session as its own client would."""
@@ -280,6 +309,25 @@ class _Response:
         """Complete a response that was ended early."""
         if self.status and not self._is_complete:
             await self._send({"type": "http.response.body", "body": b""})
+
+
+class _Kind(msgspec.Struct):
+    """What tells a request from an answer and from a notification."""
+
+    method: str | None = None
+    id: Any = None
+
+
+_decode_kind = msgspec.json.Decoder(_Kind).decode
+
+
+def _is_answer(body: bytes) -> bool:
+    """Return whether a message starts no call: an answer to a question, or a notification."""
+    try:
+        kind = _decode_kind(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return kind.method is None or kind.id is None
 
 
 def _opens_session(state: RequestState) -> bool:
