@@ -287,7 +287,7 @@ class Endpoint:
         if self._server is None:
             self._server, query = self._find_server()
             if query:
-                plan.literal_query.insert(0, query)
+                plan.literal_query = (query, *plan.literal_query)
         expected = self._expected
         draft = plan.draft(self._entry.method, self._server, object_of(input), expected.accept)
         draft.security = self._entry.operation.get("security")

@@ -11,6 +11,7 @@ from typing import Any
 from operations._json import JSONValueError, as_json, canonical
 from operations.errors import SchemaError
 from operations.schema.casting import (
+    Caches,
     CastPolicy,
     Normalise,
     Normaliser,
@@ -35,19 +36,26 @@ class CompiledSchema:
         accepts: Whether a value that is plain JSON already is valid.
         flat: As `Checker.flat`.
         is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
-        certain: The types whose every value is valid as it is: those need neither a check nor a cast.
     """
 
-    __slots__ = ("_caches", "_checker", "_normalisers", "accepts", "certain", "flat", "is_valid")
+    __slots__ = ("_checker", "_normalisers", "accepts", "flat", "is_valid")
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
-        self._caches = caches_of(checker.scope, "cast")
         self._normalisers: dict[CastPolicy, Normaliser] = {}
         self.accepts: Callable[[Any], bool] = checker.accepts
         self.flat = checker.flat
         self.is_valid: Callable[[Any], bool] = checker.is_valid
-        self.certain = certain_types(self._caches.planner.plan((checker.document.root,)))
+
+    @property
+    def certain(self) -> frozenset[type]:
+        """The types whose every value is valid as it is: those need neither a check nor a cast."""
+        return certain_types(self._caches.planner.plan((self._checker.document.root,)))
+
+    @property
+    def _caches(self) -> Caches:
+        # Made when it is first needed: an input is validated, but never cast.
+        return caches_of(self._checker.scope, "cast")
 
     def normaliser(self, policy: CastPolicy) -> Normalise:
         """Return the cast under `policy`; made once."""

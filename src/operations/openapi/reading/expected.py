@@ -6,10 +6,11 @@ Rule 2: a response that the document does not describe has no schema.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
 
 from operations._json import list_of, object_of
 from operations.openapi.reading import media
@@ -19,6 +20,7 @@ from operations.openapi.reading.schemas import Direction, SchemaConverter, Schem
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
+_Describe: TypeAlias = Callable[[SchemaDraft, Media, SchemaConverter], JSONObject]
 _NULL: JSONObject = {"type": "null"}
 _EMPTY = frozenset({204, 205, 304})
 """Responses without a body, whatever a document declares."""
@@ -29,22 +31,20 @@ class Described:
 
     Args:
         declared: One media type of a declared response; None for a response that the document does not describe.
-        schemas: Converts the document's schemas.
-        schema: The schema of the data, if there is one already.
+        schema: Describes the data of the whole response, or of one item of a stream; None if nothing does.
+        listed: Describes the items of a stream as a list; None if it is not a stream.
 
     Attributes:
         media: What the document declares.
         is_json: Whether it promises JSON.
         is_stream: Whether it is a sequence of items.
         is_text: Whether it promises text other than JSON.
-        schema: Describes the data of the whole response, or of one item of a stream; None if nothing does.
-        listed: Describes the items of a stream as a list.
     """
 
     __slots__ = ("is_json", "is_stream", "is_text", "listed", "media", "schema")
 
     def __init__(
-        self, declared: Media | None, schemas: SchemaConverter, schema: Schema | None = None
+        self, declared: Media | None, schema: Schema | None, listed: Schema | None = None
     ) -> None:
         kind = declared.media_type if declared is not None else ""
         self.media = declared
@@ -52,15 +52,7 @@ class Described:
         self.is_stream = media.is_stream(kind)
         self.is_text = media.is_text(kind) and not self.is_stream
         self.schema = schema
-        self.listed: Schema | None = None
-        if declared is not None:
-            shared = schemas.responses
-            self.schema = schema or Schema(
-                partial(_build, _data, declared, schemas), lenient=True, shared=shared
-            )
-            self.listed = Schema(
-                partial(_build, _listed, declared, schemas), lenient=True, shared=shared
-            )
+        self.listed = listed
 
     @property
     def has_text_items(self) -> bool:
@@ -70,6 +62,9 @@ class Described:
     def takes_text(self, text: str) -> bool:
         """Return whether an event may be `text`, rather than JSON."""
         return self.schema is None or self.has_text_items or self.schema.check(text)
+
+
+_UNKNOWN = Described(None, None)
 
 
 class Expected:
@@ -89,7 +84,7 @@ class Expected:
     """
 
     __slots__ = (
-        "_described", "_is_stream", "_method", "_output", "_responses", "_schemas", "_unknown",
+        "_described", "_is_stream", "_method", "_output", "_responses", "_schemas",
         "accept", "has_redirects",
     )  # fmt: skip
 
@@ -109,7 +104,6 @@ class Expected:
         self._is_stream = is_stream
         self._responses = {r.status.upper(): r for r in model.responses}
         self._described: dict[tuple[int, str], Described] = {}
-        self._unknown = Described(None, schemas)
         self.accept = self._accept(is_split=is_split)
         self.has_redirects = any(status[:1] == "3" for status in self._responses)
 
@@ -119,7 +113,7 @@ class Expected:
         found = self._described.get(key)
         if found is not None:
             return found
-        found, kind = self._unknown, media.essence(content_type)
+        found, kind = _UNKNOWN, media.essence(content_type)
         response = self._responses.get(str(status)) or self._responses.get(f"{status // 100}XX")
         if response is not None and self._has_body(response) and status not in _EMPTY:
             declared = _matching(response.media, kind)
@@ -136,10 +130,15 @@ class Expected:
                 return known
         members = self._members()
         is_sole = len(members) == 1 and members[0] == declared
-        is_listed = media.is_stream(declared.media_type) and not self._is_stream
-        return Described(
-            declared, self._schemas, self._output if is_sole and not is_listed else None
-        )
+        is_stream = media.is_stream(declared.media_type)
+        is_output = is_sole and (self._is_stream or not is_stream)
+        schema = self._output if is_output else self._schema(_data, declared)
+        return Described(declared, schema, self._schema(_listed, declared) if is_stream else None)
+
+    def _schema(self, describe: _Describe, declared: Media) -> Schema:
+        """Return the schema of a response's data, converted when it is first used."""
+        build = partial(_build, describe, declared, self._schemas)
+        return Schema(build, lenient=True, shared=self._schemas.responses)
 
     def schema(self) -> JSONSchema:
         """Return the schema of the data of any successful response, or of an item of a stream."""
@@ -228,7 +227,7 @@ def _matching(offered: Sequence[Media], kind: str) -> Media | None:
         if media.is_range(declared.media_type) and fnmatchcase(
             kind, media.essence(declared.media_type)
         ):
-            return replace(declared, media_type=kind)
+            return msgspec.structs.replace(declared, media_type=kind)
     is_similar = None
     if media.is_stream(kind):
         is_similar = media.is_stream
@@ -244,11 +243,7 @@ def _may_be_json(kind: str) -> bool:
     return kind.startswith("text/") and kind not in {"text/xml", "text/csv"}
 
 
-def _build(
-    describe: Callable[[SchemaDraft, Media, SchemaConverter], JSONObject],
-    declared: Media,
-    schemas: SchemaConverter,
-) -> JSONSchema:
+def _build(describe: _Describe, declared: Media, schemas: SchemaConverter) -> JSONSchema:
     draft = schemas.draft(Direction.RESPONSE)
     return draft.close(describe(draft, declared, schemas))
 

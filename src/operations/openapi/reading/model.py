@@ -1,10 +1,12 @@
 """What one operation of a document says, whatever the document's version.
 
-`openapi3.py` and `swagger2.py` fill these in; everything behind them knows only this.
+`openapi3.py` and `swagger2.py` fill these in; everything behind them knows only this. These values hold JSON and each
+other, so they are in no cycle and the garbage collector need not visit them.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from operations.types import JSONObject
 
@@ -16,8 +18,7 @@ METHODS = ("get", "put", "post", "patch", "delete", "head", "options", "trace", 
 EVENT_STREAM = "text/event-stream"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One value that goes into the path, the query, a header or a cookie."""
 
     name: str
@@ -37,8 +38,7 @@ class Parameter:
     """Set where the parameter has `content`: it is serialised as this, and `style` says nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Media:
+class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One representation of a body."""
 
     media_type: str
@@ -47,23 +47,20 @@ class Media:
     item_schema: Any = None
     """3.2: what one item of a stream, a list of parts or a sequence looks like."""
 
-    encoding: JSONObject = field(default_factory=dict[str, Any])
+    encoding: JSONObject = {}
     """By property: how it is written into a form."""
 
     prefix_encoding: tuple[Any, ...] = ()
     """3.2: how the first parts of a list are written."""
 
-    item_encoding: JSONObject = field(default_factory=dict[str, Any])
+    item_encoding: JSONObject = {}
     """3.2: how its other parts are."""
 
-    part_headers: dict[str, tuple[Parameter, ...]] = field(
-        default_factory=dict[str, tuple[Parameter, ...]]
-    )
+    part_headers: dict[str, tuple[Parameter, ...]] = {}
     """By property: the headers that its part of a multipart body may have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request carries, in every representation the document offers."""
 
     required: bool = False
@@ -71,8 +68,7 @@ class Body:
     media: tuple[Media, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One declared answer."""
 
     status: str
@@ -80,11 +76,10 @@ class Response:
 
     description: str = ""
     media: tuple[Media, ...] = ()
-    links: JSONObject = field(default_factory=dict[str, Any])
+    links: JSONObject = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation, complete."""
 
     parameters: tuple[Parameter, ...] = ()

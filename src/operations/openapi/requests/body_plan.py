@@ -5,10 +5,11 @@ Rule 2: a file is sent in a type that can hold files: multipart, if it is the on
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from operations._json import is_list, is_object, object_of
 from operations.openapi.files import is_file_value
@@ -150,7 +151,7 @@ class BodyPlan:
                 if fnmatchcase(wanted.lower(), offered.media_type.lower()):
                     subject = f"body of type {wanted}"
                     validate_or_raise(self._check(offered), without_files(value), subject=subject)
-                    return replace(offered, media_type=wanted)
+                    return msgspec.structs.replace(offered, media_type=wanted)
         if len(self._media) == 1:
             return self._media[0]
         for offered in self._media:

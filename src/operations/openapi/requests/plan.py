@@ -1,8 +1,9 @@
 """How one operation's arguments become a request: worked out once, when the operation is first used."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
@@ -34,8 +35,7 @@ _SAVE_TO_SCHEMA: JSONObject = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(msgspec.Struct, frozen=True, gc=False):
     """One argument of an operation, and the parameter it fills."""
 
     name: str
@@ -75,9 +75,10 @@ class Plan:
         self._owned = owned
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
-        self._pieces = split_template(self._template)
+        self._pieces = tuple(split_template(self._template))
         # What a template in the query stands for is a query parameter anyway.
-        self.literal_query = [literal(p) for p in literal_query.split("&") if p and "{" not in p]
+        pieces = literal_query.split("&")
+        self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
         self._body = (
             BodyPlan(model.body, schemas, flatten=flatten, streams=streams)
             if model.body is not None
@@ -86,7 +87,7 @@ class Plan:
         parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
         reserved = self._body.arguments if self._body is not None else []
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
-        self.arguments = [self._argument(n, p) for n, p in zip(names, parameters, strict=True)]
+        self.arguments = tuple(map(self._argument, names, parameters))
         self._only_values = {
             a.name: a.only_value for a in self.arguments if a.only_value is not NO_VALUE
         }
@@ -101,7 +102,7 @@ class Plan:
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
-        self._rest = [a for a in self.arguments if a.parameter.place != "path"]
+        self._rest = tuple(a for a in self.arguments if a.parameter.place != "path")
         self.save_to = unused_name(SAVE_TO, [*names, *reserved])
         """The argument that names the file to save the response to."""
 

@@ -126,7 +126,7 @@ class Stripper:
                 default = self._default(part, name in plan.required)
             leaf = leaf_types(part)
             stage = self.stage(part) if leaf is None else None
-            fields.append(_Property(name, leaf or frozenset(), stage, default))
+            fields.append(_Property(name, leaf or _NO_TYPES, stage, default))
         others = self._others(plan) if plan.keeps_unnamed else None
         return _object_strip(tuple(fields), others, self._planner)
 
@@ -230,6 +230,7 @@ class Stripper:
         return [(member, part) for member, part in parts if part.allows(kind)]
 
 
+_NO_TYPES: frozenset[type] = frozenset()
 _MAX_NAMES = 1_000
 """How many property names nobody declared are remembered."""
 
@@ -259,7 +260,7 @@ def _enforce_plain(value: Any, has_numbers: bool) -> None:
 
 
 def _shaped(shape: Shape, general: Strip, has_numbers: bool) -> Strip:
-    target, depth, _ = shape
+    target, depth = shape.type, shape.depth
 
     def strip(value: Any, room: int) -> Any:
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]

@@ -10,7 +10,7 @@ is valid, but for text that is not Unicode.
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Union
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -30,7 +30,7 @@ _WORD = range(-(2**63), 2**63)
 """The integers that a type can name."""
 
 
-class Shape(NamedTuple):
+class Shape(msgspec.Struct, frozen=True, gc=False):
     """The type of one plan."""
 
     type: Any

@@ -19,11 +19,11 @@ class Places:
     """The places of one document, or of all that share definitions, made when data first reaches them."""
 
     def __init__(self) -> None:
-        self._places: dict[frozenset[Plan], Place] = {}
+        self._places: dict[Plan | frozenset[Plan], Place] = {}
 
     def place(self, plans: list[Plan]) -> "Place":
         """Return the place of values that any of `plans` may describe."""
-        key = frozenset(plans)
+        key = plans[0] if len(plans) == 1 else frozenset(plans)
         found = self._places.get(key)
         if found is None:
             found = self._places[key] = Place(self, plans)
@@ -49,8 +49,8 @@ class Place:
         self.reports: dict[Any, Any] = {}
         self.has_default = any(plan.default is not MISSING for plan in (*plans, *chosen))
         self.is_open = all(plan.is_unknown for plan in chosen)
-        self.objects = [plan for plan in chosen if plan.allows("object")]
-        self.arrays = [plan for plan in chosen if plan.allows("array")]
+        self.objects = tuple(plan for plan in chosen if plan.allows("object"))
+        self.arrays = tuple(plan for plan in chosen if plan.allows("array"))
         self.is_unique = any(True in plan.keyword("uniqueItems") for plan in self.arrays)
 
     def declares(self, name: str) -> bool:

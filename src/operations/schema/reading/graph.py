@@ -42,7 +42,7 @@ class _Edges:
     def __init__(
         self,
         below: list[tuple[str, Site]],
-        targets: list[tuple[str, Site | None]],
+        targets: tuple[tuple[str, Site | None], ...],
         *,
         old_tuple: bool,
     ) -> None:

@@ -66,7 +66,7 @@ class Document:
     """
 
     __slots__ = (
-        "_anchors", "_below", "_dynamic", "_place", "_referring", "_resolved", "_resources", "_shared",
+        "_anchors", "_below", "_dynamic", "_place", "_resolved", "_resources", "_shared",
         "_targets", "_uris", "dialect", "root", "sites",
     )  # fmt: skip
 
@@ -86,17 +86,16 @@ class Document:
         self._dynamic: dict[str, int] = {}
         self._below: dict[str, list[tuple[str, Site]]] = {}
         self._resolved: dict[tuple[str, str, str], Site | None] = {}
-        self._referring: list[Site] = []
-        self._targets: dict[str, list[tuple[str, Site | None]]] = {}
+        self._targets: dict[str, tuple[tuple[str, Site | None], ...]] = {}
         self.sites: list[Site] = []
         self.root = self._enter(Site(root, self._place, ""))
         self._uris[_BASE] = self.root
-        self._scan(self.root)
+        referring = self._scan(self.root)
         # References may lead to places no keyword holds (`#/components/schemas/Pet`), where there are more.
-        for site in self._referring:
+        for site in referring:
             for _, target in self._look_up(site):
                 if target is not None and not self._is_shared(target):
-                    self._scan(target)
+                    referring += self._scan(target)
         # What was not there to be found a moment ago may be there now.
         self._resolved.clear()
 
@@ -111,7 +110,6 @@ class Document:
         """Let go of the lists of schemas: what follows is found from a schema by its keywords and references."""
         self.sites = []
         self._below = {}
-        self._referring = []
 
     def _is_shared(self, site: Site) -> bool:
         return self._shared is not None and site.pointer.startswith(DEFINED)
@@ -138,7 +136,7 @@ class Document:
         """The schemas directly inside `site`, each with the keyword that holds it."""
         return self._below[site.pointer]
 
-    def references(self, site: Site) -> list[tuple[str, Site | None]]:
+    def references(self, site: Site) -> tuple[tuple[str, Site | None], ...]:
         """The keyword and the target of each reference at `site`.
 
         The target is None where it depends on the path taken to get here (`$dynamicRef` with several
@@ -148,13 +146,13 @@ class Document:
         found = self._targets.get(site.pointer)
         if found is None:
             if isinstance(site.schema, bool) or _REFERRING.isdisjoint(site.schema):
-                return []
+                return ()
             if self._shared is not None and self._is_shared(site):
                 return self._shared.references(site)
             found = self._targets[site.pointer] = self._look_up(site)
         return found
 
-    def _look_up(self, site: Site) -> list[tuple[str, Site | None]]:
+    def _look_up(self, site: Site) -> tuple[tuple[str, Site | None], ...]:
         found: list[tuple[str, Site | None]] = []
         for keyword in REFERENCES:
             reference = cast("JSONObject", site.schema).get(keyword)
@@ -163,7 +161,7 @@ class Document:
                 if key not in self._resolved:
                     self._resolved[key] = self._resolve(*key)
                 found.append((keyword, self._resolved[key]))
-        return found
+        return tuple(found)
 
     def keywords(self, site: Site) -> JSONObject:
         """What `site` says in this dialect. Up to draft 7 nothing counts beside a `$ref`."""
@@ -222,9 +220,10 @@ class Document:
             return site
         return Site(schema, site.pointer, site.pointer)
 
-    def _scan(self, start: Site) -> None:
-        """Note the identifiers and the references of every schema at and below `start`."""
+    def _scan(self, start: Site) -> list[Site]:
+        """Note the identifiers of every schema at and below `start`; return those with references."""
         stack, naming = [start], self.dialect.id_keyword
+        referring: list[Site] = []
         while stack:
             site = stack.pop()
             schema, place, resource = site.schema, site.pointer, site.resource
@@ -239,7 +238,7 @@ class Document:
             if not _NAMING.isdisjoint(schema):
                 self._note(site, schema)
             if not _REFERRING.isdisjoint(schema):
-                self._referring.append(site)
+                referring.append(site)
             for keyword, token, inner in subschemas(self.keywords(site)):
                 where = (
                     f"{place}/{keyword}" if token is None else f"{place}/{keyword}{pointer(token)}"
@@ -249,6 +248,7 @@ class Document:
                     found = self._enter(found)
                 below.append((keyword, found))
                 stack.append(found)
+        return referring
 
     def _note(self, site: Site, schema: JSONObject) -> None:
         identifier = schema.get(self.dialect.id_keyword)

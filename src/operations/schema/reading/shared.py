@@ -74,7 +74,12 @@ class SharedDefinitions:
         self._sizes: dict[str, int] = {}
         self._whole: set[str] = set()
         """Definitions that must be compiled together with all that they refer to."""
+        self._pages: dict[str, Accepts] = {}
+        """By the name of a definition: the validator of its page."""
+
         self._accepts: dict[str, Accepts] = {}
+        """By the place of a schema: its test, made when it is first needed."""
+
         self._keywords = {_SHARED: _keyword(self)}
 
     def adopt(self, document: JSONObject) -> JSONObject:
@@ -166,10 +171,13 @@ class SharedDefinitions:
             found = self._accepts.get(site.pointer)
             if found is None:
                 name = _owner(site.pointer)
-                if site.pointer == DEFINED + escape(name):
-                    self._compile_page(name)
-                    return self._accepts[site.pointer]
-                found = self._accepts[site.pointer] = self._compile(site)
+                if site.pointer != DEFINED + escape(name):
+                    found = self._compile(site)
+                else:
+                    if name not in self._pages:
+                        self._compile_page(name)
+                    found = _keyed(self._pages[name], name)
+                self._accepts[site.pointer] = found
         return found
 
     def accepts(self, reference: str) -> Accepts:
@@ -210,7 +218,7 @@ class SharedDefinitions:
             self._refused |= names
             raise
         for each in names:
-            self._accepts.setdefault(DEFINED + escape(each), _keyed(is_valid, each))
+            self._pages.setdefault(each, is_valid)
 
     def _definitions(self, names: set[str]) -> JSONObject:
         """Return definitions, their references to others cut."""
@@ -232,8 +240,7 @@ class SharedDefinitions:
             together = self._closure(name) if name in self._whole else {name}
             new = together - names
             added = sum(self._sizes[each] for each in new)
-            is_known = DEFINED + escape(name) in self._accepts
-            if name != start and (is_known or size + added > PAGE_SIZE):
+            if name != start and (name in self._pages or size + added > PAGE_SIZE):
                 continue
             names |= new
             size += added
