@@ -1,15 +1,15 @@
-"""Running an app under uvicorn, listening where it is safe to.
+"""Run an application under uvicorn.
 
-Rule 1: 127.0.0.1 unless told otherwise. Listening to a network without knowing who asks is refused unless that, too,
-        is said.
+Rule 1: the server listens on 127.0.0.1 by default. To listen on a network without authentication, you must allow it
+        explicitly.
 """
 
 import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,7 +29,23 @@ _BACKLOG = 2048
 
 
 class InsecureBindError(ValueError):
-    """The server would have listened to a network without anybody having to say who they are."""
+    """Raised for a server that would listen on a network without authentication."""
+
+
+class _Server(uvicorn.Server):
+    """A server on the event loop of an application, which handles signals itself."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_ready.set()
 
 
 def build_server(
@@ -40,7 +56,7 @@ def build_server(
     allow_anonymous: bool = False,
     trusted_proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a uvicorn server for an application, ready to run.
+    """Return a uvicorn server for an application. Its `run` also handles SIGINT and SIGTERM.
 
     Args:
         app: The application.
@@ -52,6 +68,12 @@ def build_server(
     Raises:
         InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
     """
+    return uvicorn.Server(_config(app, host, port, allow_anonymous, trusted_proxies))
+
+
+def _config(
+    app: Starlette, host: str, port: int, allow_anonymous: bool, trusted_proxies: str | None
+) -> uvicorn.Config:
     # Other applications, such as the API of the demo, have no pipeline.
     pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
     limits = Limits() if pipeline is None else pipeline.front.limits
@@ -63,24 +85,22 @@ def build_server(
             )
         logger.warning("listening on %s without authentication", host)
     _uvicorn_logger.addFilter(_is_notable)
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=BoundedProtocol,
-            # A small compressed message can become a large one.
-            ws_per_message_deflate=False,
-            ws_max_size=limits.body_bytes,
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=trusted_proxies is not None,
-            forwarded_allow_ips=trusted_proxies,
-            timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=GRACE,
-            backlog=_BACKLOG,
-        )
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=BoundedProtocol,
+        # A small compressed message can become a large one.
+        ws_per_message_deflate=False,
+        ws_max_size=limits.body_bytes,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=trusted_proxies is not None,
+        forwarded_allow_ips=trusted_proxies,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+        backlog=_BACKLOG,
     )
 
 
@@ -112,29 +132,23 @@ async def running(
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    server = build_server(
-        app,
-        host=host,
-        port=port,
-        allow_anonymous=allow_anonymous,
-        trusted_proxies=trusted_proxies,
-    )
+    server = _Server(_config(app, host, port, allow_anonymous, trusted_proxies))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
-        # Without signal handlers: the loop belongs to somebody else.
-        task = asyncio.create_task(server._serve([listener]))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        task = asyncio.create_task(server.serve([listener]))
+        ready = asyncio.create_task(server.is_ready.wait())
         try:
-            while not server.started and not task.done():  # noqa: ASYNC110 - nothing to await
-                await asyncio.sleep(0.005)
+            await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
             name = f"[{host}]" if ":" in host else host
             yield f"http://{name}:{listener.getsockname()[1]}"
         finally:
+            ready.cancel()
             server.should_exit = True
             await task
 
