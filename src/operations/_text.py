@@ -3,18 +3,35 @@
 import re
 from collections.abc import Container, Iterable
 from difflib import get_close_matches
+from heapq import nlargest
+from itertools import islice, pairwise
 
 _TELLING = re.compile(
     r"key|token|secret|pass|pwd|auth|credential|cookie|session|signature|jwt|pin$|pat$",
     re.IGNORECASE,
 )
+_LONGEST, _MOST = 200, 2_000
+"""Characters of a name, and the number of known names, that a suggestion looks at."""
+
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """A sentence for what was probably meant, with a space before it; empty where nothing is near."""
-    near = get_close_matches(given, list(known), n=1, cutoff=0.6)
+    """Return a sentence with the name that was probably meant, after a space; empty if none is near."""
+    pairs = _pairs(given[:_LONGEST])
+
+    def alike(name: str) -> float:
+        others = _pairs(name)
+        return len(pairs & others) / (len(pairs) + len(others) + 1)
+
+    # Comparing pairs of letters is cheap; only the names that share most of them are compared in detail.
+    likely = nlargest(10, islice(known, _MOST), key=alike)
+    near = get_close_matches(given[:_LONGEST], likely, n=1, cutoff=0.6)
     return f' Did you mean "{near[0]}"?' if near else ""
+
+
+def _pairs(name: str) -> set[tuple[str, str]]:
+    return set(pairwise(f" {name.lower()}"))
 
 
 def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:

@@ -24,8 +24,9 @@ from operations._pipeline import (
     run,
     stream,
 )
-from operations._text import counted
+from operations._text import counted, suggestion
 from operations._threads import ThreadPool
+from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
@@ -252,6 +253,20 @@ class OperationRegistry:
         """Every contract, in the order of registration."""
         return [known.spec for known in self._operations.values()]
 
+    def not_found(self, operation_id: str, context: OperationContext) -> CallError:
+        """Return the `OPERATION_NOT_FOUND` for an id; it names the operation that the caller probably meant.
+
+        Operations that the caller may not call are never named.
+        """
+        visible = (
+            spec.id
+            for spec in self.specs()
+            if spec.id != operation_id
+            and (context.trusted or check_access(spec.access_control, context.identity))
+        )
+        message = f"There is no operation {operation_id!r}.{suggestion(operation_id, visible)}"
+        return operation_not_found(operation_id, message.removesuffix("."))
+
     def __iter__(self) -> Iterator[Operation]:
         return iter(tuple(self._operations.values()))
 
@@ -363,7 +378,7 @@ class OperationRegistry:
             known = self._operations.get(operation_id)
             if known is None:
                 # Not kept: ids come from outside, and there is no end to them.
-                return Plan(self._unregistered(operation_id, streaming=streaming), self)
+                return Plan(self._unregistered(operation_id, context, streaming=streaming), self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
                 verb = (
                     "call or execute it, for its one result"
@@ -386,7 +401,9 @@ class OperationRegistry:
             raise refusal from unusable
         return plan
 
-    def _unregistered(self, operation_id: str, *, streaming: bool) -> Operation:
+    def _unregistered(
+        self, operation_id: str, context: OperationContext, *, streaming: bool
+    ) -> Operation:
         """What nobody registered: perhaps the remote knows it, and judges it there."""
         if self._remote is not None:
             namespace, _, name = operation_id.partition(".")
@@ -394,7 +411,7 @@ class OperationRegistry:
             with suppress(ValueError):
                 spec = OperationSpec(namespace=namespace, name=name, type=kind)
                 return Operation(spec, self._forward(spec))
-        raise operation_not_found(operation_id)
+        raise self.not_found(operation_id, context)
 
     def _forward(self, spec: OperationSpec) -> OperationHandler | SubscriptionHandler:
         """A handler for what has none here."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from operations.access import Identity, access_denied
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
-from operations.errors import CallError, operation_not_found
+from operations.errors import CallError
 from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
@@ -101,7 +101,7 @@ class Front:
             return
         scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
         if not scopes or not scopes <= self.scopes_supported:
-            raise operation_not_found(spec.id)
+            raise self.registry.not_found(spec.id, OperationContext(identity=identity))
         denied = access_denied(spec.id)
         if identity is None:
             raise denied
@@ -140,6 +140,6 @@ class Front:
         """
         spec = self.registry.get_spec(operation_id)
         if spec is None:
-            raise operation_not_found(operation_id)
+            raise self.registry.not_found(operation_id, OperationContext(identity=identity))
         self.enforce_visible(spec, identity)
         return spec

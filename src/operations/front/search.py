@@ -14,7 +14,7 @@ from operations._text import enforce_lists
 from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, map_error, operation_not_found
+from operations.errors import CallError, ErrorCode, map_error
 from operations.front.ranking import Ranking
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -141,7 +141,7 @@ class Gateway:
         """
         spec = self._registry.get_spec(operation_id)
         if spec is None or not may_call(spec, context):
-            raise operation_not_found(operation_id)
+            raise self._registry.not_found(operation_id, context)
         return spec
 
     def schema(

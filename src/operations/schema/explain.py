@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from operations._json import escape, is_list, is_object
+from operations._text import suggestion
 from operations.schema.evaluated import evaluated_names, evaluated_places
 from operations.schema.planning.assertions import flat_failures, listed, type_of
 from operations.schema.planning.members import nearest
@@ -124,12 +125,12 @@ class _Walk:
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
     ) -> Iterator[ValueFault]:
         at = self._document.at
+        properties: JSONObject = schema.get("properties", {})
         for name in schema.get("required", ()):
             # Draft 4 and older documents may say `required: true` elsewhere; the meta-schema knows.
             if name not in value:
                 yield ValueFault(f"{path}/{escape(name)}", "is required", "required")
         yield from self._dependencies(site, schema, value, path)
-        properties: JSONObject = schema.get("properties", {})
         patterns: JSONObject = schema.get("patternProperties", {})
         many = len(value) > _LONG
         for name, item in value.items():
@@ -142,7 +143,9 @@ class _Walk:
                     at(site, "patternProperties", pattern), item, place, many=many
                 )
             if "additionalProperties" in schema and name not in properties and not matched:
-                yield from self._extra(site, "additionalProperties", item, place, many=many)
+                closed = schema["additionalProperties"] is False and not many
+                near = suggestion(name, properties.keys() - value.keys()) if closed else ""
+                yield from self._extra(site, "additionalProperties", item, place, near, many=many)
             if "propertyNames" in schema:
                 for fault in self._part(at(site, "propertyNames"), name, place, many=many):
                     yield ValueFault(place, f"has a name that {fault.message}", "propertyNames")
@@ -161,11 +164,12 @@ class _Walk:
             yield from self.faults(site, item, place)
 
     def _extra(
-        self, site: Site, keyword: str, item: Any, place: str, *, many: bool
+        self, site: Site, keyword: str, item: Any, place: str, near: str = "", *, many: bool
     ) -> Iterator[ValueFault]:
         rest = self._document.at(site, keyword)
         if rest.schema is False:
-            yield ValueFault(place, "is not a known property", keyword)
+            message = f"is not a known property{near and '.'}{near}"
+            yield ValueFault(place, message, keyword)
         else:
             yield from self._part(rest, item, place, many=many)
 

@@ -15,6 +15,7 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CA
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
+from operations._text import suggestion
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
@@ -128,6 +129,12 @@ class Service:
             or sum(tool.size for tool in tools) > settings.max_tokens * _BYTES_PER_TOKEN
         )
 
+    def _unknown_tool(self, name: str, asker: Asker) -> MCPError:
+        """Return the error for a tool that does not exist, with the tool that was probably meant."""
+        visible = self._visible(self.catalog.tools.values(), asker)
+        near = suggestion(name, (tool.name for tool in visible if tool.name != name))
+        return MCPError(INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
+
     async def call_tool(
         self, asker: Asker, name: str, arguments: JSONObject, channel: CallerChannel = CLOSED
     ) -> JSONObject:
@@ -150,12 +157,12 @@ class Service:
                 )
                 if result is not None:
                     return _settled(result, asker)
-            raise _unknown_tool(name)
+            raise self._unknown_tool(name, asker)
         try:
             asker.front.enforce_visible(tool.spec, asker.identity)
         except CallError as error:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
-                raise _unknown_tool(name) from None
+                raise self._unknown_tool(name, asker) from None
             declared = tool.declares_output()
             result = error_result(error, context, expose=False, declared=declared)
             return _settled(result, asker)
@@ -371,10 +378,6 @@ class Service:
         if start < 0 or revision != self.registry.revision:
             raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning")
         return start
-
-
-def _unknown_tool(name: str) -> MCPError:
-    return MCPError(INVALID_PARAMS, f"Unknown tool: {name}")
 
 
 def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JSONObject:
