@@ -15,7 +15,7 @@ from _load import Load, load, report, served
 
 MODERN = "2026-07-28"
 ERAS = ("2025-06-18", MODERN)
-CALL = {"name": "math.add", "arguments": {"a": 2, "b": 3}}
+CALL = {"name": "math__add", "arguments": {"a": 2, "b": 3}}
 
 # ---------------------------------------------------------------- what is served, in a process of its own
 

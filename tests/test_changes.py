@@ -92,8 +92,8 @@ async def test_http_callers_see_their_number_and_all_of_them_on_request() -> Non
 async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: Any) -> None:
     server = to_mcp(rows())
     async with MCPClient(server, mode=era) as client:
-        result = await client.call_tool("row.get", {})
-        stream = await client.call_tool("row.watch", {})
+        result = await client.call_tool("row__get", {})
+        stream = await client.call_tool("row__watch", {})
     assert result.meta is not None
     noted = result.meta["alkdev.operations/changes"]
     assert kinds(noted["changes"]) == KINDS

@@ -115,7 +115,7 @@ def mcp_serving(*, lean: bool) -> Callable[[], AbstractAsyncContextManager[Send]
             async def send(text: bytes) -> Any:
                 body = (
                     b'{"jsonrpc":"2.0","id":1,"method":"tools/call",'
-                    b'"params":{"name":"note.any","arguments":{"value":' + text + b"}}}"
+                    b'"params":{"name":"note__any","arguments":{"value":' + text + b"}}}"
                 )
                 headers = {
                     "accept": "application/json, text/event-stream",

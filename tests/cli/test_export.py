@@ -24,9 +24,10 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.cli.exports.names import tool_names
+from operations._names import tool_name
+from operations.cli.exports.dialects import DIALECTS
 from operations.cli.exports.python_client import client_runtime, python_client
-from operations.cli.exports.tools import provider_tools
+from operations.cli.exports.tools import mcp_tools, provider_tools
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running
@@ -57,7 +58,7 @@ def test_an_openapi_document_has_a_path_per_operation(run: Run) -> None:
 def test_mcp_tools_are_those_of_the_mcp_door(run: Run) -> None:
     (tool,) = run("export", "mcp", "work.add").json["tools"]
 
-    assert tool["name"] == "work.add"
+    assert tool["name"] == "work__add"
     assert tool["inputSchema"]["properties"]["a"]["type"] == "integer"
 
 
@@ -82,10 +83,10 @@ def test_tools_have_the_shape_of_their_provider(run: Run, provider: str, path: l
 
 
 def test_losses_are_told_beside_the_result(run: Run) -> None:
-    ran = run("export", "openai", "work.add")
+    ran = run("export", "openai", "work.add", "work.count")
 
     assert ran.json[0]["function"]["name"] == "work__add"
-    assert "work.add name: is called work__add" in ran.err
+    assert "work.count type: is a subscription" in ran.err
 
 
 def test_what_is_left_out_is_told_before_what_is_called_otherwise(run: Run) -> None:
@@ -98,7 +99,7 @@ def test_what_is_left_out_is_told_before_what_is_called_otherwise(run: Run) -> N
     many = [spec(f"n{number:03}", {"type": "object"}) for number in range(130)]
     tools, losses = provider_tools(many, "openai")
     assert len(tools) == 128
-    assert [loss.operation_id for loss in losses[:3]] == ["a.n128", "a.n129", "a.n000"]
+    assert [loss.operation_id for loss in losses] == ["a.n128", "a.n129"]
 
 
 def test_what_is_asked_for_must_exist(run: Run) -> None:
@@ -159,13 +160,19 @@ def test_gemini_gets_no_references_and_no_keyword_it_does_not_know() -> None:
     }
 
 
-def test_names_fit_and_never_meet() -> None:
-    long = "a." + "x" * 100
-    names = tool_names(["a.b", "a__b", long, long + "y"], allowed="[A-Za-z0-9_-]", longest=64)
+def test_every_provider_gets_the_same_names() -> None:
+    specs = [spec("b", {}), spec("b__c", {}), spec("x" * 100, {})]
+    exported = {
+        provider: [
+            (tool.get("function") or tool)["name"] for tool in provider_tools(specs, provider)[0]
+        ]
+        for provider in DIALECTS
+    }
 
-    assert names["a.b"] == "a__b"
-    assert len(set(names.values())) == 4
-    assert all(len(name) <= 64 for name in names.values())
+    names = [tool_name(each.id) for each in specs]
+    assert names[0] == "a__b"
+    assert exported == dict.fromkeys(DIALECTS, names)
+    assert [tool["name"] for tool in mcp_tools(specs)] == names
 
 
 def loaded(path: Path, source: str) -> Any:

@@ -15,6 +15,8 @@ import aiohttp
 import anyio
 import msgspec
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 from tests.cli.conftest import Ran
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
@@ -135,7 +137,48 @@ async def test_mcp_is_spoken_on_stdio(folder: Path, environment: dict[str, str])
     with anyio.fail_after(60):
         async with connect_mcp("hub", config) as client:
             by_id = {each.spec.id: each for each in client}
-            assert {"hub.work.add", "hub.work.secret"} <= by_id.keys()
+            assert {"hub.work__add", "hub.work__secret"} <= by_id.keys()
+
+
+async def test_how_mcp_is_served_can_be_set_in_the_file(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    config = folder / "operations.toml"
+    config.write_text(
+        f"{config.read_text()}\n[serve.mcp]\nnames = 'dotted'\ndisclosure = 'auto'\nmax_tools = 1000\n"
+        "instructions = 'Be gentle.'\nstateless = true\n"
+    )
+    async with started(environment, "serve", "--door", "mcp") as (_, said):
+        async with Client(said["doors"]["mcp"], mode="legacy") as client:
+            tools = (await client.list_tools()).tools
+            instructions = client.instructions
+        async with aiohttp.ClientSession() as session:
+            hello = {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "initialize",
+                "params": {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {},
+                    "clientInfo": {"name": "t", "version": "1"},
+                },
+            }
+            accept = {"accept": "application/json, text/event-stream"}
+            async with session.post(said["doors"]["mcp"], json=hello, headers=accept) as answer:
+                assert answer.status == 200
+                assert "mcp-session-id" not in answer.headers
+    config.write_text(config.read_text().replace("max_tools = 1000", "max_tools = 1"))
+    server = stdio_client(
+        StdioServerParameters(
+            command=sys.executable, args=["-m", "operations", "serve", "--stdio"], env=environment
+        )
+    )
+    async with Client(server) as client:
+        few = (await client.list_tools()).tools
+
+    assert "work.add" in [tool.name for tool in tools]
+    assert instructions == "Be gentle."
+    assert {tool.name for tool in few} == {"search", "schema", "call", "batch"}
 
 
 def test_a_port_that_is_taken_is_told(folder: Path, environment: dict[str, str]) -> None:

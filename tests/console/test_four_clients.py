@@ -80,11 +80,11 @@ def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert {"cafe.quote", "cafe.brew", "shop.get_item", "money.convert"} <= set(tools)
             assert "cafe.close" not in tools
-            result = await client.call_tool("cafe.quote", ASKED)
+            result = await client.call_tool("cafe__quote", ASKED)
             assert (result.structured_content, result.is_error) == (QUOTE, False)
-            result = await client.call_tool("cafe.brew", {"cups": 3})
+            result = await client.call_tool("cafe__brew", {"cups": 3})
             assert result.structured_content == {"items": CUPS, "complete": True}
-            result = await client.call_tool("cafe.order", {"item": 3})
+            result = await client.call_tool("cafe__order", {"item": 3})
             assert result.is_error
             assert result.meta is not None
             assert result.meta["alkdev.operations/error"]["code"] == "SOLD_OUT"
@@ -93,7 +93,7 @@ def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
             Client(streamable_http_client(f"{demo}/mcp", http_client=http), mode=era) as client,
         ):
             assert "cafe.close" in {tool.name for tool in (await client.list_tools()).tools}
-            result = await client.call_tool("cafe.close", {"reason": "holiday"})
+            result = await client.call_tool("cafe__close", {"reason": "holiday"})
             assert "closed: holiday" in str(result.structured_content)
 
     alone(use())

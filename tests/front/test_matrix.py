@@ -18,6 +18,7 @@ import pytest
 
 from operations import CallError, Identity, OperationRegistry
 from operations._json import MAX_REQUEST_VALUES
+from operations._names import tool_name
 from operations.calls import PendingRequestMap, serve_calls
 from operations.cli.serving import WebSocketEntry
 from operations.mcp import to_mcp
@@ -160,18 +161,19 @@ def _socket_url(hub: Hub) -> str:
 async def _over_mcp(
     hub: Hub, operation: str, value: Any, key: str | None, headers: dict[str, str]
 ) -> str:
+    name = tool_name(operation)
     body = {
         "jsonrpc": "2.0",
         "id": 1,
         "method": "tools/call",
-        "params": {"name": operation, "arguments": value, "_meta": CAPABILITIES},
+        "params": {"name": name, "arguments": value, "_meta": CAPABILITIES},
     }
     headers = {
         **headers,
         "accept": "application/json, text/event-stream",
         "mcp-protocol-version": MODERN,
         "mcp-method": "tools/call",
-        "mcp-name": operation,
+        "mcp-name": name,
     }
     return await _posted(hub, "/mcp", body, key, headers)
 

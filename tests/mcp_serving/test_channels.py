@@ -79,7 +79,7 @@ async def test_a_handler_asks_the_person_twice_and_runs_once(era: str) -> None:
         return await following(call)
 
     async with Client(to_mcp(registry), mode=era, elicitation_callback=answer) as client:
-        result = await client.call_tool("ask.name", {})
+        result = await client.call_tool("ask__name", {})
 
     assert result.content[0].text == "ANN BOB"  # type: ignore[union-attr]
     assert calls == 1
@@ -91,8 +91,8 @@ async def test_a_handler_uses_the_callers_model_and_roots(era: str) -> None:
     async with Client(
         server, mode=era, sampling_callback=complete, list_roots_callback=roots
     ) as client:
-        said = await client.call_tool("ask.model", {})
-        listed = await client.call_tool("ask.roots", {})
+        said = await client.call_tool("ask__model", {})
+        listed = await client.call_tool("ask__roots", {})
 
     assert said.content[0].text == "hello"  # type: ignore[union-attr]
     assert listed.content[0].text == '["file:///a"]'  # type: ignore[union-attr]
@@ -101,7 +101,7 @@ async def test_a_handler_uses_the_callers_model_and_roots(era: str) -> None:
 @BOTH
 async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
     async with Client(to_mcp(asking()), mode=era) as client:
-        for name in ("ask.name", "ask.model", "ask.roots"):
+        for name in ("ask__name", "ask__model", "ask__roots"):
             result = await client.call_tool(name, {})
             assert result.is_error
             assert error_of(result)["code"] == "UNAVAILABLE"
@@ -109,7 +109,7 @@ async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
 
 async def test_what_is_no_request_for_a_completion_is_not_sent() -> None:
     async with Client(to_mcp(asking()), mode="legacy", sampling_callback=complete) as client:
-        result = await client.call_tool("ask.nonsense", {})
+        result = await client.call_tool("ask__nonsense", {})
 
     assert error_of(result)["code"] == "VALIDATION_ERROR"
 
@@ -124,9 +124,9 @@ async def test_an_operation_may_need_a_client_that_can_answer(
 
     async with Client(to_mcp(registry), mode=era) as client:
         with pytest.raises(MCPError) as caught:
-            await client.call_tool("ask.need", {})
+            await client.call_tool("ask__need", {})
     async with Client(to_mcp(registry), mode=era, sampling_callback=complete) as client:
-        assert not (await client.call_tool("ask.need", {})).is_error
+        assert not (await client.call_tool("ask__need", {})).is_error
 
     assert caught.value.code == -32021
 
@@ -144,7 +144,7 @@ async def test_progress_reaches_the_caller(registry: OperationRegistry, era: str
         heard.append((progress, total, message))
 
     async with Client(to_mcp(registry), mode=era) as client:
-        await client.call_tool("job.run", {}, progress_callback=hear)
+        await client.call_tool("job__run", {}, progress_callback=hear)
 
     assert heard == [(1, 2, "half"), (2, 2, None)]
 
@@ -165,7 +165,7 @@ async def test_log_messages_reach_the_caller_from_the_level_it_set(
     async with Client(to_mcp(registry), mode="legacy", logging_callback=hear) as client:
         with pytest.warns(MCPDeprecationWarning):
             await client.set_logging_level("warning")
-        await client.call_tool("job.run", {})
+        await client.call_tool("job__run", {})
 
     assert heard == [("warning", {"big": True})]
 
@@ -187,7 +187,7 @@ async def test_a_caller_that_gives_up_stops_the_handler(
 
     async with Client(to_mcp(registry), mode=era) as client:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(client.call_tool, "job.wait", {})
+            tasks.start_soon(client.call_tool, "job__wait", {})
             await started.wait()
             tasks.cancel_scope.cancel()
         with anyio.fail_after(1):
@@ -202,7 +202,7 @@ async def test_a_call_ends_by_the_default_deadline(registry: OperationRegistry, 
         await asyncio.Event().wait()
 
     async with Client(to_mcp(registry, timeout=0.1), mode=era) as client:
-        result = await client.call_tool("job.wait", {})
+        result = await client.call_tool("job__wait", {})
 
     assert error_of(result)["code"] == "TIMEOUT"
 
@@ -307,7 +307,7 @@ async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
         return ErrorData(code=-1, message="no")
 
     async with Client(to_mcp(asking()), mode="legacy", elicitation_callback=refuse) as client:
-        result = await client.call_tool("ask.name", {})
+        result = await client.call_tool("ask__name", {})
 
     assert error_of(result)["code"] == "UNAVAILABLE"
     assert error_of(result)["details"] == {"code": -1, "message": "no"}
@@ -336,9 +336,9 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
     asker = Asker(Identity("ann", []), "2026-07-28", Front(registry, timeout=0.1), CAN)
 
     def run(channel: CallerChannel) -> Any:
-        return service.call_tool(asker, "ask.name", {}, channel)
+        return service.call_tool(asker, "ask__name", {}, channel)
 
-    asked = await server.converse(asker, run, CallerChannel(), "tools/call", {}, "ask.name")
+    asked = await server.converse(asker, run, CallerChannel(), "tools/call", {}, "ask__name")
     (task,) = [waiting[1].task for waiting in server.conversations._waiting.values()]
     await asyncio.wait({task}, timeout=2)
 
@@ -350,5 +350,5 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
             CallerChannel(),
             "tools/call",
             {"requestState": asked["requestState"]},
-            "ask.name",
+            "ask__name",
         )

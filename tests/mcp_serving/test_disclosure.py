@@ -69,7 +69,7 @@ async def test_an_operation_is_found_read_and_called(era: str) -> None:
         contract = await structured(client, "schema", {"operation": "math.add"})
         added = await client.call_tool("call", {"operation": "math.add", "input": {"a": 1}})
         watched = await structured(client, "call", {"operation": "task.watch", "input": {"n": 2}})
-        direct = await client.call_tool("math.add", {"a": 1})
+        direct = await client.call_tool("math__add", {"a": 1})
 
     assert found["operations"][0]["id"] == "math.add"
     assert contract["inputSchema"]["required"] == ["a"]

@@ -67,10 +67,10 @@ async def test_the_sdks_client_lists_and_calls(era: str, lean: bool) -> None:
         Client(f"{address}/mcp", mode=era) as client,
     ):
         names = await tool_names(client)
-        added = await client.call_tool("math.add", {"a": 1})
-        failed = await client.call_tool("task.fail", {})
+        added = await client.call_tool("math__add", {"a": 1})
+        failed = await client.call_tool("task__fail", {})
 
-    assert "math.add" in names
+    assert "math__add" in names
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     assert error_of(failed)["code"] == "TASK_LOCKED"
 
@@ -95,7 +95,7 @@ async def test_questions_and_progress_cross_http(era: str) -> None:
         serving(to_mcp(registry).asgi_app()) as address,
         Client(f"{address}/mcp", mode=era, elicitation_callback=decline) as client,
     ):
-        result = await client.call_tool("ask.name", {}, progress_callback=hear)
+        result = await client.call_tool("ask__name", {}, progress_callback=hear)
 
     assert result.content[0].text == "decline"  # type: ignore[union-attr]
     assert heard == ["asking"]
@@ -104,20 +104,20 @@ async def test_questions_and_progress_cross_http(era: str) -> None:
 PLAIN: list[tuple[str, JSONObject]] = [
     ("tools/list", {}),
     ("tools/list", {"cursor": "nonsense"}),
-    ("tools/call", {"name": "math.add", "arguments": {"a": 1}}),
-    ("tools/call", {"name": "task.find", "arguments": {"name": ""}}),
-    ("tools/call", {"name": "math.add", "arguments": {"a": "x"}}),
-    ("tools/call", {"name": "math.add", "arguments": {"a": 2**70}}),
-    ("tools/call", {"name": "math.add"}),
-    ("tools/call", {"name": "task.fail"}),
-    ("tools/call", {"name": "task.delete", "arguments": {"id": "1"}}),
-    ("tools/call", {"name": "task.watch", "arguments": {"n": 2}}),
-    ("tools/call", {"name": "file.icon"}),
-    ("tools/call", {"name": "note.any", "arguments": {"value": None}}),
-    ("tools/call", {"name": "no.such"}),
-    ("tools/call", {"name": "math.add", "arguments": []}),
+    ("tools/call", {"name": "math__add", "arguments": {"a": 1}}),
+    ("tools/call", {"name": "task__find", "arguments": {"name": ""}}),
+    ("tools/call", {"name": "math__add", "arguments": {"a": "x"}}),
+    ("tools/call", {"name": "math__add", "arguments": {"a": 2**70}}),
+    ("tools/call", {"name": "math__add"}),
+    ("tools/call", {"name": "task__fail"}),
+    ("tools/call", {"name": "task__delete", "arguments": {"id": "1"}}),
+    ("tools/call", {"name": "task__watch", "arguments": {"n": 2}}),
+    ("tools/call", {"name": "file__icon"}),
+    ("tools/call", {"name": "note__any", "arguments": {"value": None}}),
+    ("tools/call", {"name": "no__such"}),
+    ("tools/call", {"name": "math__add", "arguments": []}),
     ("tools/call", {}),
-    ("tools/call", {"name": "math.add", "arguments": {"a": 1}, "_meta": {"progressToken": 1}}),
+    ("tools/call", {"name": "math__add", "arguments": {"a": 1}, "_meta": {"progressToken": 1}}),
 ]
 
 
@@ -153,7 +153,7 @@ async def test_the_lean_path_answers_in_the_sdks_words(version: str) -> None:
     ],
 )
 async def test_requests_that_contradict_themselves_go_to_the_sdk(headers: dict[str, str]) -> None:
-    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
     request["headers"] |= headers
     async with (
         http(to_mcp(example()).asgi_app()) as lean,
@@ -170,15 +170,15 @@ async def test_requests_that_contradict_themselves_go_to_the_sdk(headers: dict[s
     "body",
     [
         b"", b"{", b"null", b"[]", b'"x"', b"1e999", b"\xff", b"[" * 100_000, b'{"jsonrpc":"2.0"}',
-        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math.add","arguments":{"a":NaN}}}',
-        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math.add","arguments":{"a":"\\ud800"}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math__add","arguments":{"a":NaN}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"math__add","arguments":{"a":"\\ud800"}}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_001,
     ],
     ids=range(12),
 )  # fmt: skip
 @pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
 async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: str) -> None:
-    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}}, version)
+    request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, version)
     async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
         bad = await client.post(
             "/mcp",
@@ -245,7 +245,7 @@ async def test_who_asks_decides_and_doubt_refuses(
     async with http(server.asgi_app(lean=lean)) as client:
 
         async def deleting(**headers: str) -> httpx2.Response:
-            params = {"name": "task.delete", "arguments": {"id": "1"}}
+            params = {"name": "task__delete", "arguments": {"id": "1"}}
             return await client.post("/mcp", **post("tools/call", params, **headers))
 
         async def names(**headers: str) -> list[str]:
@@ -257,8 +257,8 @@ async def test_who_asks_decides_and_doubt_refuses(
         for headers in (dict[str, str]({"x-key": "bob"}), dict[str, str]()):
             denied = (await deleting(**headers)).json()["result"]
             assert error_of(denied)["code"] == "ACCESS_DENIED"
-            assert "task.delete" not in await names(**headers)
-        assert "task.delete" in await names(**{"x-key": "ann"})
+            assert "task__delete" not in await names(**headers)
+        assert "task__delete" in await names(**{"x-key": "ann"})
         for key in ("mallory", "broken"):
             assert (await deleting(**{"x-key": key})).status_code == 401
 
@@ -293,7 +293,7 @@ async def test_a_session_belongs_to_who_opened_it() -> None:
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("lean", [True, False])
 async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
-    request = post("tools/call", {"name": "math.add", "arguments": {"a": "x" * 5_000}})
+    request = post("tools/call", {"name": "math__add", "arguments": {"a": "x" * 5_000}})
     async with http(
         to_mcp(example(), limits=Limits(body_bytes=4_000)).asgi_app(lean=lean)
     ) as client:
@@ -335,7 +335,7 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
 
     async with http(to_mcp(registry).asgi_app(lean=lean)) as client:
         async with anyio.create_task_group() as tasks:
-            request = post("tools/call", {"name": "job.wait"})
+            request = post("tools/call", {"name": "job__wait"})
             tasks.start_soon(lambda: client.post("/mcp", **request))
             await started.wait()
             tasks.cancel_scope.cancel()
@@ -345,7 +345,7 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
 
 @pytest.mark.parametrize("lean", [True, False])
 async def test_white_space_around_a_header_is_no_part_of_it(lean: bool) -> None:
-    request = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+    request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
     headers = {"host": "localhost", "content-type": "application/json", **request["headers"]}
     scope = {
         "type": "http",
@@ -390,7 +390,7 @@ async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() ->
         Client(f"{address}/mcp", mode="legacy") as client,
     ):
         with anyio.fail_after(10):
-            result = await client.call_tool("job.long", {})
+            result = await client.call_tool("job__long", {})
 
     assert released == [True]
     assert result.content[0].text == "done"  # type: ignore[union-attr]

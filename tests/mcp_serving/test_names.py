@@ -1,55 +1,110 @@
+"""The names of tools: a function of the operation id alone, accepted by every model."""
+
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp import Client, MCPError
+from tests.mcp_serving.support import example, tool_names
 
-from operations import OperationSpec, OperationType
-from operations.mcp.serving.names import NameStyle, tool_names
-
-
-def spec(operation_id: str, **meta: str) -> OperationSpec:
-    namespace, _, name = operation_id.partition(".")
-    return OperationSpec(
-        namespace=namespace, name=name, type=OperationType.QUERY, meta={"mcp": meta} if meta else {}
-    )
+from operations import OperationRegistry, OperationSpec, OperationType
+from operations._names import TOOL_NAME, tool_name
+from operations.mcp import to_mcp
+from operations.mcp.serving.names import names_of
 
 
-def names(*ids: str, style: NameStyle = "full", reserved: tuple[str, ...] = ()) -> list[str]:
-    return list(tool_names([spec(operation_id) for operation_id in ids], style, reserved=reserved))
+def spec(operation_id: str, name: str | None = None) -> OperationSpec:
+    namespace, _, rest = operation_id.partition(".")
+    meta = {} if name is None else {"mcp": {"name": name}}
+    return OperationSpec(namespace=namespace, name=rest, type=OperationType.QUERY, meta=meta)
 
 
-def test_a_tool_is_called_by_the_operations_id() -> None:
-    assert names("math.add") == ["math.add"]
+def chosen(*specs: OperationSpec) -> dict[str, str]:
+    names = names_of(specs, "portable", reserved=["search"])
+    return {spec.id: name for name, spec in names.items()}
 
 
-def test_short_names_have_no_dots() -> None:
-    assert names("task.list.open", style="short") == ["task_list_open"]
+@pytest.mark.parametrize(
+    ("operation_id", "name"),
+    [
+        ("math.add", "math__add"),
+        ("task.list.open", "task__list__open"),
+        ("my-api.get_user", "my-api__get_user"),
+        ("a." + "x" * 61, "a__" + "x" * 61),
+    ],
+)
+def test_a_dot_becomes_two_underscores(operation_id: str, name: str) -> None:
+    assert tool_name(operation_id) == name
 
 
-def test_names_that_fall_together_are_told_apart_by_a_hash_that_stays() -> None:
-    together = names("a.b_c", "a_b.c", style="short")
+@pytest.mark.parametrize("operation_id", ["a.b__c", "a_.b", "a." + "x" * 62, "a.b c", "a.ü", "add"])
+def test_names_that_would_not_lead_back_get_a_hash(operation_id: str) -> None:
+    name = tool_name(operation_id)
 
-    assert len(set(together)) == 2
-    assert all(re.fullmatch(r"a_b_c_[0-9a-f]{8}", name) for name in together)
-    assert together == list(reversed(names("a_b.c", "a.b_c", style="short")))
-
-
-def test_an_operation_may_choose_its_name_but_none_of_the_gateways() -> None:
-    chosen = tool_names(
-        [spec("a.b", name="add"), spec("a.c", name="search")], "full", reserved=["search"]
-    )
-
-    added, searched = chosen
-    assert added == "add"
-    assert searched.startswith("search_")
+    assert TOOL_NAME.fullmatch(name)
+    assert re.fullmatch(r"[A-Za-z0-9_-]*_[0-9a-f]{8}", name)
+    assert "__" not in name
 
 
-ids = st.from_regex(r"[A-Za-z0-9_-]{1,128}\.[A-Za-z0-9_.-]{1,256}", fullmatch=True)
+alphabet = st.text("ab_.-", min_size=1, max_size=6)
+ids = st.builds("{}.{}".format, st.text("ab_-", min_size=1, max_size=4), alphabet)
 
 
-@given(st.lists(ids, unique=True, max_size=8))
-def test_every_name_fits_and_is_its_own(several: list[str]) -> None:
-    for style, pattern in (("full", r"[A-Za-z0-9_.-]{1,128}"), ("short", r"[A-Za-z0-9_-]{1,64}")):
-        given_names = names(*several, style=style)  # type: ignore[arg-type]
-        assert len(given_names) == len(several)
-        assert all(re.fullmatch(pattern, name) for name in given_names)
+@given(st.lists(ids, unique=True, max_size=30))
+def test_every_name_fits_and_leads_back(several: list[str]) -> None:
+    names = {tool_name(operation_id): operation_id for operation_id in several}
+
+    assert len(names) == len(several)
+    for name, operation_id in names.items():
+        assert TOOL_NAME.fullmatch(name)
+        if "__" in name:
+            assert name.replace("__", ".") == operation_id
+
+
+async def test_a_name_stays_while_other_operations_come_and_go() -> None:
+    registry = OperationRegistry()
+    for operation_id in ("a.b_c", "a_b.c", "a.b.c"):
+        registry.operation(operation_id, type="query")(print_nothing)
+        async with Client(to_mcp(registry)) as client:
+            assert "a__b_c" in await tool_names(client)
+
+
+def print_nothing() -> None:
+    """Do nothing."""
+
+
+async def test_dotted_names_are_given_on_request() -> None:
+    async with Client(to_mcp(example(), names="dotted")) as client:
+        names = await tool_names(client)
+
+    assert "math.add" in names
+    assert tool_name("a." + "x" * 200, "dotted") == tool_name("a." + "x" * 200)
+
+
+def test_an_unknown_style_is_refused() -> None:
+    with pytest.raises(ValueError, match="portable or dotted"):
+        to_mcp(OperationRegistry(), names="doted")
+
+
+def test_an_operation_may_choose_its_name() -> None:
+    assert chosen(spec("a.b", "add")) == {"a.b": "add"}
+
+
+@pytest.mark.parametrize("name", ["search", "a__c", "no dots.", "x" * 65])
+def test_a_chosen_name_that_cannot_be_had_is_not_used(name: str) -> None:
+    assert chosen(spec("a.b", name), spec("a.c")) == {"a.b": "a__b", "a.c": "a__c"}
+
+
+def test_a_name_that_two_operations_choose_belongs_to_neither() -> None:
+    assert chosen(spec("a.b", "add"), spec("a.c", "add")) == {"a.b": "a__b", "a.c": "a__c"}
+
+
+async def test_a_call_by_the_id_names_the_tool() -> None:
+    async with Client(to_mcp(example())) as client:
+        with pytest.raises(MCPError, match="math__add"):
+            await client.call_tool("math.add", {"a": 1})
+        with pytest.raises(MCPError) as hidden:
+            await client.call_tool("task.delete", {"id": "1"})
+
+    assert "task__delete" not in str(hidden.value)

@@ -74,14 +74,14 @@ async def test_operations_are_listed_as_what_they_are_marked(era: str) -> None:
     ]
     assert resources[0].description == "The message of the day."
     assert [item.uri_template for item in templates] == ["book://{title}/pages/{page}"]
-    assert [prompt.name for prompt in prompts] == ["book.both"]
+    assert [prompt.name for prompt in prompts] == ["book__both"]
     (argument,) = prompts[0].arguments or []
     assert (argument.name, argument.description, argument.required) == (
         "topic",
         "What about.",
         True,
     )
-    assert tools == ["book.both"]
+    assert tools == ["book__both"]
 
 
 @BOTH
@@ -120,8 +120,8 @@ async def test_a_variable_that_does_not_fit_is_refused_by_the_operation(era: str
 @BOTH
 async def test_prompts_are_filled_in_by_their_operations(era: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
-        prompt = await client.get_prompt("book.both", {"topic": "cats"})
-        for name in ("book.closed", "book.nothing"):
+        prompt = await client.get_prompt("book__both", {"topic": "cats"})
+        for name in ("book__closed", "book__nothing"):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, {})
 
@@ -159,8 +159,8 @@ async def test_prompts_and_resources_pass_on_what_other_servers_gave(
         return http_envelope("<p>", status_code=200, headers={}, content_type="text/html")
 
     async with Client(to_mcp(registry), mode=era) as client:
-        passed = await client.get_prompt("far.prompt")
-        told = await client.get_prompt("far.described")
+        passed = await client.get_prompt("far__prompt")
+        told = await client.get_prompt("far__described")
         (read,) = (await client.read_resource("near://x")).contents
         (fetched,) = (await client.read_resource("near://page")).contents
 
@@ -174,7 +174,7 @@ async def test_prompts_and_resources_pass_on_what_other_servers_gave(
 @BOTH
 async def test_arguments_are_completed_from_the_values_their_schemas_list(era: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
-        prompt = PromptReference(type="ref/prompt", name="book.both")
+        prompt = PromptReference(type="ref/prompt", name="book__both")
         topics = await client.complete(prompt, {"name": "topic", "value": "c"})
         template = ResourceTemplateReference(type="ref/resource", uri="book://{title}/pages/{page}")
         kinds = await client.complete(template, {"name": "kind", "value": "a"})
@@ -208,7 +208,7 @@ async def test_older_clients_hear_of_changes_and_of_what_changed_only() -> None:
         await client.list_tools()
         grow(registry)
         await until(lambda: heard)
-        assert "new.tool" in await tool_names(client)
+        assert "new__tool" in await tool_names(client)
 
     assert heard == ["notifications/tools/list_changed"]
 

@@ -92,7 +92,7 @@ async def test_the_access_log_has_the_request_id(caplog: pytest.LogCaptureFixtur
     registry.observe(lambda event: ids.append(event.request_id))
     mcp = to_mcp(registry).asgi_app(stateless=True, json_response=True)
     client = Client(create_app(registry, mcp=mcp))
-    call = {**PING, "method": "tools/call", "params": {"name": "math.add", "arguments": {"a": 1}}}
+    call = {**PING, "method": "tools/call", "params": {"name": "math__add", "arguments": {"a": 1}}}
     with caplog.at_level(logging.INFO, "operations.access"):
         async with mcp.running():
             for headers in ({}, {"mcp-param-x": "not plain"}):

@@ -15,7 +15,7 @@ from tests.mcp_serving.test_http import post
 from operations import Identity
 from operations.mcp import to_mcp
 
-ADD = post("tools/call", {"name": "math.add", "arguments": {"a": 1}})
+ADD = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
 
 
 class Directory:
@@ -146,7 +146,7 @@ async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> Non
 
     text = "x" * 300_000
     async with http(identify=slow) as client:
-        for options in (ADD, post("tools/call", {"name": "task.get", "arguments": {"id": text}})):
+        for options in (ADD, post("tools/call", {"name": "task__get", "arguments": {"id": text}})):
             response = await client.post("/mcp", **options)
             assert response.status_code == 200, response.text
     assert response.json()["result"]["structuredContent"] == {"id": text}

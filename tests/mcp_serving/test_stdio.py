@@ -13,8 +13,8 @@ async def test_a_child_serves_its_parent_over_stdio_as_the_operator(era: str) ->
     )
     async with Client(child, mode=era) as client:
         assert "task.delete" in await tool_names(client)
-        added = await client.call_tool("math.add", {"a": 1})
-        failed = await client.call_tool("task.fail", {})
+        added = await client.call_tool("math__add", {"a": 1})
+        failed = await client.call_tool("task__fail", {})
 
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     assert error_of(failed)["code"] == "TASK_LOCKED"

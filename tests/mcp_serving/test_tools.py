@@ -49,7 +49,7 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
     async with Client(to_mcp(example()), mode=era) as client:
         tools = {tool.name: wire(tool) for tool in (await client.list_tools()).tools}
 
-    add = tools["math.add"]
+    add = tools["math__add"]
     assert (add["title"], add["description"]) == ("Add", "Add two numbers.")
     assert add["inputSchema"]["required"] == ["a"]
     assert add["annotations"] == {
@@ -57,8 +57,8 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
         "destructiveHint": False,
         "idempotentHint": True,
     }
-    assert tools["task.fail"]["annotations"] == {"readOnlyHint": False}
-    assert tools["task.watch"]["annotations"]["readOnlyHint"] is True
+    assert tools["task__fail"]["annotations"] == {"readOnlyHint": False}
+    assert tools["task__watch"]["annotations"]["readOnlyHint"] is True
     assert add["_meta"][META_KEY] == {
         "namespace": "math",
         "name": "add",
@@ -69,7 +69,7 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
         "outputSchema": "#/outputSchema/anyOf/0",
         **({"output": "boxed"} if era == "legacy" else {}),
     }
-    (error,) = tools["task.fail"]["_meta"][META_KEY]["errorSchemas"]
+    (error,) = tools["task__fail"]["_meta"][META_KEY]["errorSchemas"]
     assert error["code"] == "TASK_LOCKED"
 
 
@@ -77,32 +77,32 @@ async def test_a_tool_says_what_its_operation_says(era: str) -> None:
 async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(era: str) -> None:
     async with Client(to_mcp(example()), mode=era) as client:
         tools = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
-        added = await client.call_tool("math.add", {"a": 1})
-        got = await client.call_tool("task.get", {"id": "7"})
+        added = await client.call_tool("math__add", {"a": 1})
+        got = await client.call_tool("task__get", {"id": "7"})
 
     assert got.structured_content == {"id": "7"}
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     if era == "legacy":
         boxed = {"properties": {"result": {"type": "integer"}}, "required": ["result"]}
         exact = {"type": "object", **boxed}
-        assert tools["math.add"] == {"type": "object", "anyOf": [exact, {}]}
+        assert tools["math__add"] == {"type": "object", "anyOf": [exact, {}]}
         assert added.structured_content == {"result": 2}
     else:
-        assert tools["math.add"] == {"anyOf": [{"type": "integer"}, {}]}
+        assert tools["math__add"] == {"anyOf": [{"type": "integer"}, {}]}
         assert added.structured_content == 2
 
 
 @BOTH
 @pytest.mark.parametrize("name", ["x", ""])
 async def test_a_null_is_told_from_nothing(era: str, name: str) -> None:
-    result = await call(example(), era, "task.find", {"name": name})
+    result = await call(example(), era, "task__find", {"name": name})
 
     assert result["structuredContent"] == {"result": name or None}
 
 
 @BOTH
 async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) -> None:
-    result = await call(example(), era, "task.fail")
+    result = await call(example(), era, "task__fail")
 
     assert result["isError"] is True
     assert "structuredContent" not in result  # the tool declares an output schema
@@ -119,7 +119,7 @@ async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) 
 async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
     era: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = await call(example(), era, "task.crash")
+    result = await call(example(), era, "task__crash")
 
     assert result["isError"] is True
     error = error_of(result)
@@ -131,7 +131,7 @@ async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
 
 async def test_unexpected_errors_are_shown_where_the_operator_says_so() -> None:
     async with Client(to_mcp(example(), expose_errors=True)) as client:
-        result = await client.call_tool("task.crash", {})
+        result = await client.call_tool("task__crash", {})
 
     assert "hunter2" in str(error_of(result))
 
@@ -143,8 +143,8 @@ async def test_upstream_credentials_and_long_bodies_stay_here(registry: Operatio
         headers = {"set-cookie": "s=CANARY", "x-ok": "1"}
         raise CallError("EXECUTION_ERROR", "HTTP 500", {"headers": headers, "body": "x" * size})
 
-    short = await call(registry, "auto", "up.stream", {"size": 3})
-    long = await call(registry, "auto", "up.stream", {"size": 100_000})
+    short = await call(registry, "auto", "up__stream", {"size": 3})
+    long = await call(registry, "auto", "up__stream", {"size": 100_000})
 
     assert error_of(short)["details"] == {"headers": {"x-ok": "1"}, "body": "xxx"}
     assert "omitted" in error_of(long)["details"]
@@ -152,7 +152,7 @@ async def test_upstream_credentials_and_long_bodies_stay_here(registry: Operatio
 
 @BOTH
 async def test_invalid_arguments_are_named_by_their_paths(era: str) -> None:
-    result = await call(example(), era, "math.add", {"a": "x", "c": 1})
+    result = await call(example(), era, "math__add", {"a": "x", "c": 1})
 
     assert result["isError"] is True
     assert error_of(result)["code"] == ErrorCode.VALIDATION_ERROR
@@ -166,15 +166,15 @@ async def test_invalid_arguments_are_named_by_their_paths(era: str) -> None:
 async def test_an_unknown_tool_is_an_error_of_the_protocol(era: str) -> None:
     async with Client(to_mcp(example()), mode=era) as client:
         with pytest.raises(MCPError) as caught:
-            await client.call_tool("no.such", {})
+            await client.call_tool("no__such", {})
 
     assert caught.value.code == INVALID_PARAMS
 
 
 @BOTH
 async def test_bytes_are_images_sound_or_blobs(era: str) -> None:
-    icon = await call(example(), era, "file.icon")
-    fetched = await call(example(), era, "file.fetch")
+    icon = await call(example(), era, "file__icon")
+    fetched = await call(example(), era, "file__fetch")
 
     assert icon["content"][0]["type"] == "image"
     assert b64decode(icon["content"][0]["data"]) == PNG
@@ -214,8 +214,8 @@ async def test_an_imported_envelope_passes_its_blocks_on(
             meta={"k": "v"},
         )
 
-    fine = await call(registry, era, "far.tool", {"failing": False})
-    failed = await call(registry, era, "far.tool", {"failing": True})
+    fine = await call(registry, era, "far__tool", {"failing": False})
+    failed = await call(registry, era, "far__tool", {"failing": True})
 
     assert [block["type"] for block in fine["content"]] == ["text", "image"]
     assert fine["structuredContent"] == ({"a": 1} if era == "auto" else {"result": {"a": 1}})
@@ -239,8 +239,8 @@ async def test_an_input_that_is_no_object_stands_under_input(era: str) -> None:
     )
     registry = OperationRegistry([Operation(spec, total)])
 
-    result = await call(registry, era, "math.total", {"input": [1, 2]})
-    refused = await call(registry, era, "math.total", {"input": ["x"]})
+    result = await call(registry, era, "math__total", {"input": [1, 2]})
+    refused = await call(registry, era, "math__total", {"input": ["x"]})
 
     assert result["content"][0]["text"] == '{"total":3}'
     assert refused["isError"] is True
@@ -254,8 +254,8 @@ async def test_a_subscription_gives_each_item_as_progress_and_all_at_the_end(era
         heard.append(message)
 
     async with Client(to_mcp(example(), max_items=3), mode=era) as client:
-        two = await client.call_tool("task.watch", {"n": 2}, progress_callback=hear)
-        many = await client.call_tool("task.watch", {"n": 5})
+        two = await client.call_tool("task__watch", {"n": 2}, progress_callback=hear)
+        many = await client.call_tool("task__watch", {"n": 5})
 
     assert heard == ["0", "1"]
     assert two.structured_content == {"items": [0, 1], "complete": True}
@@ -272,7 +272,7 @@ async def test_a_subscription_without_end_ends_with_what_there_is(
         await asyncio.Event().wait()
 
     async with Client(to_mcp(registry, timeout=0.2)) as client:
-        result = await client.call_tool("clock.ticks", {})
+        result = await client.call_tool("clock__ticks", {})
 
     assert result.structured_content == {"items": [1], "complete": False}
 
@@ -282,14 +282,14 @@ async def test_a_subscription_without_end_ends_with_what_there_is(
 async def test_callers_see_and_call_what_they_may(era: str) -> None:
     writer = Identity("ann", ["task:write"])
     async with Client(to_mcp(example()), mode=era) as client:
-        assert "task.delete" not in await tool_names(client)
+        assert "task__delete" not in await tool_names(client)
         with pytest.raises(MCPError, match=r"Unknown tool: task\.delete"):
-            await client.call_tool("task.delete", {"id": "1"})
+            await client.call_tool("task__delete", {"id": "1"})
     async with Client(to_mcp(example(), scopes_supported=["task:write"]), mode=era) as client:
-        denied = await client.call_tool("task.delete", {"id": "1"})
+        denied = await client.call_tool("task__delete", {"id": "1"})
     async with Client(to_mcp(example(), identity=writer), mode=era) as client:
-        assert "task.delete" in await tool_names(client)
-        allowed = await client.call_tool("task.delete", {"id": "1"})
+        assert "task__delete" in await tool_names(client)
+        allowed = await client.call_tool("task__delete", {"id": "1"})
 
     assert denied.is_error
     assert error_of(denied)["code"] == ErrorCode.ACCESS_DENIED

@@ -10,10 +10,9 @@ from operations._text import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.serving import build_app
+from operations.cli.serving import build_app, mcp_server
 from operations.cli.session import open_session
 from operations.errors import OperationsError
-from operations.mcp import to_mcp
 from operations.server.running import InsecureBindError, is_loopback, running
 
 Door = Literal["http", "mcp", "websocket", "console"]
@@ -43,8 +42,7 @@ async def serve(
     async with open_session(common, screen) as hub:
         if stdio:
             identity = None if as_ is None else hub.identity(as_)
-            timeout = hub.file.config.limits.timeout
-            await to_mcp(hub.registry, identity=identity, timeout=timeout).run_stdio()
+            await mcp_server(hub, identity=identity).run_stdio()
             return
         entry = hub.file.config.serve
         doors = door or entry.doors

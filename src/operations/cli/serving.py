@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +24,7 @@ from operations.front.identity import (
     CredentialResolver,
     client_address,
 )
-from operations.mcp import to_mcp
+from operations.mcp import RegistryServer, to_mcp
 from operations.pubsub.websocket import accept_websocket
 from operations.registry import OperationRegistry
 from operations.server import APIKeys, IdentityResolver, Limits, create_app
@@ -51,14 +52,9 @@ def build_app(
     resources: list[AbstractAsyncContextManager[Any]] = []
     mcp = websocket = None
     if "mcp" in doors:
-        server = to_mcp(
-            hub.registry,
-            name=title,
-            timeout=limits.timeout,
-            expose_errors=config.serve.expose_errors,
-        )
+        server = mcp_server(hub, name=title)
         # Host and Origin are judged once, for every door, by the application around it.
-        mcp = server.asgi_app(path=None, hosts=None)
+        mcp = server.asgi_app(path=None, hosts=None, stateless=config.serve.mcp.stateless)
         resources.append(mcp.running())
     if "websocket" in doors:
         websocket = WebSocketEntry(hub.registry, credential_resolver(hub.file))
@@ -83,6 +79,20 @@ def build_app(
         console=console_app() if "console" in doors else None,
         graph=CallGraph(limit=_REMEMBERED) if "console" in doors else None,
         resources=resources,
+    )
+
+
+def mcp_server(hub: Hub, **settings: Any) -> RegistryServer:
+    """Return the MCP server of a hub, with the settings of its file."""
+    config = hub.file.config
+    table = asdict(config.serve.mcp)
+    del table["stateless"]  # an option of the HTTP application
+    return to_mcp(
+        hub.registry,
+        timeout=config.limits.timeout,
+        expose_errors=config.serve.expose_errors,
+        **table,
+        **settings,
     )
 
 

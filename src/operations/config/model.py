@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
+from operations._names import Disclosure, NameStyle
 from operations.config.derive import Derived, Secret
 from operations.config.places import Path
 from operations.specs import OutputPolicy
@@ -166,6 +167,27 @@ class AccessEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeMCPEntry:
+    """How operations are served over MCP; the keys are fields of `MCPServerSettings`.
+
+    Attributes:
+        names: The names of tools and prompts: `portable` (`math__add`), which every model accepts; `dotted`, the ids.
+        disclosure: List all operations as `tools`, the four tools of the `gateway` instead, or whichever fits (`auto`).
+        max_tools: With `auto`: the most tools that are listed; a caller who may call more gets the gateway.
+        max_tokens: With `auto`: about the most tokens that a listing may have.
+        instructions: What a model should know before it uses the server.
+        stateless: Serve clients of 2025 without sessions: no questions, log messages or announcements of changes.
+    """
+
+    names: NameStyle = "portable"
+    disclosure: Disclosure = "auto"
+    max_tools: Count = 100
+    max_tokens: Count = 50_000
+    instructions: str | None = None
+    stateless: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEntry:
     """What `operations serve` opens.
 
@@ -180,6 +202,7 @@ class ServeEntry:
         scopes_supported: Publicly known scopes: operations that require only these are denied, others are hidden.
         public: Let anyone call what is open to all, also from other machines.
         expose_errors: Show the text of unexpected exceptions to callers.
+        mcp: How operations are served over MCP.
     """
 
     host: str = "127.0.0.1"
@@ -197,6 +220,7 @@ class ServeEntry:
     scopes_supported: Names = ()
     public: bool = False
     expose_errors: bool = False
+    mcp: ServeMCPEntry = field(default_factory=ServeMCPEntry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,6 @@ Report: TypeAlias = Callable[[str, str], None]
 class Dialect:
     """The limits of one provider."""
 
-    name_letters: str
-    longest_name: int
     longest_description: int
     most_tools: int
 
@@ -37,8 +35,6 @@ class Dialect:
 
 DIALECTS: dict[Provider, Dialect] = {
     "openai": Dialect(
-        name_letters=r"[A-Za-z0-9_-]",
-        longest_name=64,
         longest_description=1024,
         most_tools=128,
         wrap=lambda name, description, schema: {
@@ -47,8 +43,6 @@ DIALECTS: dict[Provider, Dialect] = {
         },
     ),
     "anthropic": Dialect(
-        name_letters=r"[A-Za-z0-9_-]",
-        longest_name=128,
         longest_description=100_000,
         most_tools=10_000,
         wrap=lambda name, description, schema: {
@@ -58,8 +52,6 @@ DIALECTS: dict[Provider, Dialect] = {
         },
     ),
     "gemini": Dialect(
-        name_letters=r"[A-Za-z0-9_.-]",
-        longest_name=64,
         longest_description=100_000,
         most_tools=512,
         wrap=lambda name, description, schema: {

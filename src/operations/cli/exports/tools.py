@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from operations._names import tool_name
 from operations.cli.exports.dialects import DIALECTS, Provider, description_of, fit
 from operations.cli.exports.losses import Loss
-from operations.cli.exports.names import tool_names
 from operations.cli.outline import Outline
 from operations.mcp.serving.catalog import Tool
 from operations.specs import OperationSpec, OperationType
@@ -21,9 +21,6 @@ def provider_tools(
     dialect = DIALECTS[provider]
     losses: list[Loss] = []
     left_out: list[Loss] = []
-    names = tool_names(
-        (spec.id for spec in specs), allowed=dialect.name_letters, longest=dialect.longest_name
-    )
     tools: list[JSONObject] = []
     for spec in specs:
 
@@ -38,14 +35,15 @@ def provider_tools(
             what = f"is left out: {provider} takes {dialect.most_tools} tools at a time"
             left_out.append(Loss(spec.id, "/", what))
             continue
-        if names[spec.id] != spec.id:
-            report("name", f"is called {names[spec.id]}")
+        name = tool_name(spec.id)
+        if "__" not in name:
+            report("name", f"is called {name}, from which the id cannot be derived")
         description = description_of(spec.description or spec.title or spec.id, dialect, report)
         schema = fit(Outline.of(spec.input_schema), dialect, report)
-        tools.append(dialect.wrap(names[spec.id], description, schema))
+        tools.append(dialect.wrap(name, description, schema))
     return tools, left_out + losses
 
 
 def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:
-    """Every operation as `tools/list` of the MCP door shows it."""
-    return [Tool(spec.id, spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]
+    """Return every operation as an MCP server lists it."""
+    return [Tool(tool_name(spec.id), spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]

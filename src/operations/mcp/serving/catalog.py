@@ -2,7 +2,7 @@
 
 An operation is a tool, unless `spec.meta["mcp"]` says otherwise:
 
-    {"name": "add"}                                              the tool's (or prompt's) name, instead of the id
+    {"name": "add"}                                              the name of the tool or prompt
     {"resource": {"uri": "config://app", "mimeType": "text/plain"}}   a resource
     {"resource": {"uri": "task://{id}"}}                         a template; its variables are the input
     {"prompt": True}                                             a prompt; its arguments are the input
@@ -23,9 +23,10 @@ import msgspec
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
+from operations._names import NameStyle
 from operations.mcp.exported import EXACT_OUTPUT, META_KEY, export_spec
 from operations.mcp.restoring import INPUT, RESULT, moved
-from operations.mcp.serving.names import NameStyle, mcp_meta, tool_names, wish
+from operations.mcp.serving.names import mcp_meta, names_of
 from operations.mcp.serving.schemas import (
     as_object,
     boxed,
@@ -245,7 +246,7 @@ class Resource:
         """The resource, or template, in a listing."""
         spec = self.spec
         wire: JSONObject = {"uri" if self.template is None else "uriTemplate": self.uri}
-        wire["name"] = wish(spec)
+        wire["name"] = str(mcp_meta(spec).get("name") or spec.id)
         if spec.title is not None:
             wire["title"] = spec.title
         if spec.description:
@@ -259,9 +260,9 @@ class Resource:
 class Prompt:
     """An operation as a prompt."""
 
-    def __init__(self, spec: OperationSpec) -> None:
+    def __init__(self, name: str, spec: OperationSpec) -> None:
+        self.name = name
         self.spec = spec
-        self.name = wish(spec)
 
     def wire(self) -> JSONObject:
         """The prompt in a listing."""
@@ -307,9 +308,11 @@ class Catalog:
         self.revision = registry.revision
         self.resources: dict[str, Resource] = {}
         self.templates: list[Resource] = []
-        self.prompts: dict[str, Prompt] = {}
-        tools = [spec for spec in registry.specs() if self._place(spec, mcp_meta(spec))]
-        names = tool_names(tools, style, reserved=GATEWAY_TOOLS)
+        specs = registry.specs()
+        prompts = [spec for spec in specs if mcp_meta(spec).get("prompt")]
+        self.prompts = {name: Prompt(name, spec) for name, spec in names_of(prompts, style).items()}
+        tools = [spec for spec in specs if self._place(spec, mcp_meta(spec))]
+        names = names_of(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {
             name: Tool(
                 name, spec, budget, always_fits=registry.output_of(spec.id) in ("strict", "create")
@@ -319,7 +322,7 @@ class Catalog:
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
 
     def _place(self, spec: OperationSpec, meta: Mapping[str, Any]) -> bool:
-        """Put an operation where `meta` wants it; whether it is a tool."""
+        """Add an operation to the resources if `meta` asks for that; return whether it is a tool."""
         options = meta.get("resource")
         if isinstance(options, Mapping):
             try:
@@ -331,9 +334,6 @@ class Catalog:
                     self.resources[resource.uri] = resource
                 else:
                     self.templates.append(resource)
-        if meta.get("prompt"):
-            prompt = Prompt(spec)
-            self.prompts[prompt.name] = prompt
         return bool(meta.get("tool", not (options or meta.get("prompt"))))
 
     def changes_from(self, other: "Catalog") -> set[str]:

@@ -2,17 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from starlette.requests import Request
 
-from operations._text import enforce_lists
+from operations._names import Disclosure, NameStyle
+from operations._text import enforce_lists, suggestion
 from operations.access import Identity
 from operations.front.limits import Limits
-from operations.mcp.serving.names import NameStyle
-
-Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
-"""All operations as tools, the gateway's four tools, or the one or the other by how much there is to list."""
 
 Identify: TypeAlias = Callable[[Request], Identity | Awaitable[Identity | None] | None]
 """Who sends a request; None for nobody in particular. An exception refuses the request."""
@@ -33,9 +30,11 @@ class MCPServerSettings:
     instructions: str | None = None
     """What a model should know before it uses the server."""
 
-    names: NameStyle = "full"
+    names: NameStyle = "portable"
+    """The names of tools and prompts: `math__add`, which every model accepts, or `dotted`, the ids."""
 
     disclosure: Disclosure = "auto"
+    """List all operations as tools, the four gateway tools, or whichever fits (`auto`)."""
 
     max_tools: int = 100
     """With `auto`: the most tools that are listed; a caller who may call more gets the gateway."""
@@ -74,6 +73,12 @@ class MCPServerSettings:
     """Publicly known scopes: a tool that requires only these is denied, any other looks as if it did not exist."""
 
     def __post_init__(self) -> None:
+        choices: tuple[tuple[str, Any], ...] = (("names", NameStyle), ("disclosure", Disclosure))
+        for name, choice in choices:
+            known, value = get_args(choice), getattr(self, name)
+            if value not in known:
+                hint = suggestion(str(value), known)
+                raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
         enforce_lists(scopes_supported=self.scopes_supported)
         numbers = (
             "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "max_items", "max_items_bytes",
