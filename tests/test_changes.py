@@ -104,7 +104,7 @@ async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: 
     here = OperationRegistry()
     async with connect_mcp("far", MCPClientConfig(server=server, output="off")) as far:
         here.register_all(far)
-        envelope = await here.execute("far.row.get", {})
+        envelope = await here.execute("far.row__get", {})
     assert kinds(envelope.meta.changes) == KINDS
 
 

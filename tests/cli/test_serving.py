@@ -97,9 +97,9 @@ async def test_every_door_serves_the_same_operations_with_the_same_rights(
                     assert answer.status == 421
             config = MCPClientConfig(url=doors["mcp"], headers=bearer)
             async with connect_mcp("hub", config) as client:
-                assert "hub.work.secret" in [each.spec.id for each in client]
+                assert "hub.work__secret" in [each.spec.id for each in client]
             async with connect_mcp("hub", MCPClientConfig(url=doors["mcp"])) as client:
-                assert "hub.work.secret" not in [each.spec.id for each in client]
+                assert "hub.work__secret" not in [each.spec.id for each in client]
             async with (
                 connect_websocket(doors["websocket"], headers=bearer) as target,
                 PendingRequestMap(target) as calls,

@@ -12,7 +12,7 @@ async def test_a_child_serves_its_parent_over_stdio_as_the_operator(era: str) ->
         command=sys.executable, args=["-m", "tests.mcp_serving.stdio_server"], cwd=PROJECT
     )
     async with Client(child, mode=era) as client:
-        assert "task.delete" in await tool_names(client)
+        assert "task__delete" in await tool_names(client)
         added = await client.call_tool("math__add", {"a": 1})
         failed = await client.call_tool("task__fail", {})
 

@@ -283,7 +283,7 @@ async def test_callers_see_and_call_what_they_may(era: str) -> None:
     writer = Identity("ann", ["task:write"])
     async with Client(to_mcp(example()), mode=era) as client:
         assert "task__delete" not in await tool_names(client)
-        with pytest.raises(MCPError, match=r"Unknown tool: task\.delete"):
+        with pytest.raises(MCPError, match=r"Unknown tool: task__delete"):
             await client.call_tool("task__delete", {"id": "1"})
     async with Client(to_mcp(example(), scopes_supported=["task:write"]), mode=era) as client:
         denied = await client.call_tool("task__delete", {"id": "1"})
