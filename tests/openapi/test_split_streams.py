@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 from tests.openapi.test_corpus import SHARED, needs_documents
 
-from operations import OperationRegistry, OperationType
+from operations import CallError, OperationRegistry, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
 
 JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
@@ -125,6 +125,39 @@ async def test_the_stream_is_asked_for_as_the_document_declares(declared: Any, s
     assert server.bodies == sent
 
 
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("kind", ["own", "reference", "part"])
+async def test_a_required_stream_property_need_not_be_given(kind: str, flatten: bool) -> None:
+    server = Chat()
+    doc = chat({"type": "boolean"})
+    content = doc["paths"]["/chat"]["post"]["requestBody"]["content"][JSON]
+    content["schema"]["required"] = ["stream", "prompt"]
+    if kind != "own":
+        doc["components"] = {"schemas": {"Chat": content["schema"]}}
+        reference = {"$ref": "#/components/schemas/Chat"}
+        content["schema"] = reference if kind == "reference" else {"allOf": [reference]}
+    arguments: dict[str, Any] = {"prompt": "x"}
+    async with talking(doc, server, flatten_body=flatten) as registry:
+        body = arguments if flatten else {"body": arguments}
+        await registry.execute("api.call", body)
+        assert await items(registry, "api.call.stream", body) == [{"delta": "a"}, {"delta": "b"}]
+        with pytest.raises(CallError, match="prompt"):
+            await registry.execute("api.call", {} if flatten else {"body": {}})
+    assert server.bodies == [{"prompt": "x", "stream": False}, {"prompt": "x", "stream": True}]
+
+
+async def test_a_required_stream_that_has_one_value_is_set_where_it_fits() -> None:
+    server = Chat()
+    doc = chat({"type": "boolean", "enum": [True]})
+    schema = doc["paths"]["/chat"]["post"]["requestBody"]["content"][JSON]["schema"]
+    schema["required"] = ["stream"]
+    async with talking(doc, server) as registry:
+        await items(registry, "api.call.stream", {"body": {}})
+        with pytest.raises(CallError, match="stream"):
+            await registry.execute("api.call", {"body": {}})
+    assert server.bodies == [{"stream": True}]
+
+
 async def test_the_stream_is_asked_for_even_if_the_caller_says_otherwise() -> None:
     server = Chat()
     async with talking(chat({"type": "boolean"}), server) as registry:
@@ -134,7 +167,8 @@ async def test_the_stream_is_asked_for_even_if_the_caller_says_otherwise() -> No
     assert listed.data == [{"delta": "a"}, {"delta": "b"}]
 
 
-async def test_a_query_parameter_can_ask_for_the_stream() -> None:
+@pytest.mark.parametrize("required", [False, True])
+async def test_a_query_parameter_can_ask_for_the_stream(required: bool) -> None:
     queries: list[str] = []
 
     async def respond(request: web.Request) -> web.Response:
@@ -142,12 +176,12 @@ async def test_a_query_parameter_can_ask_for_the_stream() -> None:
         return web.json_response({})
 
     content: dict[str, Any] = {JSON: {}, SSE: {}}
-    stream = {"name": "stream", "in": "query", "schema": {"type": "boolean"}}
+    stream = {"name": "stream", "in": "query", "schema": {"type": "boolean"}, "required": required}
     doc = document(parameters=[stream], responses={"200": {"description": "", "content": content}})
     async with serving(respond) as url, imported(doc, base_url=url) as registry:
         await registry.execute("api.call", {})
         await items(registry, "api.call.stream", {})
-    assert queries == ["", "stream=true"]
+    assert queries == ["stream=false" if required else "", "stream=true"]
 
 
 def names(doc: Any, **config: Any) -> list[str]:

@@ -129,6 +129,21 @@ class Definitions:
             "required": [name for part in parts for name in list_of(part.get("required"))],
         }
 
+    def without_required(self, schema: Any, name: str, depth: int = 10) -> Any:
+        """Return `schema` if it does not require the property `name`, otherwise a copy that does not."""
+        node = self.resolve(schema)
+        if depth == 0 or self.has_subtypes(schema):
+            return schema
+        changed: JSONObject = {}
+        required = list_of(node.get("required"))
+        if name in required:
+            changed["required"] = [each for each in required if each != name]
+        parts = self._references.list_at(node.get("allOf"))
+        copies = [self.without_required(part, name, depth - 1) for part in parts]
+        if any(copy is not part for copy, part in zip(copies, parts, strict=True)):
+            changed["allOf"] = copies
+        return {**node, **changed} if changed else schema
+
     def has_subtypes(self, schema: Any) -> bool:
         """Return whether `schema` is a reference to a base with subtypes."""
         ref = object_of(schema).get("$ref")
@@ -203,6 +218,14 @@ class Definitions:
             return True
         members = [*list_of(node.get("anyOf")), *list_of(node.get("oneOf"))]
         return any(self.resolve(member).get("type") == "boolean" for member in members)
+
+    def allows_boolean(self, schema: Any, value: bool) -> bool:
+        """Return whether `schema` describes a boolean that may be `value`."""
+        node = self.resolve(schema)
+        choices = list_of(node.get("enum"))
+        if not self.is_boolean(node) or (choices and value not in choices):
+            return False
+        return bool(node.get("const", value) is value)
 
     def definition(
         self, ref: str, direction: Direction, bases: Iterable[str] = ()

@@ -65,6 +65,9 @@ class BodyPlan:
         self._streams = streams
         offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
         self._media = media.ranked(offered) or [Media(media_type="application/json")]
+        self._requires_stream = False
+        if streams is not None:
+            self._media = [self._without_stream(m) for m in self._media]
         self.flat = self._flattened() if flatten else []
         self.arguments = self.flat or [BODY]
         self._content_type = self._part_headers = ""
@@ -134,15 +137,27 @@ class BodyPlan:
             part_headers=object_of(arguments.get(self._part_headers)),
         )
 
+    def _without_stream(self, offered: Media) -> Media:
+        """Return a media type that does not require the property `stream`, if it can be set here."""
+        declared = self._schemas.properties(offered.schema).get(STREAM)
+        if declared is None or not self._schemas.allows_boolean(declared, bool(self._streams)):
+            return offered
+        schema = self._schemas.without_required(offered.schema, STREAM)
+        if schema is offered.schema:
+            return offered
+        self._requires_stream = True
+        return msgspec.structs.replace(offered, schema=schema)
+
     def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
         """Return a body that asks for a stream, or for none, if the document declares how."""
         schema = self._schemas.properties(chosen.schema).get(STREAM)
-        if schema is None or not self._schemas.is_boolean(schema):
+        wanted = bool(self._streams)
+        if schema is None or not self._schemas.allows_boolean(schema, wanted):
             return value
-        if self._streams:
+        if wanted:
             return {**value, STREAM: True}
-        is_default = self._schemas.resolve(schema).get("default") is True
-        return {**value, STREAM: False} if is_default and STREAM not in value else value
+        is_needed = self._requires_stream or self._schemas.resolve(schema).get("default") is True
+        return {STREAM: False, **value} if is_needed else value
 
     def _chosen(self, value: Any, wanted: Any) -> Media:
         """Return the media type to send `value` in."""

@@ -94,10 +94,13 @@ class Plan:
         self._forced: JSONObject = {}
         for argument in self.arguments:
             parameter = argument.parameter
-            if parameter.name == STREAM and schemas.is_boolean(parameter.schema):
+            if streams is None or parameter.name != STREAM:
+                continue
+            if schemas.allows_boolean(parameter.schema, streams):
+                is_default = schemas.resolve(parameter.schema).get("default") is True
                 if streams:
                     self._forced[argument.name] = True
-                elif streams is False and schemas.resolve(parameter.schema).get("default") is True:
+                elif is_default or parameter.required:
                     self._only_values[argument.name] = False
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
@@ -129,7 +132,7 @@ class Plan:
                 schema = with_null(schema)
             if argument.only_value is not NO_VALUE:
                 schema = {**schema, "default": argument.only_value}
-            elif parameter.required:
+            elif parameter.required and argument.name not in (*self._only_values, *self._forced):
                 required.append(argument.name)
             properties[argument.name] = described(schema, parameter, argument.name)
         if self._body is not None:
