@@ -58,6 +58,8 @@ OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "o
 - `off`: change and check nothing
 """
 
+_POLICIES: tuple[str, ...] = get_args(OutputPolicy)
+
 
 def enforce_policy(output: OutputPolicy | None) -> None:
     """Raise an error for a policy that does not exist; None leaves it to the registry.
@@ -65,10 +67,10 @@ def enforce_policy(output: OutputPolicy | None) -> None:
     Raises:
         ValueError: Naming the policies.
     """
-    policies: tuple[str, ...] = get_args(OutputPolicy)
-    if output is not None and output not in policies:
-        hint = suggestion(str(output), policies)
-        raise ValueError(f"output must be one of {', '.join(policies)}, not {output!r}.{hint}")
+    if output is None or output in _POLICIES:
+        return
+    hint = suggestion(str(output), _POLICIES)
+    raise ValueError(f"output must be one of {', '.join(_POLICIES)}, not {output!r}.{hint}")
 
 
 UNKNOWN = Schema({})

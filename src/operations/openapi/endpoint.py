@@ -94,6 +94,14 @@ class Endpoint:
         self.output = Schema(self.output_schema, lenient=True, shared=schemas.responses)
 
     @property
+    def has_own_server(self) -> bool:
+        """Whether it may have another address than the document's other operations."""
+        entry = self._entry
+        return self._shared.config.base_url is None and (
+            "servers" in entry.operation or "servers" in entry.item
+        )
+
+    @property
     def has_address(self) -> bool:
         """Whether it is known where to send a request."""
         try:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -60,7 +60,6 @@ class OpenAPIService:
 
     Attributes:
         operations: Everything imported.
-        unaddressed: The ids of operations that need `base_url`: the document names no server for them.
         title: What the document calls itself.
         version: The API's version, as the document tells it.
         description: The document.
@@ -70,11 +69,9 @@ class OpenAPIService:
         self,
         operations: list[Operation],
         description: Description,
-        unaddressed: list[str],
         client: Client,
     ) -> None:
         self.operations = operations
-        self.unaddressed = unaddressed
         self.description = description
         self.title = description.title
         self.version = text_of(description.info.get("version"))
@@ -87,6 +84,22 @@ class OpenAPIService:
         The first access searches the whole document for those.
         """
         return self.description.all_problems()
+
+    @cached_property
+    def unaddressed(self) -> list[str]:
+        """The ids of operations that need `base_url`: the document names no server for them."""
+        found: list[str] = []
+        has_address: bool | None = None
+        """Whether the document's own server is an address, which nearly all operations use."""
+        for operation, endpoint in self.endpoints():
+            if endpoint.has_own_server:
+                is_known = endpoint.has_address
+            else:
+                has_address = endpoint.has_address if has_address is None else has_address
+                is_known = has_address
+            if not is_known:
+                found.append(operation.spec.id)
+        return found
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
@@ -263,9 +276,6 @@ class _Importer:
         )
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
-        self._unaddressed: list[str] = []
-        self._addressed: dict[str, bool] = {}
-        """By an operation's own server: whether it is an address. The empty text stands for the document's."""
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -290,7 +300,7 @@ class _Importer:
         description.problems.extend(self._requests.problems())
         for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
-        return OpenAPIService(operations, description, self._unaddressed, self._client)
+        return OpenAPIService(operations, description, self._client)
 
     def _exported(self) -> Iterator[Entry]:
         """The entries that no extension restores; those it does become operations on the way."""
@@ -312,7 +322,6 @@ class _Importer:
             self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
             self._restored.append(operation)
-            self._note_address(entry, operation.spec.id)
 
     def _warn_of_names(self, names: set[str]) -> None:
         """Point out rules for operations that are not there; they are often misspelled."""
@@ -396,7 +405,6 @@ class _Importer:
     ) -> Operation:
         entry, method = draft.entry, draft.entry.method
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream, is_split=is_split)
-        self._note_address(entry, f"{self._config.namespace}.{name}")
         if is_stream:
             kind = OperationType.SUBSCRIPTION
         else:
@@ -424,17 +432,6 @@ class _Importer:
             blocking=False,
             files=None if is_stream else endpoint,
         )
-
-    def _note_address(self, entry: Entry, operation_id: str) -> None:
-        config, server = self._config, ""
-        if config.base_url is None and ("servers" in entry.operation or "servers" in entry.item):
-            server = self._description.servers(entry, config.server_variables)[0]
-        is_addressed = self._addressed.get(server)
-        if is_addressed is None:
-            is_addressed = Endpoint(self._shared, entry, is_stream=False).has_address
-            self._addressed[server] = is_addressed
-        if not is_addressed:
-            self._unaddressed.append(operation_id)
 
     def _is_wanted(self, outline: Outline) -> bool:
         include, exclude = self._config.include, self._config.exclude

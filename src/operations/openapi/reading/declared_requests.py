@@ -3,10 +3,8 @@
 from typing import Any
 
 from operations._json import is_object, list_of, object_of, text_of
-from operations.errors import DocumentError
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import intended
-from operations.types import JSONObject
 
 
 class DeclaredRequests:
@@ -21,24 +19,18 @@ class DeclaredRequests:
         self._description = description
         self._is_signed = is_signed
         self._has_security = bool(description.document.get("security"))
-        self._plain_refs: set[str] = set()
         self._correct: set[Any] = set()
         self._corrected: dict[str, str] = {}
         self._unsigned: list[str] = []
-        self._item: JSONObject | None = None
-        self._is_item_unsigned = False
 
     def read(self, entry: Entry) -> None:
         """Note what is odd about the request of an operation."""
-        operation, item = entry.operation, entry.item
-        if not self._is_signed:
+        operation, authorized = entry.operation, self._description.authorized
+        if authorized and not self._is_signed:
             security = operation.get("security")
-            if not (self._has_security if security is None else security):
-                if item is not self._item:
-                    self._item = item
-                    self._is_item_unsigned = self._requires_authorization(item)
-                if self._is_item_unsigned or self._requires_authorization(operation):
-                    self._unsigned.append(f"{entry.method} {entry.path}")
+            is_secured = self._has_security if security is None else security
+            if not is_secured and (id(entry.item) in authorized or id(operation) in authorized):
+                self._unsigned.append(f"{entry.method} {entry.path}")
         body = operation.get("requestBody")
         if is_object(body):
             for kind in object_of(body.get("content")):
@@ -68,34 +60,3 @@ class DeclaredRequests:
             self._corrected[f"{entry.method} {entry.path}"] = meant
         else:
             self._correct.add(text)
-
-    def _requires_authorization(self, holder: JSONObject) -> bool:
-        parameters: Any = holder.get("parameters")
-        if parameters is None:
-            return False
-        plain = self._plain_refs
-        # The loop that runs most often: helpers would take longer than what they do.
-        for node in parameters:
-            ref = node.get("$ref")
-            if ref is None:
-                if node.get("in") == "header" and _is_authorization(node):
-                    return True
-            elif ref not in plain:
-                if self._follow(node):
-                    return True
-                plain.add(ref)
-        return False
-
-    def _follow(self, node: Any) -> bool:
-        try:
-            return _is_authorization(self._description.references.follow(node))
-        except DocumentError:
-            return False
-
-
-def _is_authorization(node: JSONObject) -> bool:
-    return (
-        node.get("in") == "header"
-        and node.get("required") is True
-        and text_of(node.get("name")).lower() == "authorization"
-    )

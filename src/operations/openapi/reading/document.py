@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_list, is_object, object_of
+from operations._json import is_list, is_object, object_of, text_of
 from operations._text import counted
 from operations.errors import DocumentError
 from operations.openapi.headers import is_header
@@ -75,6 +75,8 @@ class Description:
         )
         self._places = frozenset({"path", "query", "header"})
         self._good: set[str] = set()
+        self.authorized: dict[int, JSONObject] = {}
+        """By their ids: the path items and operations with a required `Authorization` header."""
 
     def _version(self) -> str:
         for key in ("openapi", "swagger"):
@@ -233,18 +235,24 @@ class Description:
                 return "a parameter is not an object"
             ref = node.get("$ref")
             if ref is None:
-                if node.get("in") in places and type(node.get("name")) is str:
+                place = node.get("in")
+                if place in places and type(node.get("name")) is str:
+                    if place == "header" and _is_authorization(node):
+                        self.authorized[id(holder)] = holder
                     continue
                 problem = self._check(node)
             elif ref in good:
                 continue
             else:
                 try:
-                    problem = self._check(self.references.follow(node))
+                    found = self.references.follow(node)
+                    problem = self._check(found)
                 except DocumentError as error:
-                    problem = f"a parameter cannot be read: {error}"
-                if problem is None:
-                    self._good.add(ref)
+                    return f"a parameter cannot be read: {error}"
+                if _is_authorization(found):
+                    self.authorized[id(holder)] = holder
+                elif problem is None:
+                    good.add(ref)
             if problem is not None:
                 return problem
         return None
@@ -287,3 +295,11 @@ class Description:
     def title(self) -> str:
         """What the document calls itself."""
         return self.references.text_at(self.info.get("title"))
+
+
+def _is_authorization(node: JSONObject) -> bool:
+    return (
+        node.get("in") == "header"
+        and node.get("required") is True
+        and text_of(node.get("name")).lower() == "authorization"
+    )
