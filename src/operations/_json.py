@@ -9,9 +9,10 @@ Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decode
 """
 
 import dataclasses
+import gc
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,7 +20,7 @@ from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -409,7 +410,7 @@ def decode_json(
             raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
     enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
     try:
-        return _decode(raw)
+        return build_from(_decode, raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise JSONValueError(f"is not JSON: {error}") from None
     except RecursionError:
@@ -417,6 +418,26 @@ def decode_json(
 
 
 _decode = msgspec.json.Decoder().decode
+
+ValueT = TypeVar("ValueT")
+
+_LARGE = 64 * 1024
+"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+
+
+def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
+    """Return what a decoder of msgspec builds.
+
+    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
+    again and again takes several times as long as building it.
+    """
+    if len(raw) < _LARGE or not gc.isenabled():
+        return decode(raw)
+    gc.disable()
+    try:
+        return decode(raw)
+    finally:
+        gc.enable()
 
 
 def enforce_bounds(
@@ -439,10 +460,14 @@ def enforce_bounds(
         return
     # Brackets inside strings count too, so these are upper bounds: they may accept, but not reject.
     containers = raw.count(b"[") + raw.count(b"{")
-    if may_have_many and containers + raw.count(b",") >= max_values:
-        _enforce_count(_without_escapes(raw), max_values)
+    may_have_many = may_have_many and containers + raw.count(b",") >= max_values
+    if not may_have_many and containers <= max_depth:
+        return
+    raw = _without_escapes(raw)
+    if may_have_many:
+        _enforce_count(raw, max_values)
     if containers > max_depth:
-        _enforce_depth(_without_escapes(raw), max_depth)
+        _enforce_depth(raw, max_depth)
 
 
 def _without_escapes(raw: bytes) -> bytes:

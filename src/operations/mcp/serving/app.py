@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from operations._host_rules import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError
-from operations.front.body import enforce_size, read_body
+from operations.front.body import enforce_size, pause_collector, read_body
 from operations.front.hosts import HostGuard
 from operations.front.http import (
     PIPELINE,
@@ -40,6 +40,7 @@ _RETRY_MILLISECONDS = 500
 """When a client whose stream ended early should reconnect."""
 
 _SESSION: Final = b"mcp-session-id"
+_LARGE: Final = 1024 * 1024
 _STREAMS: Final = b"subscriptions/listen"
 """The method whose response stays open."""
 
@@ -218,6 +219,9 @@ class MCPApp:
         body = await read_body(state.receive, state.headers, limits)
         state.timeout.pause()
         enforce_size(body, limits)
+        if len(body) > _LARGE:
+            # Others have their turn between the check and the decoding.
+            await asyncio.sleep(0)
         return body
 
     async def _by_sdk(
@@ -345,6 +349,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return waiting.pop() if waiting else await receive()
+        if not waiting:
+            return await receive()
+        # The SDK decodes it as soon as it has it.
+        pause_collector()
+        return waiting.pop()
 
     return replay

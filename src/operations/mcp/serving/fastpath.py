@@ -13,6 +13,7 @@ from mcp import MCPError
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
+from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.replies import JSON, Reply
@@ -62,7 +63,7 @@ class _Request(msgspec.Struct):
     params: _Params = msgspec.field(default_factory=_Params)
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -106,7 +107,7 @@ class FastPath:
         if not modern and not (stateless and version in HANDSHAKE_PROTOCOL_VERSIONS):
             return None
         try:
-            request = _decoder.decode(body)
+            request = build_from(_decode, body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
         if not self._is_plain(request, routing, version, modern=modern):
