@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
+from operations._json import MAX_REQUEST_VALUES, JSONLimitError, build_from, enforce_bounds
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -244,7 +244,7 @@ CallEvent: TypeAlias = (
 
 _EVENTS = frozenset(CallEvent.__args__)
 
-_decoder = msgspec.json.Decoder(CallEvent)
+_decode = msgspec.json.Decoder(CallEvent).decode
 
 
 class _UnreadPayload(ResponsePayload, frozen=True, kw_only=True):
@@ -276,16 +276,18 @@ class MalformedEvent(msgspec.Struct, frozen=True):
     reply_to: str = ""
 
 
-def read_event(body: Any) -> CallEvent | UnknownEvent | MalformedEvent:
+def read_event(
+    body: Any, max_values: int = MAX_REQUEST_VALUES
+) -> CallEvent | UnknownEvent | MalformedEvent:
     """The event in a JSON text, or the one that was handed over as it is. Never raises."""
     if type(body) in _EVENTS:
         return cast("CallEvent", body)
     try:
-        enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+        enforce_bounds(body, max_values=max_values)
     except JSONLimitError as error:
         return _over_limit(body, error)
     try:
-        return cast("CallEvent", _decoder.decode(body))
+        return cast("CallEvent", build_from(_decode, body))
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:

@@ -77,7 +77,7 @@ class Incoming:
         if type(body) is LocalItem:
             self._respond(body.event, body.size)
             return
-        event = read_event(body)
+        event = read_event(body, self._calls.target.max_values)
         if isinstance(event, CallResponded):
             self._respond(event, len(body))
         elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):

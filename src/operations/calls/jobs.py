@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
+from operations._json import JSONLimitError, enforce_bounds
 from operations._text import printable
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
@@ -34,6 +34,7 @@ from operations.calls.json_copy import size_of
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TooLargeError, TransportError
+from operations.front.limits import Slot
 from operations.pubsub.base import EventTarget, Local
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
@@ -146,6 +147,14 @@ class Worker(Protocol):
         """Send the event that ends the call."""
         ...
 
+    def count_output(self, job: "Job", size: int) -> Slot | None:
+        """Count a message until its caller has read it.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        ...
+
     def settle(self, job: "Job") -> None:
         """The call has had its end."""
         ...
@@ -192,6 +201,9 @@ class Job(msgspec.Struct, eq=False):
     absent: int = 0
     """How often in a row the caller was not there when looked for."""
 
+    caller: str = ""
+    """The key by which the limits of a server count the caller, once it is known."""
+
     counted_as: tuple[str, ...] = ()
     """For admission."""
 
@@ -237,11 +249,12 @@ class Job(msgspec.Struct, eq=False):
             and not registry.stream_middleware
         ):
             try:
-                return envelope, size_of(envelope.data, self.worker.target.max_bytes)
+                target = self.worker.target
+                return envelope, size_of(envelope.data, target.max_bytes, target.max_values)
             except TooLargeError as error:
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error}") from None
         body = envelope.encode()
-        refusal = refusal_of(body, self.worker.target.max_bytes)
+        refusal = refusal_of(body, self.worker.target)
         if refusal is not None:
             raise refusal
         return ResponseEnvelope.decode(body), len(body)
@@ -270,7 +283,7 @@ class Job(msgspec.Struct, eq=False):
         if self.local is None:
             body = encode_item(request_id, envelope, sequence, worker.mailbox)
             size = len(body)
-            refusal = refusal_of(body, target.max_bytes)
+            refusal = refusal_of(body, target)
             if refusal is not None:
                 raise refusal
         else:
@@ -282,10 +295,14 @@ class Job(msgspec.Struct, eq=False):
                 self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox, size)
             )
             return size
+        unread = worker.count_output(self, size)
         try:
             await target.send(self.reply_to, body)
         except TransportError as error:
             raise CallError(ErrorCode.UNAVAILABLE, f"an item could not be sent: {error}") from error
+        finally:
+            if unread is not None:
+                unread.release()
         return size
 
     def complete(self, sequence: int) -> Awaitable[None]:
@@ -341,12 +358,12 @@ def principal_of(identity: Identity) -> str:
     return f"id:{identity.id}"
 
 
-def refusal_of(body: bytes, max_bytes: int) -> CallError | None:
+def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
     """Return the error to send instead of an event that its receiver would not decode."""
-    if len(body) > max_bytes:
-        return too_large(len(body), max_bytes)
+    if len(body) > target.max_bytes:
+        return too_large(len(body), target.max_bytes)
     try:
-        enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+        enforce_bounds(body, max_values=target.max_values)
     except JSONLimitError as error:
         return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES, as_json, count_values
+from operations._json import MAX_DEPTH, as_json, count_values
 from operations.errors import TooLargeError
 
 _encode = msgspec.json.Encoder().encode
@@ -29,11 +29,11 @@ class _UnusualError(Exception):
     """Something that the quick way does not know."""
 
 
-def snapshot(value: Any, limit: int) -> Any:
+def snapshot(value: Any, limit: int, max_values: int) -> Any:
     """A copy of `value` in JSON builtins.
 
     Raises:
-        TooLargeError: If it takes more than `limit` bytes.
+        TooLargeError: If it takes more than `limit` bytes or holds more than `max_values` values.
         ValueError, TypeError, RecursionError: If it is not JSON.
     """
     meter = [0]
@@ -45,8 +45,8 @@ def snapshot(value: Any, limit: int) -> Any:
     if meter[0] * _STRETCH > limit:
         enforce_size(len(_encode(copy)), limit)
     # Each value turns the meter on by at least one.
-    if meter[0] > MAX_REQUEST_VALUES:
-        enforce_count(copy)
+    if meter[0] > max_values:
+        enforce_count(copy, max_values)
     return copy
 
 
@@ -94,11 +94,11 @@ def _copy(value: Any, room: int, meter: list[int]) -> Any:
     raise _UnusualError
 
 
-def size_of(value: Any, limit: int) -> int:
+def size_of(value: Any, limit: int, max_values: int) -> int:
     """The bytes of `value` as JSON, or as base64 if it is bytes; about that many where `limit` is far away.
 
     Raises:
-        TooLargeError: If it holds more values than an event may.
+        TooLargeError: If it holds more than `max_values` values.
         ValueError, TypeError: If it is not JSON.
     """
     if type(value) is bytes:
@@ -108,20 +108,20 @@ def size_of(value: Any, limit: int) -> int:
     except OverflowError:
         size = limit
     # Each value takes at least one byte.
-    if size > MAX_REQUEST_VALUES:
-        enforce_count(value)
+    if size > max_values:
+        enforce_count(value, max_values)
     # Packed is quicker, and never that much shorter.
     return size if size * _STRETCH < limit else len(_encode(value))
 
 
-def enforce_count(value: Any) -> None:
-    """Raise an error for data with more values than an event may hold.
+def enforce_count(value: Any, max_values: int) -> None:
+    """Raise an error for data with more than `max_values` values.
 
     Raises:
         TooLargeError: Naming the limit.
     """
-    if count_values(value, MAX_REQUEST_VALUES) > MAX_REQUEST_VALUES:
-        raise TooLargeError(f"holds more than {MAX_REQUEST_VALUES:,} values")
+    if count_values(value, max_values) > max_values:
+        raise TooLargeError(f"holds more than {max_values:,} values")
 
 
 def enforce_size(size: int, limit: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, JSONLimitError, as_json, enforce_bounds
+from operations._json import JSONLimitError, as_json, enforce_bounds
 from operations.calls.events import AbortPayload, CallAborted, CallRequested, encode_event
 from operations.calls.json_copy import snapshot
 from operations.calls.pending_call import PendingCall, Sending
@@ -87,7 +87,7 @@ class Outgoing:
             reason = f"the request is {len(body)} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
         try:
-            enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+            enforce_bounds(body, max_values=target.max_values)
         except JSONLimitError as error:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request {error.reason}") from None
         if not target.is_connected and self._is_full(len(body)):
@@ -120,7 +120,7 @@ class Outgoing:
         try:
             if self._local is None:
                 return as_json(input)
-            return snapshot(input, self._target.max_bytes)
+            return snapshot(input, self._target.max_bytes, self._target.max_values)
         except TooLargeError as error:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request: {error}") from error
         except (TypeError, ValueError, RecursionError) as error:

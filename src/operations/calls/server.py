@@ -10,7 +10,7 @@ Rule 4: nothing that arrives can stop the worker: what cannot be read is counted
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from time import time
 from typing import Any, cast
@@ -51,7 +51,7 @@ from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.front.front import Front
 from operations.front.identity import CredentialResolver, caller_key, identify_credential
-from operations.front.limits import Limits
+from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot
 from operations.front.public_errors import public_error
 from operations.front.queue import AdmissionQueue
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
@@ -248,7 +248,7 @@ class CallServer:
             # Handed over as it is: nothing of it is held that its caller does not hold anyway.
             self._enter(body, reply_to, 0, self.target.local)
             return
-        event = read_event(body)
+        event = read_event(body, self.target.max_values)
         if type(event) is CallRequested:
             request = _aged(event.payload, age) if age else event.payload
             self._admit(request, reply_to or request.reply_to or "", len(body))
@@ -402,7 +402,7 @@ class CallServer:
     async def _admitted(self, front: Front, job: Job, identity: Identity | None) -> None:
         """Admit a call by the rules that all entry points of a server share."""
         registry = self.registry_of(job.request.operation_id)
-        caller = caller_key(identity, self._address)
+        caller = job.caller = caller_key(identity, self._address)
         spec = registry.get_spec(job.request.operation_id)
         try:
             if spec is not None:
@@ -472,14 +472,32 @@ class CallServer:
         if job.answered:
             return _nothing()
         self.settle(job)
-        error = refusal_of(body, self.target.max_bytes)
+        error = refusal_of(body, self.target)
+        unread = None
+        if error is None:
+            try:
+                unread = self.count_output(job, len(body))
+            except CallError as exhausted:
+                error = exhausted
         if error is not None:
             body = encode_error(job.request.request_id, error)
         if job.local is not None:
             # Within one process nothing is lost, and nobody will ask.
             return self.target.send(job.reply_to, body)
         sending = self._reply_cache.conclude(job.request.request_id, job.reply_to, body)
-        return sending if job.replied is None else _sent(sending, job.replied)
+        if unread is not None:
+            sending = _sent(sending, unread.release)
+        return sending if job.replied is None else _sent(sending, job.replied.set)
+
+    def count_output(self, job: Job, size: int) -> Slot | None:
+        """Count a message until its caller has read it; small ones, and those behind a broker, are not counted.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        if self._shared is None or size <= UNCOUNTED_OUTPUT:
+            return None
+        return self._shared.output.enter(job.caller, size)
 
     def presentable(self, error: CallError, request: RequestPayload) -> CallError:
         """`error` as a caller elsewhere may see it: what nobody declared stays in our log."""
@@ -509,11 +527,11 @@ def _exhausted(reason: str) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
 
 
-async def _sent(sending: Awaitable[None], replied: asyncio.Event) -> None:
+async def _sent(sending: Awaitable[None], then: Callable[[], None]) -> None:
     try:
         await sending
     finally:
-        replied.set()
+        then()
 
 
 def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:

@@ -151,7 +151,11 @@ class WebSocketEntry:
         identity: Identity | None = scope.get(IDENTITY)
 
         async with (
-            accept_websocket(_Socket(socket), identity=identity) as target,
+            accept_websocket(
+                _Socket(socket, front.limits.body_bytes),
+                identity=identity,
+                max_values=front.limits.values,
+            ) as target,
             serve_calls(
                 self._registry,
                 target,
@@ -174,23 +178,36 @@ class WebSocketEntry:
 
 
 class _Socket:
-    """A WebSocket of Starlette, as the call protocol wants it."""
+    """A WebSocket of Starlette, as the call protocol needs it.
 
-    def __init__(self, socket: WebSocket) -> None:
+    Args:
+        socket: The accepted socket.
+        max_bytes: The largest message that is received. Our own server checks it first; others may not.
+    """
+
+    def __init__(self, socket: WebSocket, max_bytes: int) -> None:
         self._socket = socket
+        self._max_bytes = max_bytes
+        self._sending = asyncio.Lock()
 
     async def send(self, text: bytes) -> None:
         try:
-            await self._socket.send_text(text.decode())
+            # One at a time: a server lets all that wait go on as soon as the client has read a little.
+            async with self._sending:
+                await self._socket.send_text(text.decode())
         except (WebSocketDisconnect, RuntimeError) as error:
             raise EOFError(str(error)) from error
 
     async def receive(self) -> bytes:
         try:
-            return (await self._socket.receive_text()).encode()
+            message = (await self._socket.receive_text()).encode()
         except (WebSocketDisconnect, RuntimeError, KeyError) as error:
             # A KeyError is a binary frame: not this protocol.
             raise EOFError(str(error)) from error
+        if len(message) > self._max_bytes:
+            await self._socket.close(1009)
+            raise EOFError(f"a message of more than {self._max_bytes} bytes")
+        return message
 
     async def close(self) -> None:
         if self._socket.client_state is WebSocketState.CONNECTED:

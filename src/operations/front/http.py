@@ -34,7 +34,7 @@ from operations.front.identity import (
     client_address,
     credentials_in,
 )
-from operations.front.limits import Slot
+from operations.front.limits import UNCOUNTED_OUTPUT, Slot
 from operations.front.replies import Reply, error_reply, send_parts
 from operations.front.timing import Message, PeekableReceive, Receive, RequestTimeout, Scope, Send
 from operations.specs import OperationSpec
@@ -56,9 +56,6 @@ PIPELINE: Final = "operations.pipeline"
 """Scope key of the pipeline that a mounted application shares."""
 
 _AUTH_ERROR: Final = "operations.auth_error"
-
-_UNCOUNTED: Final = 32 * 1024
-"""Response bytes that a connection may buffer without being counted."""
 
 
 class RequestState:
@@ -164,7 +161,7 @@ class RequestPipeline:
 
     async def _respond(self, reply: Reply, state: RequestState) -> None:
         size = len(reply.body)
-        if size <= _UNCOUNTED:
+        if size <= UNCOUNTED_OUTPUT:
             await reply.send(state.send)
             return
         try:
@@ -181,7 +178,7 @@ class RequestPipeline:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
         """
-        if len(part) <= _UNCOUNTED:
+        if len(part) <= UNCOUNTED_OUTPUT:
             await state.send({"type": "http.response.body", "body": part, "more_body": True})
             return
         with self.front.output.enter(state.caller, len(part)):
@@ -390,7 +387,7 @@ def counted_send(pipeline: RequestPipeline, state: RequestState) -> Send:
 
     async def send(message: Message) -> None:
         body = message.get("body", b"")
-        if message["type"] != "http.response.body" or len(body) <= _UNCOUNTED:
+        if message["type"] != "http.response.body" or len(body) <= UNCOUNTED_OUTPUT:
             await state.send(message)
             return
         await pipeline.send_part(state, body)

@@ -15,6 +15,9 @@ from operations.errors import CallError, ErrorCode
 REMEMBERED: Final = 10_000
 """Callers, addresses or credentials that are told apart."""
 
+UNCOUNTED_OUTPUT: Final = 32 * 1024
+"""Response bytes that a connection may buffer without being counted."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:

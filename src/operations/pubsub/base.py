@@ -94,6 +94,7 @@ class EventTarget(Protocol):
         trusted: Whether the `identity` inside events may be believed.
         identity: Who is at the other end, where a connection has exactly one peer that signed in.
         max_bytes: The largest message that can be carried.
+        max_values: How many JSON values a message may hold, in either direction.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
@@ -112,6 +113,11 @@ class EventTarget(Protocol):
 
     @max_bytes.setter
     def max_bytes(self, size: int) -> None: ...
+
+    @property
+    def max_values(self) -> int:
+        """How many JSON values a message may hold."""
+        ...
 
     @property
     def identity(self) -> Identity | None:

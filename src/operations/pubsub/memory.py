@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Any
 
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
@@ -25,6 +26,7 @@ class MemoryTarget:
     Args:
         trusted: Believe the `identity` inside events.
         max_bytes: The largest input or result, as JSON.
+        max_values: How many JSON values an input or a result may hold.
         as_text: Write events as JSON texts, as every other target does, for those who want to look at them.
     """
 
@@ -33,11 +35,13 @@ class MemoryTarget:
         *,
         trusted: bool = True,
         max_bytes: int = 64 * 1024 * 1024,
+        max_values: int = MAX_REQUEST_VALUES,
         as_text: bool = False,
     ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
+        self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
         self.local: Local | None = None if as_text else self

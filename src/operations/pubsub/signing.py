@@ -102,6 +102,11 @@ class SignedTarget:
         self._target.max_bytes = size + _LENGTH
 
     @property
+    def max_values(self) -> int:
+        """How many JSON values a message may hold."""
+        return self._target.max_values
+
+    @property
     def is_connected(self) -> bool:
         """Whether the other end can be reached now."""
         return self._target.is_connected

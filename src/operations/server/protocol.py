@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on slow and large peers, which uvicorn does not have.
+"""uvicorn's HTTP and WebSocket protocols with limits on slow and large peers, which uvicorn does not have.
 
 Rule 1: a connection that does not send the whole head of a request in time is closed, and so is one whose body takes
         longer than the application waits for it.
@@ -6,12 +6,19 @@ Rule 2: a head beyond a size is rejected (431) while it arrives.
 Rule 3: trailers are limited in size like a head, and dropped: they never become headers.
 Rule 4: a connection whose client does not read for some time is cut, so that unread responses are freed.
 Rule 5: the head and the body of a response are sent in one write.
+Rule 6: a WebSocket message counts as sent when its client has read nearly all of it.
 """
 
 import asyncio
 from typing import Any, Final, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+try:
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+except ModuleNotFoundError:
+    # Without the `websocket` extra there are no WebSockets.
+    WebSocketsSansIOProtocol = None  # type: ignore[assignment, misc]
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
@@ -174,3 +181,55 @@ class BoundedProtocol(HttpToolsProtocol):
         # Closing would wait until the client has read.
         self._unread_alarm = None
         self.transport.abort()
+
+
+if WebSocketsSansIOProtocol is None:
+    WEBSOCKET_PROTOCOL: Any = "none"
+else:
+
+    class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+        """One WebSocket."""
+
+        _unread_alarm: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            """Limit what waits to be sent."""
+            cast("asyncio.Transport", transport).set_write_buffer_limits(high=_WRITE_BUFFER)
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Stop all timers."""
+            self.resume_writing()
+            super().connection_lost(exc)
+
+        async def send(self, message: Any) -> None:
+            """Send a message; return when the client has read nearly all of it."""
+            await super().send(message)
+            await self.writable.wait()
+
+        def pause_writing(self) -> None:
+            """Expect the client to read."""
+            super().pause_writing()
+            if self._unread_alarm is None:
+                self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            """Note that the client has read."""
+            if self._unread_alarm is not None:
+                self._unread_alarm.cancel()
+                self._unread_alarm = None
+            super().resume_writing()
+
+        def _watch(self, unread: int) -> None:
+            loop = asyncio.get_running_loop()
+            self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
+
+        def _cut_unless_read(self, before: int) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread < before:
+                self._watch(unread)
+            else:
+                # Closing would wait until the client has read.
+                self.transport.abort()
+
+    WEBSOCKET_PROTOCOL = BoundedWebSocketProtocol

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
-from operations.server.protocol import BoundedProtocol
+from operations.server.protocol import WEBSOCKET_PROTOCOL, BoundedProtocol
 
 logger = logging.getLogger("operations.server")
 _uvicorn_logger = logging.getLogger("uvicorn.error")
@@ -90,6 +90,7 @@ def _config(
         host=host,
         port=port,
         http=BoundedProtocol,
+        ws=WEBSOCKET_PROTOCOL,
         # A small compressed message can become a large one.
         ws_per_message_deflate=False,
         ws_max_size=limits.body_bytes,

@@ -20,6 +20,7 @@ from typing import Any
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
 from operations._backoff import Backoff
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
@@ -60,11 +61,14 @@ _MAX_KNOWN = 4096
 class NatsTarget:
     """One client of a NATS server. Made by `connect_nats`."""
 
-    def __init__(self, *, prefix: str, client: str, trusted: bool, durable: bool) -> None:
+    def __init__(
+        self, *, prefix: str, client: str, trusted: bool, durable: bool, max_values: int
+    ) -> None:
         self._home = Home()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
+        self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
         self.local = None
@@ -443,6 +447,7 @@ async def connect_nats(
     durable: bool = False,
     private: bool = False,
     secret: str | bytes | None = None,
+    max_values: int = MAX_REQUEST_VALUES,
     connect_timeout: float = 5.0,
     **options: Any,
 ) -> AsyncGenerator[EventTarget]:
@@ -458,6 +463,7 @@ async def connect_nats(
             prefix must agree.
         private: Refuse to start unless the server keeps this client from the mailboxes of others.
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
+        max_values: How many JSON values a message may hold, both ways. All clients should agree.
         connect_timeout: Seconds for the first connection.
         options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
 
@@ -466,7 +472,9 @@ async def connect_nats(
             be, or cannot have subjects with this prefix or client.
         ValueError: If the secret is too short to be one.
     """
-    target = NatsTarget(prefix=prefix, client=client, trusted=trusted, durable=durable)
+    target = NatsTarget(
+        prefix=prefix, client=client, trusted=trusted, durable=durable, max_values=max_values
+    )
     signing = signed(target, secret)
     await target.open(url, options, connect_timeout)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
@@ -42,10 +43,13 @@ _frames = msgspec.json.Decoder(_Frame)
 class RedisInteropTarget:
     """One client that speaks the original topics. Made by `connect_redis_interop`."""
 
-    def __init__(self, url: str, *, prefix: str, trusted: bool, max_bytes: int) -> None:
+    def __init__(
+        self, url: str, *, prefix: str, trusted: bool, max_bytes: int, max_values: int
+    ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
+        self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
         self.local = None
@@ -218,6 +222,7 @@ async def connect_redis_interop(
     prefix: str = "",
     trusted: bool = False,
     max_bytes: int = 16 * 1024 * 1024,
+    max_values: int = MAX_REQUEST_VALUES,
 ) -> AsyncGenerator[RedisInteropTarget]:
     """Speak the original protocol on Redis Pub/Sub for the length of an `async with` block.
 
@@ -226,11 +231,14 @@ async def connect_redis_interop(
         prefix: Of every channel.
         trusted: Believe the `identity` inside events.
         max_bytes: The largest message.
+        max_values: How many JSON values a message may hold, both ways. All clients should agree.
 
     Raises:
         TransportError: If the address cannot be read, or Redis cannot be reached now.
     """
-    target = RedisInteropTarget(url, prefix=prefix, trusted=trusted, max_bytes=max_bytes)
+    target = RedisInteropTarget(
+        url, prefix=prefix, trusted=trusted, max_bytes=max_bytes, max_values=max_values
+    )
     try:
         await target.open()
         yield target

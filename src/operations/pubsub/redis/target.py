@@ -18,6 +18,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
@@ -62,12 +63,14 @@ class RedisTarget:
         client: str,
         trusted: bool,
         max_bytes: int,
+        max_values: int,
         max_backlog: int,
     ) -> None:
         self._home = Home()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
+        self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
         self.local = None
@@ -319,6 +322,7 @@ async def connect_redis(
     client: str = "any",
     trusted: bool = False,
     max_bytes: int = 16 * 1024 * 1024,
+    max_values: int = MAX_REQUEST_VALUES,
     max_backlog: int = 100_000,
     private: bool = False,
     secret: str | bytes | None = None,
@@ -331,6 +335,7 @@ async def connect_redis(
         client: Part of the names of this client's mailboxes, for access rules (see docs/calls.md).
         trusted: Believe the `identity` inside events: only where everyone who can write may be anyone.
         max_bytes: The largest message.
+        max_values: How many JSON values a message may hold, both ways. All clients should agree.
         max_backlog: Requests that may wait in a queue before more are refused.
         private: Refuse to start unless Redis keeps this client from the mailboxes of others.
         secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
@@ -346,6 +351,7 @@ async def connect_redis(
         client=client,
         trusted=trusted,
         max_bytes=max_bytes,
+        max_values=max_values,
         max_backlog=max_backlog,
     )
     signing = signed(target, secret)

@@ -13,6 +13,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from operations._host_rules import LOOPBACK, HostRules
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket, Socket
@@ -28,6 +29,7 @@ async def accept_websocket(
     identity: Identity | None = None,
     trusted: bool = False,
     max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
     interop: bool = False,
 ) -> AsyncGenerator["AcceptedTarget"]:
     """The serving end of a WebSocket that any framework has accepted, for the length of an `async with` block.
@@ -39,10 +41,16 @@ async def accept_websocket(
         identity: Who signed in on it.
         trusted: Believe the `identity` inside events.
         max_bytes: The largest message to send; limit what is received where the socket is accepted.
+        max_values: How many JSON values a message may hold, both ways.
         interop: Speak the original protocol: send only the topics the peer subscribed to.
     """
     target = AcceptedTarget(
-        socket, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop
+        socket,
+        trusted=trusted,
+        identity=identity,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        interop=interop,
     )
     target.start()
     try:
@@ -89,6 +97,7 @@ async def serve_websocket(
     allowed_hosts: Collection[str] | None = None,
     allowed_origins: Collection[str] = (),
     max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
     interop: bool = False,
     **options: Any,
 ) -> AsyncGenerator[Server]:
@@ -106,6 +115,7 @@ async def serve_websocket(
         allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
         allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
         max_bytes: The largest message, both ways.
+        max_values: How many JSON values a message may hold, both ways.
         interop: Speak the original protocol.
         options: For `websockets.serve`, for example `ssl`.
     """
@@ -145,6 +155,7 @@ async def serve_websocket(
             LibrarySocket(connection),
             identity=identities.pop(connection, None),
             max_bytes=max_bytes,
+            max_values=max_values,
             interop=interop,
         ) as target:
             await on_connection(target)

@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
 from operations._backoff import Backoff
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
@@ -33,6 +34,7 @@ async def connect_websocket(
     identity: Identity | None = None,
     trusted: bool = False,
     max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
     interop: bool = False,
     **options: Any,
 ) -> AsyncGenerator[WebSocketTarget]:
@@ -44,6 +46,7 @@ async def connect_websocket(
         identity: Who the server is, for operations that it calls here.
         trusted: Believe the `identity` inside events.
         max_bytes: The largest message, both ways.
+        max_values: How many JSON values a message may hold, both ways.
         interop: Speak the original protocol: subscribe to topics by control messages.
         options: For `websockets.connect`, for example `ssl`.
 
@@ -68,7 +71,12 @@ async def connect_websocket(
         raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
     target = _DialedTarget(
-        dial, trusted=trusted, identity=identity, max_bytes=max_bytes, interop=interop
+        dial,
+        trusted=trusted,
+        identity=identity,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        interop=interop,
     )
     await target.start()
     try:

@@ -46,16 +46,23 @@ class WebSocketTarget:
     """
 
     def __init__(
-        self, *, trusted: bool, identity: Identity | None, max_bytes: int, interop: bool
+        self,
+        *,
+        trusted: bool,
+        identity: Identity | None,
+        max_bytes: int,
+        max_values: int,
+        interop: bool,
     ) -> None:
         self.trusted = trusted
         self.identity = identity
         self.max_bytes = max_bytes
+        self.max_values = max_values
         self.direct = True
         self.broadcasts_replies = True
         self.local = None
         self.malformed = 0
-        self._topics = Topics() if interop else None
+        self._topics = Topics(max_values) if interop else None
         self._subscribed: set[str] = set()
         self._subscribed_on: Socket | None = None
         self._socket: Socket | None = None
@@ -188,7 +195,7 @@ class WebSocketTarget:
             is_request = False
         else:
             try:
-                frame = read_frame(body)
+                frame = read_frame(body, self.max_values)
             except (ValueError, RecursionError):
                 self.malformed += 1
                 return

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, enforce_bounds
+from operations._json import enforce_bounds
 from operations.types import JSONObject
 
 CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
@@ -25,13 +25,13 @@ class Frame(msgspec.Struct):
 _decode = msgspec.json.Decoder(Frame).decode
 
 
-def read_frame(body: bytes) -> Frame:
+def read_frame(body: bytes, max_values: int) -> Frame:
     """Return the frame in a JSON text.
 
     Raises:
         ValueError: If it is not one, or too large to be decoded.
     """
-    enforce_bounds(body, max_values=MAX_REQUEST_VALUES)
+    enforce_bounds(body, max_values=max_values)
     return _decode(body)
 
 
@@ -41,9 +41,14 @@ def control_message(kind: str, topic: str) -> bytes:
 
 
 class Topics:
-    """What the peer has subscribed to."""
+    """The topics that the peer has subscribed to.
 
-    def __init__(self) -> None:
+    Args:
+        max_values: How many JSON values a message may hold.
+    """
+
+    def __init__(self, max_values: int) -> None:
+        self._max_values = max_values
         self._topics: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -73,7 +78,7 @@ class Topics:
 
     def has(self, body: bytes) -> bool:
         """Whether the peer subscribed to this event, by its type alone or by type and request id."""
-        frame = read_frame(body)
+        frame = read_frame(body, self._max_values)
         if f"{frame.type}:" in self._topics:
             return True
         request_id = frame.payload.get("requestId", "")

@@ -1,0 +1,128 @@
+"""Messages that the client of a WebSocket does not read count against it, and it is disconnected."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from operations import OperationRegistry
+from operations.cli.serving import WebSocketEntry
+from operations.front.front import Front
+from operations.server import Limits, create_app
+from operations.server.running import running
+
+
+class SlowClient:
+    """A client of the call protocol that reads only when it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self._writer = writer
+
+    def send(self, request_id: str, operation: str, **input: Any) -> None:
+        payload = {"requestId": request_id, "operationId": operation, "input": input, "credit": 9}
+        if operation != "test.items":
+            del payload["credit"]
+        event = {"type": "call.requested", "id": "", "payload": payload}
+        text = json.dumps(event).encode()
+        # A masked text frame whose mask is zero.
+        self._writer.write(b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text)
+
+    async def read(self) -> dict[str, Any]:
+        """Return the next event."""
+        length = (await self.reader.readexactly(2))[1]
+        if length >= 126:
+            size = await self.reader.readexactly(2 if length == 126 else 8)
+            length = int.from_bytes(size, "big")
+        found: dict[str, Any] = json.loads(await self.reader.readexactly(length))
+        return found
+
+
+@asynccontextmanager
+async def serving(limits: Limits) -> AsyncGenerator[tuple[int, Front]]:
+    registry = OperationRegistry()
+
+    @registry.operation("test.text")
+    async def text(size: int) -> str:
+        return "x" * size
+
+    @registry.operation("test.items")
+    async def items(size: int) -> AsyncGenerator[str]:
+        yield "x" * size
+        yield "x" * size
+
+    entry = WebSocketEntry(registry, lambda _: None)
+    app = create_app(registry, websocket=entry, limits=limits)
+    with anyio.fail_after(20):
+        async with running(app) as url:
+            yield int(url.rpartition(":")[2]), app.state.pipeline.front
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncGenerator[SlowClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+    key = base64.b64encode(b"0" * 16).decode()
+    writer.write(
+        f"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
+    )
+    assert b"101" in await reader.readuntil(b"\r\n\r\n")
+    try:
+        yield SlowClient(reader, writer)
+    finally:
+        writer.close()
+
+
+@pytest.mark.requirement("R58")
+@pytest.mark.parametrize("operation", ["test.text", "test.items"])
+async def test_unread_messages_are_limited_and_hold_their_slots(operation: str) -> None:
+    size = 10_000_000
+    limits = Limits(output_bytes_per_caller=25_000_000)
+    async with serving(limits) as (port, front), connected(port) as client:
+        for number in range(4):
+            client.send(str(number), operation, size=size)
+        # Two results fit; the other two are replaced by errors, which wait behind them.
+        while not 2 * size <= front.output.total < 3 * size:
+            await asyncio.sleep(0.01)
+        assert front.calls.total + front.streams.total == 4
+
+        events = [await client.read() for _ in range(4)]
+        codes = {event["payload"].get("code") for event in events}
+        assert codes == {None, "RESOURCE_EXHAUSTED"}
+        assert sum(event["type"] == "call.responded" for event in events) == 2
+        if operation == "test.text":
+            while front.output.total or front.calls.total:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.requirement("R58")
+async def test_a_client_that_does_not_read_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 0.3)
+    async with serving(Limits()) as (port, front), connected(port) as client:
+        client.send("1", "test.text", size=12_000_000)
+        while not front.output.total:
+            await asyncio.sleep(0.01)
+        while front.output.total or front.calls.total:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.requirement("R58")
+async def test_a_client_that_reads_slowly_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 0.3)
+    async with serving(Limits()) as (port, front), connected(port) as client:
+        client.send("1", "test.text", size=12_000_000)
+        reader = client.reader
+        left = 12_000_000
+        while left > 0:
+            left -= len(await reader.read(200_000))
+            await asyncio.sleep(0.02)
+        client.send("2", "test.text", size=1)
+        while front.output.total:
+            await asyncio.sleep(0.01)
