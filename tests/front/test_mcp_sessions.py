@@ -51,8 +51,7 @@ class Client:
             await response.read()
         assert (await self.send({"method": "notifications/initialized"}))[0] == 202
         async with self.post({"id": "tools", "method": "tools/list"}) as response:
-            listed = await message_in(response)
-            await response.read()
+            listed = await response.json()
         self.tool = listed["result"]["tools"][0]["name"]
         return self.headers["mcp-session-id"]
 

@@ -10,15 +10,13 @@ import httpx2
 import msgspec
 import pytest
 from mcp import Client
-from mcp.server.streamable_http import EventMessage
-from mcp_types import ElicitResult, JSONRPCNotification
+from mcp_types import ElicitResult
 from starlette.requests import Request
 from tests.mcp_serving.support import ERAS, error_of, example, serving, tool_names
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
 from operations.mcp import release_stream, to_mcp
-from operations.mcp.serving.replay import ReplayStore
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -394,24 +392,6 @@ async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() ->
 
     assert released == [True]
     assert result.content[0].text == "done"  # type: ignore[union-attr]
-
-
-async def test_events_are_replayed_on_their_own_stream_and_unknown_ones_not() -> None:
-    store, replayed = ReplayStore(), list[str | None]()
-
-    async def replay(event: EventMessage) -> None:
-        replayed.append(event.event_id)
-
-    message = JSONRPCNotification(jsonrpc="2.0", method="notifications/x")
-    ids = [
-        await store.store_event(stream, message if number else None)
-        for number, stream in enumerate("aabab")
-    ]
-
-    assert await store.replay_events_after(ids[1], replay) == "a"
-    assert replayed == [ids[3]]
-    for unknown in ("", "0", "99", "-1", "x"):
-        assert await store.replay_events_after(unknown, replay) is None
 
 
 async def test_other_paths_and_protocols_are_not_served() -> None:

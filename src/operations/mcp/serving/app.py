@@ -1,20 +1,18 @@
-"""Streamable HTTP: MCP requests take the same steps as all others, and then go to the lean path or to the SDK.
+"""Streamable HTTP: MCP requests take the same steps as all others, and then the path of their client's era.
 
-Rule 1: the SDK can serve every request; the lean path only answers what it can answer in the same way.
+Rule 1: clients before 2026-07-28 are served by `handshake`. Of newer clients, plain requests take the lean path and all
+        others go to the SDK.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
 from mcp.server import Server
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._host_rules import LOOPBACK
@@ -33,13 +31,10 @@ from operations.front.http import (
 from operations.front.http_errors import not_found
 from operations.front.replies import Reply, route_path
 from operations.mcp.serving.fastpath import FastPath
-from operations.mcp.serving.replay import ReplayStore
+from operations.mcp.serving.handshake import HandshakeTransport, is_handshake_version
+from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import SessionTable
 
-_RETRY_MILLISECONDS = 500
-"""When a client whose stream ended early should reconnect."""
-
-_SESSION: Final = b"mcp-session-id"
 _LARGE: Final = 1024 * 1024
 _STREAMS: Final = b"subscriptions/listen"
 """The method whose response stays open."""
@@ -61,26 +56,13 @@ class AppOptions(TypedDict, total=False):
     """No sessions: every request stands alone, and clients of 2025 cannot be asked anything."""
 
     json_response: bool
-    """Answer clients of 2025 with JSON instead of a stream; progress and log messages are then lost."""
+    """Answer clients of 2025 always with JSON; progress, log messages and questions are then lost."""
 
     lean: bool
-    """Answer plain requests without the SDK's streams and tasks. True by default."""
+    """Answer plain requests without the SDK. True by default."""
 
     session_idle_timeout: float
     """Seconds after which an idle session ends; 30 minutes by default."""
-
-
-class _Manager(StreamableHTTPSessionManager):
-    """The SDK's sessions, each with its own replay store."""
-
-    @property
-    def event_store(self) -> ReplayStore:
-        """A new store each time: the SDK reads this once for each session."""
-        return ReplayStore()
-
-    @event_store.setter
-    def event_store(self, _store: object) -> None:
-        """Ignore what the SDK's constructor sets."""
 
 
 class MCPApp:
@@ -95,6 +77,7 @@ class MCPApp:
     def __init__(
         self,
         server: Server[Any],
+        service: Service,
         pipeline: RequestPipeline,
         fast_path: FastPath,
         **options: Unpack[AppOptions],
@@ -107,34 +90,41 @@ class MCPApp:
         origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
         self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
-        self._stateless = options.get("stateless", False)
         self._json_response = options.get("json_response", False)
-        self._fast_path = fast_path if options.get("lean", True) else None
-        self._idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
-        self._sessions = SessionTable(self._idle_timeout, self._end_session)
+        lean = options.get("lean", True)
+        self._fast_path = fast_path if lean else None
+        is_stateless = options.get("stateless", False)
+        idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
+        self._sessions = None if is_stateless else SessionTable(idle_timeout)
+        self._handshake = HandshakeTransport(
+            server, service, self._sessions, json_response=self._json_response, lean=lean
+        )
         self._manager: StreamableHTTPSessionManager | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Serve for the duration of an `async with` block."""
-        manager = _Manager(
+        manager = StreamableHTTPSessionManager(
             self._server,
             json_response=self._json_response,
-            stateless=self._stateless,
+            stateless=True,
             # Limits and guards are ours; the SDK's would only repeat them.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            session_idle_timeout=self._idle_timeout,
-            retry_interval=_RETRY_MILLISECONDS,
             max_request_body_size=1 << 40,
-            max_sessions=None,
         )
         async with manager.run():
             self._manager = manager
+            sessions = self._sessions
+            expiring = None if sessions is None else asyncio.create_task(sessions.expire())
             try:
                 yield
             finally:
                 self._manager = None
-                self._sessions.clear()
+                if sessions is not None and expiring is not None:
+                    expiring.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await expiring
+                    await sessions.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
@@ -180,17 +170,16 @@ class MCPApp:
         exhausted = self._take_slot(pipeline, state, is_stream=is_stream)
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
-        receive = state.receive
-        if method == "POST":
-            body = await self._read(pipeline, state)
-            if exhausted is not None and not _is_answer(body):
-                raise exhausted
-            if self._fast_path is not None:
-                reply = await self._fast_path.serve(state, body, stateless=self._stateless)
-                if reply is not None:
-                    return reply
-            receive = _replayed(body, state.receive)
-        await self._by_sdk(pipeline, state, receive)
+        body = await self._read(pipeline, state) if method == "POST" else b""
+        if exhausted is not None and not _is_answer(body):
+            raise exhausted
+        if is_handshake_version(state.headers):
+            return await self._handshake.serve(pipeline, state, body)
+        if method == "POST" and self._fast_path is not None:
+            reply = await self._fast_path.serve(state, body)
+            if reply is not None:
+                return reply
+        await self._by_sdk(pipeline, state, _replayed(body, state.receive))
         return None
 
     def _take_slot(
@@ -206,8 +195,7 @@ class MCPApp:
         try:
             pipeline.take_slot(state, is_stream=is_stream)
         except CallError as error:
-            session = state.headers.get(_SESSION, b"").decode("latin-1")
-            if is_stream or not self._sessions.is_open(session, state.caller):
+            if is_stream or state.scope["method"] != "POST" or not self._handshake.knows(state):
                 raise
             state.slot = pipeline.front.answers.enter(state.caller)
             return error
@@ -227,59 +215,16 @@ class MCPApp:
     async def _by_sdk(
         self, pipeline: RequestPipeline, state: RequestState, receive: Receive
     ) -> None:
-        """Let the SDK respond; its sessions and streams are counted, and end with the caller's credential."""
-        scope, identity = state.scope, state.identity
-        owner = None if identity is None else identity.id
-        if owner is not None:
-            scope["user"] = _user(owner)
-        session = state.headers.get(_SESSION, b"").decode("latin-1")
-        is_opening = not (session or self._stateless) and scope["method"] == "POST"
-        if is_opening and _opens_session(state):
-            await self._sessions.make_room(state.caller, pipeline.front.limits)
+        """Let the SDK respond; its streams are counted, and end with the caller's credential."""
         response = _Response(counted_send(pipeline, state))
-        monitor = pipeline.front.credentials
-        self._sessions.begin(session, state.credential, monitor)
         try:
-            with monitor.watching(state.credential, response.revoke):
-                await self._handle(scope, receive, response.send)
+            with pipeline.front.credentials.watching(state.credential, response.revoke):
+                if self._manager is not None:
+                    await self._manager.handle_request(state.scope, receive, response.send)
         except asyncio.CancelledError:
             if not response.is_revoked or response.task.uncancel():
                 raise
             await response.close()
-        finally:
-            ended = response.status == 404 or (
-                scope["method"] == "DELETE" and 200 <= response.status < 300
-            )
-            self._sessions.finish(session, ended=ended)
-            if is_opening and response.session is not None:
-                # Also if the client disconnected before it read the response.
-                self._sessions.opened(
-                    response.session, state.caller, owner, state.credential, monitor
-                )
-
-    async def _end_session(self, session_id: str, owner: str | None) -> None:
-        """End a session as its own client would."""
-        scope: Scope = {
-            "type": "http",
-            "method": "DELETE",
-            "path": "/",
-            "query_string": b"",
-            "headers": [(_SESSION, session_id.encode("latin-1"))],
-        }
-        if owner is not None:
-            scope["user"] = _user(owner)
-
-        async def nothing() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def drop(_message: Message) -> None:
-            pass
-
-        await self._handle(scope, nothing, drop)
-
-    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._manager is not None:
-            await self._manager.handle_request(scope, receive, send)
 
 
 class _Response:
@@ -287,11 +232,8 @@ class _Response:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._is_complete = False
+        self._is_open = False
         self.task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        self.status = 0
-        self.session: str | None = None
-        """The id of the session that the response opens."""
         self.is_revoked = False
 
     def revoke(self) -> None:
@@ -301,17 +243,14 @@ class _Response:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            for name, value in message.get("headers", ()):
-                if name.lower() == _SESSION and self.status < 400:
-                    self.session = value.decode("latin-1")
+            self._is_open = True
         elif message["type"] == "http.response.body":
-            self._is_complete = not message.get("more_body", False)
+            self._is_open = message.get("more_body", False)
         await self._send(message)
 
     async def close(self) -> None:
         """Complete a response that was ended early."""
-        if self.status and not self._is_complete:
+        if self._is_open:
             await self._send({"type": "http.response.body", "body": b""})
 
 
@@ -332,17 +271,6 @@ def _is_answer(body: bytes) -> bool:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
     return kind.method is None or kind.id is None
-
-
-def _opens_session(state: RequestState) -> bool:
-    """Return whether a request without a session may open one: newer clients have none."""
-    version = state.headers.get(b"mcp-protocol-version", b"")
-    return version.decode("latin-1") in ("", *HANDSHAKE_PROTOCOL_VERSIONS)
-
-
-def _user(owner: str) -> AuthenticatedUser:
-    """Name the caller to the SDK, which keeps one caller's session from another by this."""
-    return AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

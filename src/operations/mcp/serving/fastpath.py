@@ -1,8 +1,7 @@
-"""The lean path: plain requests over HTTP, answered without the tasks and streams the SDK needs for all others.
+"""The lean path: plain `tools/list` and `tools/call` requests, answered without the SDK's models and streams.
 
-Rule 1: it answers only what it is sure of: a well-formed `tools/list` or `tools/call` that stands alone and can be
-        answered in one piece. Whatever else comes, above all every mistake, goes to the SDK untouched.
-Rule 2: its answers are the SDK's answers; a test holds them against each other.
+Rule 1: it answers only well-formed requests. All others, above all every mistake, go to the SDK unchanged.
+Rule 2: its answers are the SDK's answers; a test compares them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from mcp import MCPError
 from mcp_types import SERVER_INFO_META_KEY
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
@@ -43,7 +42,7 @@ class _Meta(msgspec.Struct):
         default=None, name="io.modelcontextprotocol/clientInfo"
     )
     level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
-    progress: msgspec.Raw | None = msgspec.field(default=None, name="progressToken")
+    progress: int | str | None = msgspec.field(default=None, name="progressToken")
 
 
 class _Params(msgspec.Struct, rename="camel"):
@@ -56,15 +55,34 @@ class _Params(msgspec.Struct, rename="camel"):
     input_responses: msgspec.Raw | None = None
 
 
-class _Request(msgspec.Struct):
+class PlainRequest(msgspec.Struct):
+    """A request that the lean path may answer."""
+
     jsonrpc: Literal["2.0"]
     id: int | str
     method: Literal["tools/call", "tools/list"]
     params: _Params = msgspec.field(default_factory=_Params)
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+_decode = msgspec.json.Decoder(PlainRequest).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def decode_plain(body: bytes) -> PlainRequest | None:
+    """Return a request; None if it is not a well-formed call or listing of tools."""
+    try:
+        request = build_from(_decode, body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    if request.method == "tools/call" and request.params.name is None:
+        return None
+    return None if request.params.task is not None else request
+
+
+def is_handshake_request(request: PlainRequest) -> bool:
+    """Return whether a request is one of a client before 2026-07-28."""
+    meta = request.params.meta
+    return meta is None or meta.version is None
 
 
 class Converse(Protocol):
@@ -84,7 +102,7 @@ class Converse(Protocol):
 
 
 class FastPath:
-    """Answers plain requests.
+    """Answers plain requests of clients since 2026-07-28.
 
     Args:
         service: What answers.
@@ -97,20 +115,16 @@ class FastPath:
         self._converse = converse
         self._stamp = {SERVER_INFO_META_KEY: server_info}
 
-    async def serve(self, state: RequestState, body: bytes, *, stateless: bool) -> Reply | None:
+    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Return the response to a POST if it is plain, else None."""
         routing = _routing_of(state.scope["headers"])
         if routing is None:
             return None
-        version = routing.get(b"mcp-protocol-version", b"2025-03-26").decode("latin-1")
-        modern = version in MODERN_PROTOCOL_VERSIONS
-        if not modern and not (stateless and version in HANDSHAKE_PROTOCOL_VERSIONS):
+        version = routing.get(b"mcp-protocol-version", b"").decode("latin-1")
+        if version not in MODERN_PROTOCOL_VERSIONS:
             return None
-        try:
-            request = build_from(_decode, body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            return None
-        if not self._is_plain(request, routing, version, modern=modern):
+        request = decode_plain(body)
+        if request is None or not self._is_plain(request, routing, version):
             return None
         meta = request.params.meta
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
@@ -126,30 +140,21 @@ class FastPath:
             state.timeout.pause()
         return Reply(200, _encode({"jsonrpc": "2.0", "id": request.id, "result": answer}), [JSON])
 
-    def _is_plain(
-        self, request: _Request, routing: dict[bytes, bytes], version: str, *, modern: bool
-    ) -> bool:
+    def _is_plain(self, request: PlainRequest, routing: dict[bytes, bytes], version: str) -> bool:
         params = request.params
         meta = params.meta
-        is_call = request.method == "tools/call"
         if (
-            (is_call and params.name is None)
-            or params.task is not None
-            or params.request_state is not None
+            params.request_state is not None
             or params.input_responses is not None
-            or (meta is not None and (meta.progress is not None or meta.level is not None))
-        ):
-            return False
-        if not modern:
-            return meta is None or meta.version is None
-        if (
-            meta is None
+            or meta is None
+            or meta.progress is not None
+            or meta.level is not None
             or meta.version != version
             or meta.capabilities is None
             or routing.get(b"mcp-method") != request.method.encode()
         ):
             return False
-        if not is_call:
+        if request.method == "tools/list":
             return True
         tool = self._service.catalog.tools.get(params.name or "")
         return (
@@ -158,14 +163,13 @@ class FastPath:
             and routing.get(b"mcp-name") == tool.name.encode()
         )
 
-    async def _answer(self, request: _Request, asker: Asker) -> JSONObject:
+    async def _answer(self, request: PlainRequest, asker: Asker) -> JSONObject:
         params = request.params
         if request.method == "tools/list":
             result = self._service.list_tools_encoded(asker, params.cursor)
         else:
             result = await self._call(asker, params)
-        if asker.modern:
-            result["_meta"] = {**result.get("_meta", {}), **self._stamp}
+        result["_meta"] = {**result.get("_meta", {}), **self._stamp}
         return result
 
     def _call(self, asker: Asker, params: _Params) -> Awaitable[JSONObject]:

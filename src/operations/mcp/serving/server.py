@@ -125,7 +125,8 @@ class RegistryServer(Server[None]):
         """An ASGI application that serves streamable HTTP; see `AppOptions`."""
         fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
         resolve = None if self._settings.identify is None else self._resolve
-        return MCPApp(self, RequestPipeline(self._front, resolve), fast_path, **options)
+        pipeline = RequestPipeline(self._front, resolve)
+        return MCPApp(self, self.service, pipeline, fast_path, **options)
 
     # ------------------------------------------------------------ who asks
 

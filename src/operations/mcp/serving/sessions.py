@@ -1,50 +1,260 @@
-"""The open sessions of clients of 2025, limited per caller and in total.
+"""The open sessions of clients before 2026-07-28: what each client declared, what it has running, what was sent to it.
 
 Rule 1: a caller without identity counts by its address.
 Rule 2: a caller at its limit loses its own oldest idle session. If no session is left, the oldest idle one of a caller
         without identity ends, so that anonymous clients cannot lock out others.
 Rule 3: a session ends when the last credential that was shown in it expires or is revoked. A renewed one keeps it open.
+Rule 4: the last events of a session are kept, so that a client that lost a stream can resume it.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import count
+from secrets import token_hex
 from time import monotonic
+from typing import Any, Final, Protocol
 
+import msgspec
+from mcp import MCPError
+from mcp.server.connection import Connection
+from mcp.server.runner import aclose_shielded
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import NoBackChannelError
+
+from operations.context import NOTHING
 from operations.errors import CallError, ErrorCode
 from operations.front.identity import Credential, CredentialMonitor
 from operations.front.limits import Limits
+from operations.types import JSONObject
+
+MAX_EVENTS: Final = 256
+MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of kept events in one session; the last event is kept whatever its size."""
+
+PING: Final = b": ping\n\n"
+PING_SECONDS: Final = 15
+"""How long a stream may be silent: proxies close connections that are."""
+
+STANDALONE: Final = 0
+"""The stream that belongs to no request: a client reads it with GET."""
+
+_RETRY_MILLISECONDS: Final = 500
+"""When a client whose stream ended early should reconnect."""
+
+_encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
+def event(message: bytes, number: int | None = None) -> bytes:
+    """Return a message as a server-sent event."""
+    place = b"" if number is None else b"id: %d\n" % number
+    return b"%sevent: message\ndata: %s\n\n" % (place, message)
+
+
+def notification(method: str, params: Mapping[str, Any] | None) -> bytes:
+    """Return an encoded notification."""
+    message: JSONObject = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        message["params"] = params
+    return _encode(message)
+
+
+class EventLog:
+    """The last events of all streams of one session. A stream is read by following the log."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, int, bytes]] = deque()
+        self._bytes = 0
+        self._latest = 0
+        self._streams = count(STANDALONE + 1)
+        self._open = {STANDALONE}
+        self._readers: dict[int, object] = {}
+        self._changed = asyncio.Event()
+
+    def open_stream(self) -> int:
+        """Return a new stream."""
+        stream = next(self._streams)
+        self._open.add(stream)
+        return stream
+
+    def close_stream(self, stream: int) -> None:
+        """End a stream: its readers return when they have read its last event."""
+        self._open.discard(stream)
+        self._wake()
+
+    def close(self) -> None:
+        """End all streams."""
+        self._open.clear()
+        self._wake()
+
+    def add(self, stream: int, message: bytes) -> bytes:
+        """Keep a message, and return it as an event."""
+        return self._add(stream, event(message, self._latest + 1))
+
+    def add_start(self, stream: int) -> bytes:
+        """Return an event without a message, so that a client can resume before the first message comes."""
+        return self._add(
+            stream, b"id: %d\nretry: %d\ndata: \n\n" % (self._latest + 1, _RETRY_MILLISECONDS)
+        )
+
+    def _add(self, stream: int, frame: bytes) -> bytes:
+        self._latest += 1
+        self._events.append((self._latest, stream, frame))
+        self._bytes += len(frame)
+        while len(self._events) > 1 and (
+            len(self._events) > MAX_EVENTS or self._bytes > MAX_EVENT_BYTES
+        ):
+            self._bytes -= len(self._events.popleft()[2])
+        self._wake()
+        return frame
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def find(self, event_id: str) -> tuple[int, int] | None:
+        """Return the number and the stream of an event; None if it is not known."""
+        number = int(event_id) if event_id.isascii() and event_id.isdigit() else 0
+        return next(((known, of) for known, of, _ in self._events if known == number), None)
+
+    @property
+    def latest(self) -> int:
+        """The number of the last event."""
+        return self._latest
+
+    def is_read(self, stream: int) -> bool:
+        """Return whether a stream has a reader."""
+        return stream in self._readers
+
+    async def follow(self, stream: int, after: int) -> AsyncGenerator[bytes]:
+        """Yield the events of a stream after an event, until the stream ends or another reader takes over."""
+        reader = self._readers[stream] = object()
+        self._wake()
+        try:
+            while self._readers.get(stream) is reader:
+                changed = self._changed
+                for number, of, frame in tuple(self._events):
+                    if number > after and of == stream:
+                        after = number
+                        yield frame
+                if stream not in self._open:
+                    return
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        await changed.wait()
+                except TimeoutError:
+                    yield PING
+        finally:
+            if self._readers.get(stream) is reader:
+                del self._readers[stream]
+
+
+class Cancellable(Protocol):
+    """A request that is being served."""
+
+    def cancel(self) -> None:
+        """End its work."""
+        ...
+
+
 class Session:
-    """One open session."""
+    """One open session. It is also the channel for messages that belong to no request."""
 
-    caller: str
-    owner: str | None
-    """The id of the identity that opened it; None for a caller without identity."""
-    used_at: float
-    credential: Credential | None
-    stop_watch: Callable[[], None]
-    in_flight: int = 0
+    def __init__(self, caller: str, owner: str | None) -> None:
+        self.id = token_hex(16)
+        self.caller = caller
+
+        self.owner = owner
+        """The id of the identity that opened it; None for a caller without identity."""
+
+        self.connection = Connection.for_loop(self, session_id=self.id)
+        """The SDK's state of the session: version, capabilities, log level, watched resources."""
+
+        self.capabilities: Mapping[str, Any] = NOTHING
+        self.log = EventLog()
+        self.running: dict[int | str, Cancellable] = {}
+        self.used_at = monotonic()
+        self.in_flight = 0
+
+        self.credential: Credential | None = None
+        """The last credential that was shown in it."""
+
+        self.stop_watch: Callable[[], None] | None = None
+        """Ends the watch of that credential."""
+
+        self._questions: dict[int, asyncio.Future[JSONObject]] = {}
+        self._numbers = count(1)
+
+    def opened(self) -> None:
+        """Note what the client declared."""
+        declared = self.connection.client_capabilities
+        if declared is not None:
+            self.capabilities = declared.model_dump(by_alias=True, exclude_none=True)
+
+    def ask(self) -> tuple[int, asyncio.Future[JSONObject]]:
+        """Return the id of a new question to the client, and its answer."""
+        number = next(self._numbers)
+        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._questions.pop(number, None))
+        return number, answer
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """Take the client's answer to a question; unknown ones are dropped."""
+        number = message["id"]
+        if isinstance(number, str) and number.isascii() and number.isdigit():
+            number = int(number)
+        answer = self._questions.get(number)
+        if answer is None or answer.done():
+            return
+        error = message.get("error")
+        if error is None:
+            answer.set_result(message["result"])
+        else:
+            answer.set_exception(MCPError(error["code"], error["message"], error.get("data")))
+
+    def cancel(self, request_id: Any) -> None:
+        """End a request that the client no longer waits for."""
+        if isinstance(request_id, int | str) and request_id in self.running:
+            self.running[request_id].cancel()
+
+    async def close(self) -> None:
+        """End everything that runs in the session."""
+        for request in tuple(self.running.values()):
+            request.cancel()
+        self.log.close()
+        await aclose_shielded(self.connection)
+
+    # ------------------------------------------------------------ as the SDK's `Outbound`
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        """Send a notification on the stream that belongs to no request."""
+        self.log.add(STANDALONE, notification(method, params))
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Raise an error: questions always belong to a request."""
+        raise NoBackChannelError(method)
 
 
 class SessionTable:
     """Knows the open sessions, least recently used first.
 
     Args:
-        idle_timeout: Seconds after which the SDK ends an idle session.
-        end: Ends a session of the SDK.
+        idle_timeout: Seconds after which an idle session ends.
     """
 
-    def __init__(
-        self, idle_timeout: float, end: Callable[[str, str | None], Awaitable[None]]
-    ) -> None:
+    def __init__(self, idle_timeout: float) -> None:
         self._idle_timeout = idle_timeout
-        self._end = end
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._ending: set[asyncio.Future[None]] = set()
+
+    def find(self, session_id: str, owner: str | None) -> Session | None:
+        """Return an open session if this caller opened it."""
+        session = self._open.get(session_id)
+        return session if session is not None and session.owner == owner else None
 
     async def make_room(self, caller: str, limits: Limits) -> None:
         """End idle sessions so that a caller can open another.
@@ -52,88 +262,78 @@ class SessionTable:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if there is no room.
         """
-        self._forget_expired()
-        mine = [key for key, session in self._open.items() if session.caller == caller]
-        if len(mine) >= limits.sessions_per_caller:
+        mine = sum(session.caller == caller for session in self._open.values())
+        if mine >= limits.sessions_per_caller:
             await self._evict(lambda session: session.caller == caller)
         if len(self._open) >= limits.sessions:
             await self._evict(lambda session: session.owner is None)
 
     async def _evict(self, may_end: Callable[[Session], bool]) -> None:
-        for key, session in self._open.items():
+        for session in self._open.values():
             if not session.in_flight and may_end(session):
-                self._forget(key)
-                await self._end(key, session.owner)
+                await self.end(session)
                 return
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "Too many open sessions", retryable=True)
 
-    def opened(
-        self,
-        session_id: str,
-        caller: str,
-        owner: str | None,
-        credential: Credential | None,
-        monitor: CredentialMonitor,
+    def add(
+        self, session: Session, credential: Credential | None, monitor: CredentialMonitor
     ) -> None:
-        """Note a new session."""
-        stop = monitor.watch(credential, lambda: self._revoke(session_id))
-        self._open[session_id] = Session(caller, owner, monotonic(), credential, stop)
+        """Keep a new session."""
+        self._open[session.id] = session
+        self._watch(session, credential, monitor)
 
-    def is_open(self, session_id: str, caller: str) -> bool:
-        """Return whether a caller has this session."""
-        session = self._open.get(session_id)
-        return session is not None and session.caller == caller
+    def _watch(
+        self, session: Session, credential: Credential | None, monitor: CredentialMonitor
+    ) -> None:
+        if session.stop_watch is not None:
+            session.stop_watch()
+        session.credential = credential
+        session.stop_watch = monitor.watch(credential, lambda: self._revoke(session))
+
+    def _revoke(self, session: Session) -> None:
+        """End a session whose credential is no longer valid."""
+        ending = asyncio.ensure_future(self.end(session))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def end(self, session: Session) -> None:
+        """End a session: its id is not known any more."""
+        self._open.pop(session.id, None)
+        if session.stop_watch is not None:
+            session.stop_watch()
+        await session.close()
 
     def begin(
-        self, session_id: str, credential: Credential | None, monitor: CredentialMonitor
+        self, session: Session, credential: Credential | None, monitor: CredentialMonitor
     ) -> None:
         """Note a request in a session."""
-        session = self._open.get(session_id)
-        if session is None:
-            return
         session.in_flight += 1
         known = session.credential
-        if credential is None or known is None or known.key == credential.key:
-            return
-        if credential.identity.id == session.owner:
-            session.stop_watch()
-            session.credential = credential
-            session.stop_watch = monitor.watch(credential, lambda: self._revoke(session_id))
+        if credential is not None and known is not None and known.key != credential.key:
+            self._watch(session, credential, monitor)
 
-    def finish(self, session_id: str, *, ended: bool) -> None:
-        """Note the end of a request in a session, and whether the session ended with it."""
-        session = self._open.get(session_id)
-        if session is None:
-            return
+    def finish(self, session: Session) -> None:
+        """Note the end of a request in a session."""
         session.in_flight -= 1
         session.used_at = monotonic()
-        self._open.move_to_end(session_id)
-        if ended:
-            self._forget(session_id)
+        if session.id in self._open:
+            self._open.move_to_end(session.id)
 
-    def clear(self) -> None:
-        """Forget all sessions."""
-        for session_id in tuple(self._open):
-            self._forget(session_id)
+    async def expire(self) -> None:
+        """End idle sessions, until cancelled."""
+        while True:
+            now = monotonic()
+            due = now + self._idle_timeout
+            for session in tuple(self._open.values()):
+                if session.in_flight:
+                    continue
+                if session.used_at + self._idle_timeout > now:
+                    due = session.used_at + self._idle_timeout
+                    break
+                await self.end(session)
+            await asyncio.sleep(due - now)
 
-    def _forget(self, session_id: str) -> Session | None:
-        session = self._open.pop(session_id, None)
-        if session is not None:
-            session.stop_watch()
-        return session
-
-    def _revoke(self, session_id: str) -> None:
-        """End a session whose credential is no longer valid."""
-        session = self._forget(session_id)
-        if session is not None:
-            ending = asyncio.ensure_future(self._end(session_id, session.owner))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-
-    def _forget_expired(self) -> None:
-        since = monotonic() - self._idle_timeout
-        for key, session in list(self._open.items()):
-            if session.used_at > since:
-                break
-            if not session.in_flight:
-                self._forget(key)
+    async def close(self) -> None:
+        """End all sessions."""
+        while self._open:
+            await self.end(next(iter(self._open.values())))

@@ -1,0 +1,292 @@
+"""One request of a client before 2026-07-28, and its response.
+
+Rule 1: the response is JSON, unless something else must be sent before the result, or the client prefers event
+        streams: then it becomes an event stream.
+Rule 2: the work ends with its client, until the response is a stream of a session: then the client can resume it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+
+import anyio
+import msgspec
+from mcp.server.runner import modern_error_data
+from mcp.server.streamable_http import REQUEST_CANCELLED
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.transport_context import TransportContext
+from mcp_types import ErrorData
+from mcp_types.version import is_version_at_least
+from starlette.requests import Request
+
+from operations.errors import CallError
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.http_errors import Header
+from operations.front.replies import JSON, SAFE, Reply
+from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
+from operations.types import JSONObject
+
+SESSION_HEADER: Final = b"mcp-session-id"
+EVENT_STREAM: Final[tuple[Header, ...]] = (
+    (b"content-type", b"text/event-stream"),
+    (b"x-accel-buffering", b"no"),
+    *SAFE,
+)
+
+_RESUMABLE: Final = "2025-11-25"
+"""Since this version, clients understand an event without a message, and resume by themselves."""
+
+_CANCEL_SECONDS: Final = 1
+"""How long to wait for a client to take the notice that a question is void."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Exchange:
+    """A request and its response. For the SDK's handlers it is the `DispatchContext`.
+
+    Args:
+        pipeline: Sends the response.
+        state: The HTTP request.
+        request_id: The id of the JSON-RPC request.
+        version: The version of the protocol.
+        session: The session, if there is one. Without it, the client cannot be asked anything.
+        streams: Whether the response may become a stream; otherwise messages before the result are dropped.
+        prefers_stream: Whether it is a stream from the beginning.
+        progress_token: The token under which the client wants to know the progress, if it does.
+    """
+
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        state: RequestState,
+        request_id: int | str,
+        version: str,
+        *,
+        session: Session | None,
+        streams: bool,
+        prefers_stream: bool = False,
+        progress_token: int | str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self._pipeline = pipeline
+        self._state = state
+        self._version = version
+        self._session = session
+        self._streams = streams
+        self._prefers_stream = prefers_stream
+        self._progress_token = progress_token
+        self._task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        self._stream: int | None = None
+        self._is_attached = False
+        self._is_cancelled = self._is_revoked = False
+        self._lock = asyncio.Lock()
+        self._resources: ExitStack | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ serving
+
+    async def serve(self, work: Awaitable[JSONObject], *headers: Header) -> Reply | None:
+        """Run the work and respond; return the response unless it became a stream."""
+        state, session = self._state, self._session
+        state.timeout.start(None, state.receive)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(PING_SECONDS, self._keep_open) if self._streams else None
+        if session is not None:
+            session.running[self.request_id] = self
+        try:
+            if self._prefers_stream:
+                await self._start()
+            message = await self._outcome(work)
+        finally:
+            state.timeout.pause()
+            # Tasks that the handler left behind cannot send anything any more.
+            self._streams = False
+            if timer is not None:
+                timer.cancel()
+            if self._keeper is not None:
+                self._keeper.cancel()
+            if session is not None and session.running.get(self.request_id) is self:
+                del session.running[self.request_id]
+            if self._resources is not None:
+                self._resources.close()
+        if self._stream is None:
+            return Reply(200, message, [JSON, *headers])
+        async with self._lock:
+            if not self._is_revoked:
+                # A client that reads too slowly can still fetch the result with a new request.
+                with suppress(CallError):
+                    await self._write(message)
+            await self._detach()
+        if session is not None:
+            session.log.close_stream(self._stream)
+        return None
+
+    async def _outcome(self, work: Awaitable[JSONObject]) -> bytes:
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            if not (self._is_cancelled or self._is_revoked) or self._task.uncancel():
+                raise
+            error = ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
+        except Exception as failure:  # noqa: BLE001 - the caller gets a response in any case
+            error = modern_error_data(failure)
+        else:
+            return _encode({"jsonrpc": "2.0", "id": self.request_id, "result": result})
+        failed = error.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return _encode({"jsonrpc": "2.0", "id": self.request_id, "error": failed})
+
+    def cancel(self) -> None:
+        """End the work, and answer that it was cancelled."""
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._task.cancel()
+
+    def _revoke(self) -> None:
+        """End the work and the stream: the caller's credential is no longer valid."""
+        if not self._is_revoked:
+            self._is_revoked = True
+            self._task.cancel()
+
+    # ------------------------------------------------------------ the stream
+
+    async def _start(self) -> None:
+        """Turn the response into a stream."""
+        state, session = self._state, self._session
+        headers = list(EVENT_STREAM)
+        self._stream = 0
+        if session is not None:
+            self._stream = session.log.open_stream()
+            state.timeout.pause()
+            headers.append((SESSION_HEADER, session.id.encode()))
+        self._resources = ExitStack()
+        self._resources.enter_context(
+            self._pipeline.front.credentials.watching(state.credential, self._revoke)
+        )
+        self._is_attached = True
+        await state.send({"type": "http.response.start", "status": 200, "headers": headers})
+        if session is not None and is_version_at_least(self._version, _RESUMABLE):
+            await self._send(session.log.add_start(self._stream))
+
+    async def _emit(self, message: bytes) -> None:
+        """Send a message before the result."""
+        async with self._lock:
+            if self._stream is None:
+                await self._start()
+            await self._write(message)
+
+    async def _write(self, message: bytes) -> None:
+        log = None if self._session is None else self._session.log
+        await self._send(event(message) if log is None else log.add(self._stream or 0, message))
+
+    async def _send(self, frame: bytes) -> None:
+        if self._is_attached:
+            await self._pipeline.send_part(self._state, frame)
+
+    async def _detach(self) -> None:
+        """End the HTTP response."""
+        if self._is_attached:
+            self._is_attached = False
+            await self._state.send({"type": "http.response.body", "body": b""})
+
+    async def release(self) -> None:
+        """End the HTTP response while the work goes on: the client resumes the stream with a new request."""
+        async with self._lock:
+            if self._stream is None:
+                await self._start()
+            await self._detach()
+
+    @property
+    def can_release(self) -> bool:
+        """Whether the client can resume the stream."""
+        return (
+            self._streams
+            and self._session is not None
+            and is_version_at_least(self._version, _RESUMABLE)
+        )
+
+    def _keep_open(self) -> None:
+        self._keeper = asyncio.create_task(self._ping())
+
+    async def _ping(self) -> None:
+        while True:
+            async with self._lock:
+                if self._stream is None:
+                    await self._start()
+                await self._send(PING)
+            await asyncio.sleep(PING_SECONDS)
+
+    # ------------------------------------------------------------ as the SDK's `DispatchContext`
+
+    @property
+    def transport(self) -> TransportContext:
+        """What the transport can do."""
+        return TransportContext(kind="streamable-http", can_send_request=self.can_send_request)
+
+    @property
+    def can_send_request(self) -> bool:
+        """Whether the client can be asked."""
+        return self._streams and self._session is not None
+
+    @property
+    def message_metadata(self) -> ServerMessageMetadata:
+        """The HTTP request, and how to release its response."""
+        return ServerMessageMetadata(
+            request_context=Request(self._state.scope, self._state.receive),
+            close_sse_stream=self.release if self.can_release else None,
+            can_send_request=self.can_send_request,
+        )
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        """An event that is never set: cancellation ends the work's task."""
+        return anyio.Event()
+
+    async def notify(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> None:
+        """Send a notification."""
+        if self._streams:
+            await self._emit(notification(method, params))
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """Report progress, if the client wants to know it."""
+        if self._progress_token is None:
+            return
+        params: JSONObject = {"progressToken": self._progress_token, "progress": progress}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        await self.notify("notifications/progress", params)
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        """Ask the client and return its answer.
+
+        Raises:
+            MCPError: If it answers with an error.
+            NoBackChannelError: If it cannot be asked.
+        """
+        session = self._session
+        if session is None or not self._streams:
+            raise NoBackChannelError(method)
+        number, answer = session.ask()
+        question: JSONObject = {"jsonrpc": "2.0", "id": number, "method": method}
+        if params is not None:
+            question["params"] = params
+        try:
+            await self._emit(_encode(question))
+            return await answer
+        except asyncio.CancelledError:
+            answer.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CANCEL_SECONDS):
+                    await self.notify("notifications/cancelled", {"requestId": number})
+            raise

@@ -1,0 +1,353 @@
+"""Streamable HTTP for clients before 2026-07-28, which open a session with a handshake.
+
+Rule 1: plain calls take the lean path. All other requests go to the SDK's handlers, in the same exchange.
+Rule 2: a session belongs to the caller that opened it; for all others it does not exist.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from mcp.server import Server
+from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
+from mcp.server.runner import ServerRunner, serve_one
+from mcp.server.session import ServerSession
+from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
+from mcp_types import (
+    DEFAULT_NEGOTIATED_VERSION,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    JSONRPCNotification,
+    jsonrpc_message_adapter,
+)
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from operations._json import JSONValueError, decode_json
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.http_errors import Header
+from operations.front.replies import JSON, Reply
+from operations.mcp.serving.channels import channel_for
+from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
+from operations.mcp.serving.fastpath import PlainRequest, decode_plain, is_handshake_request
+from operations.mcp.serving.service import Asker, Service
+from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
+from operations.types import JSONObject
+
+_VERSION: Final = b"mcp-protocol-version"
+_NO_SESSION: Final = "Session not found"
+
+
+def is_handshake_version(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request is one of a client before 2026-07-28, by its headers."""
+    version = headers.get(_VERSION)
+    return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+class HandshakeTransport:
+    """Serves the requests of all clients before 2026-07-28.
+
+    Args:
+        server: The SDK's server, whose handlers serve what is not plain.
+        service: Serves plain calls.
+        sessions: The open sessions; None if every request stands alone.
+        json_response: Whether responses are always JSON.
+        lean: Whether plain calls take the lean path.
+    """
+
+    def __init__(
+        self,
+        server: Server[Any],
+        service: Service,
+        sessions: SessionTable | None,
+        *,
+        json_response: bool,
+        lean: bool,
+    ) -> None:
+        self._server = server
+        self._service = service
+        self._sessions = sessions
+        self._streams = not json_response
+        self._lean = lean
+        self._stateless = {
+            version: Connection.from_envelope(version, None, None)
+            for version in HANDSHAKE_PROTOCOL_VERSIONS
+        }
+
+    async def serve(
+        self, pipeline: RequestPipeline, state: RequestState, body: bytes
+    ) -> Reply | None:
+        """Serve one request; return the response unless it was sent as a stream."""
+        method = state.scope["method"]
+        is_stream = method == "GET"
+        if method != "POST" and (self._sessions is None or method not in ("GET", "DELETE")):
+            allowed = b"POST" if self._sessions is None else b"GET, POST, DELETE"
+            return _failure(405, "Method Not Allowed", (b"allow", allowed))
+        accepts_json, accepts_stream, _ = _accepted(state.headers)
+        if is_stream and not accepts_stream:
+            return _failure(406, "Not Acceptable: Client must accept text/event-stream")
+        if method == "POST":
+            if not accepts_json or (self._streams and not accepts_stream):
+                kinds = "both application/json and text/event-stream"
+                kinds = kinds if self._streams else "application/json"
+                return _failure(406, f"Not Acceptable: Client must accept {kinds}")
+            kind = state.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":
+                return _failure(
+                    415, "Unsupported Media Type: Content-Type must be application/json"
+                )
+        if self._sessions is None:
+            return await self._post(pipeline, state, body, None)
+        session_id = state.headers.get(SESSION_HEADER)
+        if session_id is None:
+            if is_stream or method == "DELETE":
+                return _failure(400, "Bad Request: Missing session ID")
+            return await self._post(pipeline, state, body, None)
+        session = self._find(state)
+        if session is None:
+            return _failure(404, _NO_SESSION)
+        if method == "DELETE":
+            await self._sessions.end(session)
+            return Reply(200, b"", [JSON])
+        self._sessions.begin(session, state.credential, pipeline.front.credentials)
+        try:
+            if is_stream:
+                return await self._read(pipeline, state, session)
+            return await self._post(pipeline, state, body, session)
+        finally:
+            self._sessions.finish(session)
+
+    def knows(self, state: RequestState) -> bool:
+        """Return whether a request names an open session of its caller."""
+        return self._find(state) is not None
+
+    def _find(self, state: RequestState) -> Session | None:
+        if self._sessions is None:
+            return None
+        session_id = state.headers.get(SESSION_HEADER, b"").decode("latin-1")
+        owner = None if state.identity is None else state.identity.id
+        return self._sessions.find(session_id, owner)
+
+    # ------------------------------------------------------------ POST
+
+    async def _post(
+        self, pipeline: RequestPipeline, state: RequestState, body: bytes, session: Session | None
+    ) -> Reply | None:
+        plain = decode_plain(body) if self._lean else None
+        if plain is not None and is_handshake_request(plain):
+            return await self._plain(pipeline, state, plain, session)
+        limits = pipeline.front.limits
+        try:
+            message = decode_json(body, max_values=limits.values)
+        except JSONValueError as error:
+            return _failure(400, f"Parse error: the body {error.reason}", code=PARSE_ERROR)
+        try:
+            checked = jsonrpc_message_adapter.validate_python(message, by_name=False)
+        except ValidationError as error:
+            return _failure(400, f"Validation error: {error}", code=INVALID_PARAMS)
+        is_notification = isinstance(checked, JSONRPCNotification)
+        if is_notification and "id" in message:
+            return _failure(400, "Validation error: the id is neither a number nor a string")
+        if "method" not in message:
+            if session is not None:
+                session.answer(message)
+            return _accepted_reply()
+        method, params = message["method"], message.get("params")
+        if self._sessions is not None and session is None:
+            if method != "initialize" or is_notification:
+                return _failure(400, "Bad Request: Missing session ID")
+            return await self._open(pipeline, state, message)
+        version = self._version(state, session)
+        exchange = self._exchange(
+            pipeline,
+            state,
+            "" if is_notification else message["id"],
+            version,
+            session,
+            progress_token_from_params(params),
+        )
+        if is_notification:
+            await self._notified(exchange, session, method, params)
+            return _accepted_reply()
+        return await exchange.serve(self._by_sdk(exchange, session, version, method, params))
+
+    def _by_sdk(
+        self,
+        exchange: Exchange,
+        session: Session | None,
+        version: str,
+        method: str,
+        params: Mapping[str, Any] | None,
+    ) -> Awaitable[JSONObject]:
+        """Let the SDK check the request and call our handler for it."""
+        if session is not None:
+            runner = ServerRunner(self._server, session.connection, None)
+            return runner.on_request(exchange, method, params)
+        connection = Connection.from_envelope(version, None, None)
+        return serve_one(
+            self._server, exchange, method, params, connection=connection, lifespan_state=None
+        )
+
+    async def _notified(
+        self,
+        exchange: Exchange,
+        session: Session | None,
+        method: str,
+        params: Mapping[str, Any] | None,
+    ) -> None:
+        if session is None:
+            return
+        if method == "notifications/cancelled":
+            session.cancel((params or {}).get("requestId"))
+        else:
+            await ServerRunner(self._server, session.connection, None).on_notify(
+                exchange, method, params
+            )
+
+    async def _open(
+        self, pipeline: RequestPipeline, state: RequestState, message: Mapping[str, Any]
+    ) -> Reply | None:
+        """Serve the request that opens a session."""
+        sessions = self._sessions
+        assert sessions is not None  # noqa: S101 - only called with sessions
+        await sessions.make_room(state.caller, pipeline.front.limits)
+        session = Session(state.caller, None if state.identity is None else state.identity.id)
+        params = message.get("params")
+        exchange = Exchange(pipeline, state, message["id"], "", session=session, streams=False)
+        reply = await exchange.serve(
+            self._by_sdk(exchange, session, "", "initialize", params),
+            (SESSION_HEADER, session.id.encode()),
+        )
+        if session.connection.initialize_accepted:
+            session.opened()
+            sessions.add(session, state.credential, pipeline.front.credentials)
+        return reply
+
+    async def _plain(
+        self,
+        pipeline: RequestPipeline,
+        state: RequestState,
+        request: PlainRequest,
+        session: Session | None,
+    ) -> Reply | None:
+        """Serve a plain call without the SDK's models."""
+        if self._sessions is not None and session is None:
+            return _failure(400, "Bad Request: Missing session ID")
+        version = self._version(state, session)
+        connection = self._stateless[version] if session is None else session.connection
+        meta = request.params.meta
+        token = None if meta is None else meta.progress
+        exchange = self._exchange(pipeline, state, request.id, version, session, token)
+        asker = Asker.of(state, version, {} if session is None else session.capabilities)
+        return await exchange.serve(self._answer(request, asker, exchange, connection))
+
+    async def _answer(
+        self, request: PlainRequest, asker: Asker, exchange: Exchange, connection: Connection
+    ) -> JSONObject:
+        params = request.params
+        if request.method == "tools/list":
+            return self._service.list_tools_encoded(asker, params.cursor)
+        context: ServerRequestContext[Any, Any] = ServerRequestContext(
+            session=ServerSession(exchange, connection),
+            lifespan_context=None,
+            protocol_version=asker.protocol_version,
+            method=request.method,
+            request_id=exchange.request_id,
+            close_sse_stream=exchange.release if exchange.can_release else None,
+        )
+        return await self._service.call_tool(
+            asker, params.name or "", params.arguments or {}, channel_for(context)
+        )
+
+    def _exchange(
+        self,
+        pipeline: RequestPipeline,
+        state: RequestState,
+        request_id: int | str,
+        version: str,
+        session: Session | None,
+        progress_token: int | str | None,
+    ) -> Exchange:
+        return Exchange(
+            pipeline,
+            state,
+            request_id,
+            version,
+            session=session,
+            streams=self._streams,
+            prefers_stream=self._streams and _accepted(state.headers)[2],
+            progress_token=progress_token,
+        )
+
+    @staticmethod
+    def _version(state: RequestState, session: Session | None) -> str:
+        if session is not None:
+            return session.connection.protocol_version
+        return state.headers.get(_VERSION, b"").decode() or DEFAULT_NEGOTIATED_VERSION
+
+    # ------------------------------------------------------------ GET
+
+    async def _read(
+        self, pipeline: RequestPipeline, state: RequestState, session: Session
+    ) -> Reply | None:
+        """Send the events of a stream, live or from where the client lost it, until it ends."""
+        log = session.log
+        last = state.headers.get(b"last-event-id")
+        place: tuple[int, int] | None
+        if last is None:
+            if log.is_read(STANDALONE):
+                return _failure(409, "Conflict: Only one SSE stream is allowed per session")
+            place = (log.latest, STANDALONE)
+        else:
+            place = log.find(last.decode("latin-1"))
+        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        is_revoked = False
+
+        def revoke() -> None:
+            nonlocal is_revoked
+            is_revoked = True
+            task.cancel()
+
+        headers = [*EVENT_STREAM, (SESSION_HEADER, session.id.encode())]
+        await state.send({"type": "http.response.start", "status": 200, "headers": headers})
+        state.timeout.start(None, state.receive)
+        try:
+            with pipeline.front.credentials.watching(state.credential, revoke):
+                if place is not None:
+                    # The headers reach the client with the first part of the body.
+                    await pipeline.send_part(state, b": open\n\n")
+                    async with aclosing(log.follow(place[1], place[0])) as parts:
+                        async for part in parts:
+                            await pipeline.send_part(state, part)
+        except asyncio.CancelledError:
+            if not is_revoked or task.uncancel():
+                raise
+        state.timeout.pause()
+        await state.send({"type": "http.response.body", "body": b""})
+        return None
+
+
+def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
+    """Return whether a client takes JSON, whether it takes event streams, and whether it prefers the latter."""
+    accept = headers.get(b"accept", b"")
+    if accept == b"application/json, text/event-stream":
+        return True, True, False
+    kinds = [part.partition(b";")[0].strip().lower() for part in accept.split(b",")]
+    anything = b"*/*" in kinds
+    accepts_json = anything or b"application/json" in kinds or b"application/*" in kinds
+    accepts_stream = anything or b"text/event-stream" in kinds or b"text/*" in kinds
+    prefers_stream = accepts_json and kinds[0] == b"text/event-stream"
+    return accepts_json, accepts_stream, prefers_stream
+
+
+def _accepted_reply() -> Reply:
+    return Reply(202, b"", [])
+
+
+def _failure(status: int, message: str, *headers: Header, code: int = INVALID_REQUEST) -> Reply:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return Reply(status, msgspec.json.encode(body), [JSON, *headers])

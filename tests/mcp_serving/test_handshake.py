@@ -1,0 +1,538 @@
+"""Streamable HTTP for clients before 2026-07-28, over real connections: JSON, streams, questions, resumption."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx2
+import msgspec
+import pytest
+from mcp import Client
+from tests.mcp_serving.support import example, serving
+from tests.mcp_serving.test_http import PLAIN, identify
+
+from operations import OperationContext, OperationRegistry
+from operations.mcp import release_stream, to_mcp
+from operations.mcp.serving import exchange, sessions
+from operations.mcp.serving.sessions import STANDALONE, EventLog
+from operations.types import JSONObject
+
+VERSIONS = pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
+BOTH = "application/json, text/event-stream"
+
+
+class Peer:
+    """A client that sends JSON-RPC by hand."""
+
+    def __init__(self, http: httpx2.AsyncClient, headers: dict[str, str]) -> None:
+        self.http = http
+        self.headers = {"accept": BOTH, **headers}
+        self.session = ""
+
+    def _sent(self, method: str, params: JSONObject, request_id: Any) -> JSONObject:
+        message: JSONObject = {"jsonrpc": "2.0", "method": method, "params": params}
+        return message if request_id is None else {**message, "id": request_id}
+
+    async def post(
+        self, method: str, params: JSONObject, request_id: Any = 1, **headers: str
+    ) -> httpx2.Response:
+        message = self._sent(method, params, request_id)
+        return await self.http.post("/mcp", json=message, headers={**self.headers, **headers})
+
+    async def call(self, name: str, **params: Any) -> httpx2.Response:
+        return await self.post("tools/call", {"name": name, "arguments": {}, **params})
+
+    async def answer(self, request_id: Any, result: JSONObject) -> httpx2.Response:
+        message = {"jsonrpc": "2.0", "id": request_id, "result": result}
+        return await self.http.post("/mcp", json=message, headers=self.headers)
+
+    @asynccontextmanager
+    async def streamed(
+        self, name: str, request_id: Any = 1, **params: Any
+    ) -> AsyncGenerator[AsyncIterator[JSONObject]]:
+        """Call a tool whose response is a stream, and give its events."""
+        message = self._sent("tools/call", {"name": name, "arguments": {}, **params}, request_id)
+        async with self.http.stream("POST", "/mcp", json=message, headers=self.headers) as response:
+            assert response.headers["content-type"] == "text/event-stream"
+            yield events(response)
+
+    @asynccontextmanager
+    async def get(self, **headers: str) -> AsyncGenerator[AsyncIterator[JSONObject]]:
+        sent = {**self.headers, **headers}
+        async with self.http.stream("GET", "/mcp", headers=sent, timeout=10) as response:
+            assert response.status_code == 200, response.status_code
+            yield events(response)
+
+
+async def events(response: httpx2.Response) -> AsyncIterator[JSONObject]:
+    """Give each event as a dict of its fields, the data decoded."""
+    event: JSONObject = {}
+    async for line in response.aiter_lines():
+        name, _, value = line.partition(": ")
+        if line.startswith(":"):
+            continue
+        if line:
+            event[name] = msgspec.json.decode(value) if name == "data" and value else value
+        elif event:
+            yield event
+            event = {}
+
+
+@asynccontextmanager
+async def connected(
+    app: Any, version: str = "2025-11-25", capabilities: Any = None, **headers: str
+) -> AsyncGenerator[Peer]:
+    with anyio.fail_after(20):
+        async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
+            peer = Peer(client, headers)
+            await handshake(peer, version, capabilities)
+            yield peer
+
+
+async def handshake(peer: Peer, version: str = "2025-11-25", capabilities: Any = None) -> None:
+    opening = {
+        "protocolVersion": version,
+        "capabilities": capabilities or {},
+        "clientInfo": {"name": "t", "version": "1"},
+    }
+    opened = await peer.post("initialize", opening)
+    assert opened.json()["result"]["protocolVersion"] == version
+    peer.session = opened.headers["mcp-session-id"]
+    peer.headers |= {"mcp-session-id": peer.session, "mcp-protocol-version": version}
+    assert (await peer.post("notifications/initialized", {}, None)).status_code == 202
+
+
+class Jobs:
+    """Operations that wait, report and ask."""
+
+    def __init__(self) -> None:
+        self.registry = OperationRegistry()
+        self.started, self.stopped, self.release = (asyncio.Event() for _ in range(3))
+        add = self.registry.operation
+
+        @add("job.wait")
+        async def wait() -> str:
+            self.started.set()
+            try:
+                await self.release.wait()
+            finally:
+                self.stopped.set()
+            return "done"
+
+        @add("job.report")
+        async def report(context: OperationContext) -> str:
+            await context.progress(1, 2, "half")
+            return await wait()
+
+        @add("job.log")
+        async def log(context: OperationContext) -> str:
+            await context.log("info", "note")
+            return "done"
+
+        @add("job.ask")
+        async def ask(context: OperationContext) -> str:
+            reply = await context.elicit("Who?", {"type": "object", "properties": {}})
+            return str(reply["action"])
+
+        @add("job.large")
+        async def large() -> str:
+            return "x" * 3_000_000
+
+
+def token(value: int | str) -> JSONObject:
+    return {"_meta": {"progressToken": value}}
+
+
+# ---------------------------------------------------------------- JSON or a stream
+
+
+@VERSIONS
+@pytest.mark.parametrize("lean", [True, False])
+async def test_plain_requests_are_answered_with_json(version: str, lean: bool) -> None:
+    async with connected(to_mcp(example()).asgi_app(lean=lean), version) as peer:
+        answers = [
+            await peer.post("ping", {}),
+            await peer.post("tools/list", {}),
+            await peer.post("tools/call", {"name": "math.add", "arguments": {"a": 1}}, "one"),
+            await peer.post("prompts/list", {}),
+        ]
+
+    assert [answer.headers["content-type"] for answer in answers] == ["application/json"] * 4
+    assert answers[2].json()["id"] == "one"
+    assert answers[2].json()["result"]["structuredContent"] == {"result": 2}
+
+
+@VERSIONS
+async def test_the_first_report_turns_the_response_into_a_stream(version: str) -> None:
+    jobs = Jobs()
+    jobs.release.set()
+    async with connected(to_mcp(jobs.registry).asgi_app(), version) as peer:
+        async with peer.streamed("job.report", **token("t")) as stream:
+            sent = [event async for event in stream]
+        silent = await peer.call("job.report")
+
+    if version == "2025-11-25":
+        start = sent.pop(0)
+        assert start == {"id": "1", "retry": "500", "data": ""}
+    assert [event["data"].get("params") for event in sent] == [
+        {"progressToken": "t", "progress": 1, "total": 2, "message": "half"},
+        None,
+    ]
+    assert sent[-1]["data"]["result"]["content"][0]["text"] == "done"
+    assert silent.headers["content-type"] == "application/json", "no token, so nothing to report"
+
+
+async def test_log_messages_are_streamed_from_the_level_the_client_set() -> None:
+    async with connected(to_mcp(Jobs().registry).asgi_app()) as peer:
+        async with peer.streamed("job.log") as stream:
+            logged = [event["data"] async for event in stream if event["data"]]
+        await peer.post("logging/setLevel", {"level": "error"})
+        below = await peer.call("job.log")
+
+    assert logged[0]["params"] == {"level": "info", "data": "note"}
+    assert below.headers["content-type"] == "application/json"
+
+
+async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> None:
+    jobs = Jobs()
+    jobs.release.set()
+    app = to_mcp(jobs.registry).asgi_app(stateless=True)
+    async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
+        peer = Peer(client, {})
+        async with peer.streamed("job.report", **token(1)) as stream:
+            sent = [event async for event in stream]
+        asked = (await peer.call("job.ask")).json()["result"]
+        got = await client.get("/mcp", headers=peer.headers)
+
+    assert [set(event) for event in sent] == [{"event", "data"}] * 2
+    assert asked["isError"]
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+
+
+async def test_json_responses_only_drop_reports() -> None:
+    jobs = Jobs()
+    jobs.release.set()
+    app = to_mcp(jobs.registry).asgi_app(json_response=True)
+    async with connected(app, capabilities={"elicitation": {}}) as peer:
+        reported = await peer.call("job.report", **token(1))
+        asked = await peer.call("job.ask")
+
+    assert reported.json()["result"]["content"][0]["text"] == "done"
+    assert asked.json()["result"]["isError"]
+
+
+async def test_a_client_that_prefers_streams_gets_one_from_the_beginning() -> None:
+    accept = {"accept": "text/event-stream, application/json"}
+    async with connected(to_mcp(example()).asgi_app()) as peer:
+        peer.headers |= accept
+        async with peer.streamed("math.add", arguments={"a": 1}) as stream:
+            sent = [event async for event in stream]
+
+    assert [event["data"] and event["data"]["id"] for event in sent] == ["", 1]
+
+
+async def test_a_call_that_is_silent_for_long_keeps_its_connection_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+    jobs = Jobs()
+    async with (
+        connected(to_mcp(jobs.registry).asgi_app()) as peer,
+        peer.streamed("job.wait") as stream,
+    ):
+        start = await anext(stream)
+        jobs.release.set()
+        result = await anext(stream)
+
+    assert start["data"] == ""
+    assert result["data"]["result"]["content"][0]["text"] == "done"
+
+
+async def test_a_result_may_be_larger_than_an_event_may_be() -> None:
+    async with (
+        serving(to_mcp(Jobs().registry).asgi_app()) as address,
+        Client(f"{address}/mcp", mode="legacy") as client,
+    ):
+        result = await client.call_tool("job.large", {})
+
+    assert len(result.content[0].text) == 3_000_000  # type: ignore[union-attr]
+
+
+@VERSIONS
+async def test_in_a_session_the_lean_path_answers_as_the_sdk_does(version: str) -> None:
+    async with (
+        connected(to_mcp(example()).asgi_app(), version) as lean,
+        connected(to_mcp(example()).asgi_app(lean=False), version) as sdk,
+    ):
+        for method, params in PLAIN:
+            ours, theirs = await lean.post(method, params), await sdk.post(method, params)
+            assert ours.status_code == theirs.status_code, (method, params)
+            if ours.headers["content-type"] == "application/json":
+                assert ours.json() == theirs.json(), (method, params)
+            else:
+                assert ours.text == theirs.text, (method, params)
+
+
+# ---------------------------------------------------------------- questions and cancellation
+
+
+@pytest.mark.requirement("R11")
+async def test_a_question_is_answered_by_its_own_session_only() -> None:
+    app = to_mcp(Jobs().registry, identify=identify).asgi_app()
+    async with connected(app, capabilities={"elicitation": {}}, **{"x-key": "ann"}) as peer:
+        other = Peer(peer.http, {"x-key": "bob"})
+        await handshake(other, capabilities={"elicitation": {}})
+        async with peer.streamed("job.ask") as stream:
+            await anext(stream)
+            question = (await anext(stream))["data"]
+            assert question["method"] == "elicitation/create"
+            await other.answer(question["id"], {"action": "cancel"})
+            stolen = Peer(peer.http, {**other.headers, "mcp-session-id": peer.session})
+            assert (await stolen.answer(question["id"], {"action": "cancel"})).status_code == 404
+            answered = await peer.answer(question["id"], {"action": "decline"})
+            result = (await anext(stream))["data"]
+
+    assert answered.status_code == 202
+    assert result["result"]["content"][0]["text"] == "decline"
+
+
+@pytest.mark.requirement("R11", "R31")
+@pytest.mark.parametrize("lean", [True, False])
+async def test_a_client_cancels_its_own_requests_only(lean: bool) -> None:
+    jobs = Jobs()
+    async with connected(to_mcp(jobs.registry).asgi_app(lean=lean)) as peer:
+        other = Peer(peer.http, {})
+        await handshake(other)
+        call = asyncio.create_task(peer.call("job.wait"))
+        await jobs.started.wait()
+        for unknown in (None, "1", 2):
+            await peer.post("notifications/cancelled", {"requestId": unknown}, None)
+        await other.post("notifications/cancelled", {"requestId": 1}, None)
+        assert not jobs.stopped.is_set()
+        await peer.post("notifications/cancelled", {"requestId": 1}, None)
+        await jobs.stopped.wait()
+        answer = await call
+
+    assert answer.json()["error"] == {"code": -32800, "message": "Request cancelled"}
+
+
+async def test_a_question_of_a_cancelled_call_is_withdrawn() -> None:
+    app = to_mcp(Jobs().registry).asgi_app()
+    async with (
+        connected(app, capabilities={"elicitation": {}}) as peer,
+        peer.streamed("job.ask") as stream,
+    ):
+        await anext(stream)
+        question = (await anext(stream))["data"]
+        await peer.post("notifications/cancelled", {"requestId": 1}, None)
+        withdrawn, answer = [event["data"] async for event in stream]
+
+    assert withdrawn["params"] == {"requestId": question["id"]}
+    assert answer["error"]["code"] == -32800
+
+
+@pytest.mark.requirement("R31")
+async def test_a_call_ends_with_its_client_as_long_as_it_cannot_be_resumed() -> None:
+    jobs = Jobs()
+    async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
+        call = asyncio.create_task(peer.call("job.wait"))
+        await jobs.started.wait()
+        call.cancel()
+        await jobs.stopped.wait()
+
+
+# ---------------------------------------------------------------- resumption
+
+
+async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:
+    jobs = Jobs()
+    async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
+        async with peer.streamed("job.report", **token(1)) as stream:
+            start = await anext(stream)
+        await jobs.started.wait()
+        async with peer.get(**{"last-event-id": start["id"]}) as stream:
+            reported = await anext(stream)
+            jobs.release.set()
+            result = await anext(stream)
+            rest = [event async for event in stream]
+        async with peer.get(**{"last-event-id": reported["id"]}) as stream:
+            again = [event async for event in stream]
+
+    assert reported["data"]["params"]["message"] == "half"
+    assert result["data"]["result"]["content"][0]["text"] == "done"
+    assert rest == [], "the stream ends with the result"
+    assert again == [result]
+
+
+async def test_a_released_call_is_answered_on_a_stream_of_its_own() -> None:
+    registry, release = OperationRegistry(), asyncio.Event()
+
+    @registry.operation("job.long")
+    async def long() -> str:
+        assert await release_stream()
+        await release.wait()
+        return "done"
+
+    async with connected(to_mcp(registry).asgi_app()) as peer:
+        async with peer.streamed("job.long", 1) as stream:
+            first = [event async for event in stream]
+        async with peer.streamed("job.long", 2) as stream:
+            second = [event async for event in stream]
+        release.set()
+        async with peer.get(**{"last-event-id": second[0]["id"]}) as stream:
+            answers = [event["data"]["id"] async for event in stream]
+
+    assert [len(first), len(second)] == [1, 1]
+    assert answers == [2]
+
+
+async def test_changes_are_announced_on_the_stream_that_belongs_to_no_request() -> None:
+    registry = example()
+    async with connected(to_mcp(registry).asgi_app()) as peer:
+
+        def change(name: str) -> None:
+            registry.operation(name)(lambda: 1)
+
+        async with peer.get() as stream:
+            second = await peer.http.get("/mcp", headers=peer.headers)
+            change("new.one")
+            announced = await anext(stream)
+        change("new.two")
+        # Read again where the client lost it, while nothing shows that the first stream is gone.
+        async with peer.get(**{"last-event-id": announced["id"]}) as stream:
+            missed = await anext(stream)
+        async with peer.get(**{"last-event-id": "99"}) as stream:
+            unknown = [event async for event in stream]
+
+    assert second.status_code == 409
+    assert announced["data"]["method"] == "notifications/tools/list_changed"
+    assert int(missed["id"]) == int(announced["id"]) + 1
+    assert unknown == []
+
+
+async def test_kept_events_are_bounded_by_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_EVENTS", 3)
+    monkeypatch.setattr(sessions, "MAX_EVENT_BYTES", 200)
+    log = EventLog()
+    stream = log.open_stream()
+    for _ in range(4):
+        log.add(stream, b"{}")
+    assert [log.find(str(number)) is None for number in range(1, 5)] == [True, False, False, False]
+    log.add(STANDALONE, b"x" * 300)
+    assert [log.find(str(number)) for number in range(1, 6)] == [None] * 4 + [(5, STANDALONE)]
+    for unknown in ("", "0", "99", "-1", "x", "\u00b2"):
+        assert log.find(unknown) is None
+
+
+async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "PING_SECONDS", 0.01)
+    log = EventLog()
+    first = log.follow(STANDALONE, 0)
+    assert await anext(first) == sessions.PING
+    second = log.follow(STANDALONE, 0)
+    assert await anext(second) == sessions.PING
+    assert [part async for part in first] == []
+    assert log.is_read(STANDALONE)
+    await second.aclose()
+    assert not log.is_read(STANDALONE)
+
+
+# ---------------------------------------------------------------- the end of a session
+
+
+async def test_a_deleted_session_ends_its_calls_and_streams() -> None:
+    jobs = Jobs()
+    async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
+        call = asyncio.create_task(peer.call("job.wait"))
+        await jobs.started.wait()
+        async with peer.get() as stream:
+            deleted = await peer.http.delete("/mcp", headers=peer.headers)
+            rest = [event async for event in stream]
+        answer = await call
+        after = await peer.post("ping", {})
+
+    assert (deleted.status_code, after.status_code, rest) == (200, 404, [])
+    assert answer.json()["error"]["code"] == -32800
+    assert jobs.stopped.is_set()
+
+
+async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
+    jobs = Jobs()
+    app = to_mcp(jobs.registry).asgi_app(session_idle_timeout=0.2)
+    async with connected(app) as peer:
+        idle = Peer(peer.http, {})
+        await handshake(idle)
+        call = asyncio.create_task(peer.call("job.wait"))
+        await jobs.started.wait()
+        while app._sessions and app._sessions.find(idle.session, None) is not None:
+            await asyncio.sleep(0.02)
+        assert (await idle.post("ping", {})).status_code == 404
+        jobs.release.set()
+        assert (await call).status_code == 200
+        assert (await peer.post("ping", {})).status_code == 200
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"accept": "application/json"}, 406),
+        ({"accept": "text/event-stream"}, 406),
+        ({"accept": "*/*"}, 200),
+        ({"accept": "application/*;q=0.5, TEXT/event-stream"}, 200),
+        ({"content-type": "text/plain"}, 415),
+        ({"mcp-session-id": "unknown"}, 404),
+    ],
+)
+async def test_requests_with_wrong_headers_are_refused(
+    headers: dict[str, str], status: int
+) -> None:
+    async with connected(to_mcp(example()).asgi_app()) as peer:
+        answer = await peer.post("tools/list", {}, **headers)
+
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.json()["error"]["code"] == -32600
+
+
+async def test_requests_without_a_session_are_refused() -> None:
+    async with (
+        serving(to_mcp(example()).asgi_app()) as address,
+        httpx2.AsyncClient(base_url=address, headers={"accept": BOTH}) as client,
+    ):
+        peer = Peer(client, {})
+        assert (await peer.post("tools/list", {})).status_code == 400
+        assert (await peer.post("ping", {})).status_code == 400
+        assert (await peer.post("initialize", {}, None)).status_code == 400
+        refused = await peer.post("initialize", {"protocolVersion": 1})
+        assert refused.json()["error"]["code"] == -32602
+        assert (await client.get("/mcp")).status_code == 400
+        assert (await client.delete("/mcp")).status_code == 400
+        assert (await client.put("/mcp")).status_code == 405
+        assert (await client.get("/mcp", headers={"accept": "text/html"})).status_code == 406
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"{", -32700), (b"[]", -32602), (b'{"jsonrpc": "2.0", "id": {}, "method": "x"}', -32600)],
+)
+async def test_bodies_that_are_no_messages_are_refused(body: bytes, code: int) -> None:
+    async with connected(to_mcp(example()).asgi_app()) as peer:
+        headers = {**peer.headers, "content-type": "application/json"}
+        answer = await peer.http.post("/mcp", content=body, headers=headers)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == code
+
+
+async def test_methods_that_do_not_exist_are_answered_in_the_sdks_words() -> None:
+    async with connected(to_mcp(example()).asgi_app()) as peer:
+        answer = await peer.post("no/such", {})
+
+    assert answer.json()["error"]["code"] == -32601
