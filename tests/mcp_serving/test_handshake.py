@@ -155,7 +155,7 @@ async def test_plain_requests_are_answered_with_json(version: str, lean: bool) -
         answers = [
             await peer.post("ping", {}),
             await peer.post("tools/list", {}),
-            await peer.post("tools/call", {"name": "math.add", "arguments": {"a": 1}}, "one"),
+            await peer.post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, "one"),
             await peer.post("prompts/list", {}),
         ]
 
@@ -169,9 +169,9 @@ async def test_the_first_report_turns_the_response_into_a_stream(version: str) -
     jobs = Jobs()
     jobs.release.set()
     async with connected(to_mcp(jobs.registry).asgi_app(), version) as peer:
-        async with peer.streamed("job.report", **token("t")) as stream:
+        async with peer.streamed("job__report", **token("t")) as stream:
             sent = [event async for event in stream]
-        silent = await peer.call("job.report")
+        silent = await peer.call("job__report")
 
     if version == "2025-11-25":
         start = sent.pop(0)
@@ -186,10 +186,10 @@ async def test_the_first_report_turns_the_response_into_a_stream(version: str) -
 
 async def test_log_messages_are_streamed_from_the_level_the_client_set() -> None:
     async with connected(to_mcp(Jobs().registry).asgi_app()) as peer:
-        async with peer.streamed("job.log") as stream:
+        async with peer.streamed("job__log") as stream:
             logged = [event["data"] async for event in stream if event["data"]]
         await peer.post("logging/setLevel", {"level": "error"})
-        below = await peer.call("job.log")
+        below = await peer.call("job__log")
 
     assert logged[0]["params"] == {"level": "info", "data": "note"}
     assert below.headers["content-type"] == "application/json"
@@ -201,9 +201,9 @@ async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> 
     app = to_mcp(jobs.registry).asgi_app(stateless=True)
     async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
         peer = Peer(client, {})
-        async with peer.streamed("job.report", **token(1)) as stream:
+        async with peer.streamed("job__report", **token(1)) as stream:
             sent = [event async for event in stream]
-        asked = (await peer.call("job.ask")).json()["result"]
+        asked = (await peer.call("job__ask")).json()["result"]
         got = await client.get("/mcp", headers=peer.headers)
 
     assert [set(event) for event in sent] == [{"event", "data"}] * 2
@@ -216,8 +216,8 @@ async def test_json_responses_only_drop_reports() -> None:
     jobs.release.set()
     app = to_mcp(jobs.registry).asgi_app(json_response=True)
     async with connected(app, capabilities={"elicitation": {}}) as peer:
-        reported = await peer.call("job.report", **token(1))
-        asked = await peer.call("job.ask")
+        reported = await peer.call("job__report", **token(1))
+        asked = await peer.call("job__ask")
 
     assert reported.json()["result"]["content"][0]["text"] == "done"
     assert asked.json()["result"]["isError"]
@@ -227,7 +227,7 @@ async def test_a_client_that_prefers_streams_gets_one_from_the_beginning() -> No
     accept = {"accept": "text/event-stream, application/json"}
     async with connected(to_mcp(example()).asgi_app()) as peer:
         peer.headers |= accept
-        async with peer.streamed("math.add", arguments={"a": 1}) as stream:
+        async with peer.streamed("math__add", arguments={"a": 1}) as stream:
             sent = [event async for event in stream]
 
     assert [event["data"] and event["data"]["id"] for event in sent] == ["", 1]
@@ -240,7 +240,7 @@ async def test_a_call_that_is_silent_for_long_keeps_its_connection_open(
     jobs = Jobs()
     async with (
         connected(to_mcp(jobs.registry).asgi_app()) as peer,
-        peer.streamed("job.wait") as stream,
+        peer.streamed("job__wait") as stream,
     ):
         start = await anext(stream)
         jobs.release.set()
@@ -255,7 +255,7 @@ async def test_a_result_may_be_larger_than_an_event_may_be() -> None:
         serving(to_mcp(Jobs().registry).asgi_app()) as address,
         Client(f"{address}/mcp", mode="legacy") as client,
     ):
-        result = await client.call_tool("job.large", {})
+        result = await client.call_tool("job__large", {})
 
     assert len(result.content[0].text) == 3_000_000  # type: ignore[union-attr]
 
@@ -284,7 +284,7 @@ async def test_a_question_is_answered_by_its_own_session_only() -> None:
     async with connected(app, capabilities={"elicitation": {}}, **{"x-key": "ann"}) as peer:
         other = Peer(peer.http, {"x-key": "bob"})
         await handshake(other, capabilities={"elicitation": {}})
-        async with peer.streamed("job.ask") as stream:
+        async with peer.streamed("job__ask") as stream:
             await anext(stream)
             question = (await anext(stream))["data"]
             assert question["method"] == "elicitation/create"
@@ -305,7 +305,7 @@ async def test_a_client_cancels_its_own_requests_only(lean: bool) -> None:
     async with connected(to_mcp(jobs.registry).asgi_app(lean=lean)) as peer:
         other = Peer(peer.http, {})
         await handshake(other)
-        call = asyncio.create_task(peer.call("job.wait"))
+        call = asyncio.create_task(peer.call("job__wait"))
         await jobs.started.wait()
         for unknown in (None, "1", 2):
             await peer.post("notifications/cancelled", {"requestId": unknown}, None)
@@ -322,7 +322,7 @@ async def test_a_question_of_a_cancelled_call_is_withdrawn() -> None:
     app = to_mcp(Jobs().registry).asgi_app()
     async with (
         connected(app, capabilities={"elicitation": {}}) as peer,
-        peer.streamed("job.ask") as stream,
+        peer.streamed("job__ask") as stream,
     ):
         await anext(stream)
         question = (await anext(stream))["data"]
@@ -337,7 +337,7 @@ async def test_a_question_of_a_cancelled_call_is_withdrawn() -> None:
 async def test_a_call_ends_with_its_client_as_long_as_it_cannot_be_resumed() -> None:
     jobs = Jobs()
     async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
-        call = asyncio.create_task(peer.call("job.wait"))
+        call = asyncio.create_task(peer.call("job__wait"))
         await jobs.started.wait()
         call.cancel()
         await jobs.stopped.wait()
@@ -349,7 +349,7 @@ async def test_a_call_ends_with_its_client_as_long_as_it_cannot_be_resumed() -> 
 async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:
     jobs = Jobs()
     async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
-        async with peer.streamed("job.report", **token(1)) as stream:
+        async with peer.streamed("job__report", **token(1)) as stream:
             start = await anext(stream)
         await jobs.started.wait()
         async with peer.get(**{"last-event-id": start["id"]}) as stream:
@@ -376,9 +376,9 @@ async def test_a_released_call_is_answered_on_a_stream_of_its_own() -> None:
         return "done"
 
     async with connected(to_mcp(registry).asgi_app()) as peer:
-        async with peer.streamed("job.long", 1) as stream:
+        async with peer.streamed("job__long", 1) as stream:
             first = [event async for event in stream]
-        async with peer.streamed("job.long", 2) as stream:
+        async with peer.streamed("job__long", 2) as stream:
             second = [event async for event in stream]
         release.set()
         async with peer.get(**{"last-event-id": second[0]["id"]}) as stream:
@@ -447,7 +447,7 @@ async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes
 async def test_a_deleted_session_ends_its_calls_and_streams() -> None:
     jobs = Jobs()
     async with connected(to_mcp(jobs.registry).asgi_app()) as peer:
-        call = asyncio.create_task(peer.call("job.wait"))
+        call = asyncio.create_task(peer.call("job__wait"))
         await jobs.started.wait()
         async with peer.get() as stream:
             deleted = await peer.http.delete("/mcp", headers=peer.headers)
@@ -466,7 +466,7 @@ async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
     async with connected(app) as peer:
         idle = Peer(peer.http, {})
         await handshake(idle)
-        call = asyncio.create_task(peer.call("job.wait"))
+        call = asyncio.create_task(peer.call("job__wait"))
         await jobs.started.wait()
         while app._sessions and app._sessions.find(idle.session, None) is not None:
             await asyncio.sleep(0.02)

@@ -200,9 +200,8 @@ class Session:
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Take the client's answer to a question; unknown ones are dropped."""
-        number = message["id"]
-        if isinstance(number, str) and number.isascii() and number.isdigit():
-            number = int(number)
+        text = str(message["id"])
+        number = int(text) if text.isascii() and text.isdigit() else 0
         answer = self._questions.get(number)
         if answer is None or answer.done():
             return
