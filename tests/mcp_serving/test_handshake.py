@@ -14,9 +14,10 @@ from tests.mcp_serving.support import example, serving
 from tests.mcp_serving.test_http import PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
+from operations.front.front import Front
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import exchange, sessions
-from operations.mcp.serving.sessions import STANDALONE, EventLog
+from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
 from operations.types import JSONObject
 
 VERSIONS = pytest.mark.parametrize("version", ["2025-03-26", "2025-06-18", "2025-11-25"])
@@ -461,19 +462,20 @@ async def test_a_deleted_session_ends_its_calls_and_streams() -> None:
 
 
 async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
-    jobs = Jobs()
-    app = to_mcp(jobs.registry).asgi_app(session_idle_timeout=0.2)
-    async with connected(app) as peer:
-        idle = Peer(peer.http, {})
-        await handshake(idle)
-        call = asyncio.create_task(peer.call("job__wait"))
-        await jobs.started.wait()
-        while app._sessions and app._sessions.find(idle.session, None) is not None:
-            await asyncio.sleep(0.02)
-        assert (await idle.post("ping", {})).status_code == 404
-        jobs.release.set()
-        assert (await call).status_code == 200
-        assert (await peer.post("ping", {})).status_code == 200
+    table, monitor = SessionTable(0.05), Front(OperationRegistry()).credentials
+    idle, used = Session("at:1", None), Session("at:2", None)
+    ended = asyncio.Event()
+    idle.connection.exit_stack.callback(ended.set)
+    for session in (used, idle):
+        table.add(session, None, monitor)
+    table.begin(used, None, monitor)
+    expiring = asyncio.create_task(table.expire())
+    with anyio.fail_after(5):
+        await ended.wait()
+    expiring.cancel()
+
+    assert table.find(idle.id, None) is None
+    assert table.find(used.id, None) is used
 
 
 # ---------------------------------------------------------------- mistakes
