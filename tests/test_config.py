@@ -8,7 +8,6 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
@@ -16,6 +15,7 @@ import pytest
 from tests.conftest import PROJECT
 
 from operations import AccessControl, Schema
+from operations._derive import MISSING, _options, keys_of
 from operations.cli.init import STARTER
 from operations.cli.sources.mcp import client_config
 from operations.cli.sources.openapi import service_config
@@ -29,10 +29,19 @@ from operations.config import (
     load_config,
     parse_config,
 )
-from operations.config.derive import MISSING, _options, keys_of
-from operations.config.model import BrokerEntry, LimitsEntry, MCPEntry, OpenAPIEntry
+from operations.config.model import (
+    BrokerEntry,
+    Entry,
+    JWTEntry,
+    KeyEntry,
+    LimitsEntry,
+    MCPEntry,
+    OpenAPIEntry,
+    ServeEntry,
+    entries_of,
+)
 from operations.config.places import Places
-from operations.front.limits import Limits
+from operations.front.config import MCPServerSettings, ServerConfig
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,
@@ -91,7 +100,7 @@ jwks_url = "https://id.example.com/jwks"
 [serve]
 host = "0.0.0.0"
 port = 0
-doors = ["http", "mcp"]
+console = false
 
 [limits]
 timeout = 5
@@ -116,8 +125,10 @@ def test_a_config_with_everything_becomes_frozen_dataclasses(folder: Path) -> No
     assert config.openapi["shop"].options["auth"]["token"] == {"env": "SHOP_TOKEN"}
     assert config.mcp["remote"].token == Secret(env="REMOTE_TOKEN")
     assert config.mcp["files"].options["args"] == ["--root", "."]
-    assert config.access.keys["alice"].resources == {"project:1": ("read",)}
-    assert config.serve.doors == ("http", "mcp")
+    assert config.access.keys["alice"].options["resources"] == {"project:1": ["read"]}
+    assert config.access.jwt is not None
+    assert config.access.jwt.options["audience"] == "hub"
+    assert config.serve.options["console"] is False
     assert config.limits.timeout == 5
     with pytest.raises(AttributeError):
         config.modules = ()  # type: ignore[misc]
@@ -180,8 +191,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("a number in a list", "modules = [\n  'ops',\n  3,\n]", 1, "modules[1]", "must be a string"),
     ("no table", "serve = 8000", 1, "serve", "Write it as [serve]"),
     ("an unknown value", "output = 'casts'", 1, "output", 'Did you mean "cast"?'),
-    ("an unknown door", "[serve]\ndoors = ['htpp']", 2, "serve.doors[0]", 'Did you mean "http"?'),
-    ("no doors", "[serve]\ndoors = []", 2, "serve.doors", "Leave it out for all doors"),
+    ("a misspelt switch", "[serve]\nconsol = false", 2, "serve.consol", 'Did you mean "console"?'),
     ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "nobody has to sign in"),
     (
         "any origin",
@@ -409,9 +419,36 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         JWT + "\nalgorithms = ['none']",
         5,
         "access.jwt.algorithms",
-        "signed by nobody",
+        "anyone can make such a token",
     ),
-    ("a JWT key of another kind", JWT, 1, "access.jwt.algorithms", "does not go with the key"),
+    (
+        "a JWT key of another kind",
+        JWT + "\nalgorithms = ['RS256']",
+        5,
+        "access.jwt.algorithms",
+        "do not fit the key",
+    ),
+    (
+        "a JWT with two keys",
+        JWT + "\njwks_url = 'https://a/'",
+        1,
+        "access.jwt",
+        "exactly one of jwks_url, public_key and secret",
+    ),
+    (
+        "a JWT address that is none",
+        "[access.jwt]\nissuer = 'a'\naudience = 'b'\njwks_url = 'a'",
+        4,
+        "access.jwt.jwks_url",
+        "http:// or https://",
+    ),
+    (
+        "a prefix with a query",
+        "[serve]\nroot_path = '/a?b'",
+        2,
+        "serve.root_path",
+        "must match",
+    ),
 ]
 
 
@@ -496,9 +533,16 @@ def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
         file.secret(Secret(file="nope.txt"))
 
 
-ENTRIES = (OpenAPIEntry, MCPEntry, BrokerEntry, LimitsEntry)
-FOR_ADDRESSES = {"auth", "headers"}
-"""Keys of an MCP server that has an address."""
+ENTRIES: dict[Any, str] = {
+    # The tables that are read into classes of the library, with what each needs to be valid.
+    OpenAPIEntry: "[openapi.a]\ndocument = 'shop.yaml'\n",
+    MCPEntry: "[mcp.a]\n",
+    BrokerEntry: "[brokers.a]\n",
+    KeyEntry: "[access.keys.a]\nkey = { env = 'A_SECRET' }\n",
+    JWTEntry: "[access.jwt]\n",
+    ServeEntry: "[serve]\n",
+    LimitsEntry: "[limits]\n",
+}
 
 CERTIFICATES = ("ca_file", "client_certificate", "client_key")
 """Keys that name files, which a test of their own sets."""
@@ -509,6 +553,18 @@ VALUES: dict[str, Any] = {
     "url": "https://a.example/",
     "transport": "stdio",
     "version": "2025-11-25",
+    "include": {"methods": ["GET"]},
+    "exclude": {"methods": ["GET"]},
+    "proxy": "http://proxy.example.com:3128",
+    "files_root": ".",
+    "root_path": "/hub",
+    "jwks_url": "https://a.example/jwks",
+    "allowed_origins": ["https://a.example"],
+    "pagination": {"list": {"kind": "cursor", "argument": "after", "next": "/next"}},
+    "auth": {"type": "bearer", "token": {"env": "A_SECRET"}},
+    "host": "::1",
+    "resources": {'"task:1"': ["read"]},
+    "issuer": "https://a.example",
 }
 NOT_IN_THE_FILE = {
     "HTTPServiceConfig.namespace": "the name of the table",
@@ -517,15 +573,24 @@ NOT_IN_THE_FILE = {
     "MCPClientConfig.server": "an object",
     "MCPClientConfig.elicit": "a function",
     "MCPClientConfig.sample": "a function",
-    "serve_calls.registry": "an object",
-    "serve_calls.target": "an object",
-    "serve_calls.group": "a key of its own",
-    "serve_calls.concurrency": "a key of its own",
-    "serve_calls.front": "an object",
-    "serve_calls.resolve": "a function",
-    "Limits.calls": "called concurrency",
-    "Limits.calls_per_caller": "called per_caller",
-    "Limits.body_bytes": "called request_bytes",
+    "RedisConfig.url": "a key of its own",
+    "NatsConfig.url": "a key of its own",
+    "NatsConfig.tls": "an object",
+    "NatsConfig.options": "objects",
+    "WorkerConfig.front": "an object",
+    "WorkerConfig.resolve": "a function",
+    "WorkerConfig.address": "of each connection",
+    "Identity.id": "the name of the table",
+    "Identity.expires_at": "of a token",
+    "JWTConfig.jwks": "an object",
+    "JWTConfig.identity": "a function",
+    "ServerConfig.identity": "a function",
+    "ServerConfig.limits": "the table [limits]",
+    "ServerConfig.timeout": "limits.timeout",
+    "ServerConfig.resolve": "a function",
+    "ServerConfig.graph": "an object",
+    "ServerConfig.ready": "a function",
+    "ServerConfig.resources": "objects",
 }
 
 
@@ -564,20 +629,26 @@ def needed(cls: Any) -> dict[str, Any]:
     }
 
 
-def settable() -> Iterator[tuple[Any, str]]:
+def settable() -> Iterator[tuple[Any, Any, str]]:
     for entry in ENTRIES:
-        cls = entry.derived.load()
-        for name, key in keys_of(cls).items():
-            if name not in {*entry.derived.without, *CERTIFICATES} and key.type is not None:
-                yield entry, name
+        for cls in entry.derived.load():
+            for name, key in keys_of(cls).items():
+                if name not in {*entry.derived.without, *CERTIFICATES} and key.type is not None:
+                    yield entry, cls, name
+
+
+def test_every_table_is_tried() -> None:
+    """A table that is added to the config is also added to these tests."""
+    assert {each.__name__ for each in Entry.__subclasses__()} == {e.__name__ for e in ENTRIES}
 
 
 def test_what_a_file_cannot_set_is_known() -> None:
     """A field that is added to a config class is a key of the file, unless it is added to this list, too."""
     found = {
-        f"{entry.derived.load().__name__}.{name}": entry.derived.without.get(name)
+        f"{cls.__name__}.{name}": entry.derived.without.get(name)
         for entry in ENTRIES
-        for name, key in keys_of(entry.derived.load()).items()
+        for cls in entry.derived.load()
+        for name, key in keys_of(cls).items()
         if key.type is None or name in entry.derived.without
     }
 
@@ -585,26 +656,18 @@ def test_what_a_file_cannot_set_is_known() -> None:
     assert all(reason in (None, NOT_IN_THE_FILE[name]) for name, reason in found.items())
 
 
-def built(entry: Any, table: dict[str, Any], folder: Path) -> Any:
+def built(entry: Any, table: dict[str, Any], folder: Path, cls: Any = None) -> Any:
     """What the library gets of a table in a file, written as TOML."""
-    section, extra = {
-        OpenAPIEntry: ("openapi.a", "document = 'shop.yaml'\n"),
-        MCPEntry: ("mcp.a", ""),
-        BrokerEntry: ("brokers.a", "url = 'redis://127.0.0.1'\n"),
-        LimitsEntry: ("limits", ""),
-    }[entry]
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
     path = folder / "operations.toml"
-    file = ConfigFile(config=parse_config(f"[{section}]\n{extra}{lines}", path), path=path)
-    match entry:
-        case _ if entry is OpenAPIEntry:
-            return service_config("a", file.config.openapi["a"], file)
-        case _ if entry is MCPEntry:
-            return client_config("a", file.config.mcp["a"], file)
-        case _ if entry is BrokerEntry:
-            return SimpleNamespace(**file.options(file.config.brokers["a"], ("brokers", "a")))
-        case _:
-            return Limits(**file.options(file.config.limits, ("limits",)))
+    file = ConfigFile(config=parse_config(ENTRIES[entry] + lines, path), path=path)
+    if entry is OpenAPIEntry:
+        return service_config("a", file.config.openapi["a"], file)
+    if entry is MCPEntry:
+        return client_config("a", file.config.mcp["a"], file)
+    found = next(each for _, each in entries_of(file.config) if type(each) is entry)
+    named = {"id": "a"} if entry is KeyEntry else {}
+    return cls(**file.options(cls, found), **named)
 
 
 def toml(value: Any) -> str:
@@ -616,32 +679,31 @@ def toml(value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("entry", "name"), list(settable()), ids=lambda each: getattr(each, "__name__", each)
+    ("entry", "cls", "name"), list(settable()), ids=lambda each: getattr(each, "__name__", each)
 )
 def test_every_field_of_a_config_class_can_be_set_from_the_file(
-    entry: Any, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    entry: Any, cls: Any, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET", "sesame")
-    cls = entry.derived.load()
-    key = keys_of(cls)[name]
+    key = entry.derived.keys()[name]
     value = sample(key.annotation, name, key.is_secret)
-    if name in ("include", "exclude"):
-        value = {"methods": ["GET"]}
-    elif name == "auth" and entry is OpenAPIEntry:
-        value = {"type": "bearer", "token": {"env": "A_SECRET"}}
-    elif name == "proxy":
-        value = "http://proxy.example.com:3128"
-    elif name == "files_root":
-        value = "."
-    elif name == "pagination":
-        value = {"list": {"kind": "cursor", "argument": "after", "next": "/next"}}
+    needs: dict[str, Any] = {}
+    if entry is MCPEntry:
+        needs = {"url": VALUES["url"]} if name in ("auth", "headers") else {"command": "server"}
+        value = {"env": "A_SECRET"} if name == "auth" else value
+        needs = {} if name == "url" else needs
+    elif entry is BrokerEntry:
+        needs = {"url": "nats://127.0.0.1" if cls.__name__ == "NatsConfig" else "redis://127.0.0.1"}
+        value = ["a.b"] if name == "exclude" else value
+    elif entry is JWTEntry:
+        needs = {"issuer": "a", "audience": "b"}
+        if name not in ("jwks_url", "public_key", "secret"):
+            needs["jwks_url"] = VALUES["jwks_url"]
+        value = ["RS256"] if name == "algorithms" else value
+    if isinstance(key.default, bool):
+        value = not key.default
 
-    table = {name: value}
-    if entry is MCPEntry and name != "url":
-        target = {"url": VALUES["url"]} if name in FOR_ADDRESSES else {"command": "server"}
-        table = {**target, **table}
-
-    config = built(entry, table, folder)
+    config = built(entry, {**needs, name: value}, folder, cls)
 
     found = getattr(config, name)
     assert found != key.default
@@ -671,6 +733,19 @@ def test_every_field_of_a_credential_can_be_set_from_the_file(
     assert type(found) is cls
     for name, key in keys.items():
         assert getattr(found, name) != key.default or name == "type"
+
+
+@pytest.mark.parametrize("name", keys_of(MCPServerSettings))
+def test_every_setting_of_the_mcp_server_can_be_set_from_the_file(name: str, folder: Path) -> None:
+    key = keys_of(MCPServerSettings)[name]
+    if key.type is None:
+        assert name == "identify"
+        return
+    value = True if isinstance(key.default, bool) else sample(key.annotation, name, key.is_secret)
+
+    config = built(ServeEntry, {"mcp": {name: value}}, folder, ServerConfig)
+
+    assert getattr(config.mcp, name) == value != key.default
 
 
 def test_the_other_nested_tables_become_their_classes(folder: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_config_shown_is_one(tmp_path: Path) -> None:
 
     config = parse_config(text, tmp_path / "operations.toml")
 
-    assert config.serve.port == 8000
+    assert config.serve.options["port"] == 8000
 
 
 SHOP = """

@@ -1,9 +1,17 @@
-"""The words for JSON and for numbers that every other module uses. Imports nothing of ours."""
+"""Types for JSON, numbers and options that every other module uses. Imports nothing of ours."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeAlias
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from msgspec import Meta
+
+P = ParamSpec("P")
+C = TypeVar("C")
+A = TypeVar("A")
+B = TypeVar("B")
+R = TypeVar("R")
 
 JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 """A value made of JSON builtins. (Recursive aliases cost readers and type checkers more than they give.)"""
@@ -26,3 +34,48 @@ Count: TypeAlias = Annotated[int, Meta(ge=1)]
 """How many or how much of something; files check that it is at least 1."""
 
 Names: TypeAlias = tuple[str, ...]
+
+
+class options_of(Generic[P, C]):  # noqa: N801 - a decorator
+    """Let a function take the fields of its config class as arguments, so that each option is described once.
+
+        @options_of(ServerConfig)
+        def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette: ...
+
+        create_app(registry, title="Shop")
+
+    Type checkers know the fields, and `inspect.signature` shows them.
+    """
+
+    def __init__(self, config: Callable[P, C]) -> None:
+        self._config = config
+
+    @overload
+    def __call__(self, function: Callable[[C], R]) -> Callable[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[[C, A], R]) -> Callable[Concatenate[A, P], R]: ...
+
+    @overload
+    def __call__(self, function: Callable[[C, A, B], R]) -> Callable[Concatenate[A, B, P], R]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the fields in place of its first parameter."""
+        config = self._config
+        own = inspect.signature(function)
+        before = list(own.parameters.values())[1:]
+        fields = inspect.signature(config).parameters.values()
+
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            given = len(before)
+            for name in (each.name for each in before[len(args) :]):
+                args = (*args, options.pop(name)) if name in options else args
+            return function(config(*args[given:], **options), *args[:given])
+
+        call.__signature__ = own.replace(parameters=[*before, *fields])  # type: ignore[attr-defined]
+        call.__annotations__ = {
+            **{each.name: each.annotation for each in (*before, *fields)},
+            "return": own.return_annotation,
+        }
+        return call

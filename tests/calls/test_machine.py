@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from operations.calls import CallServer, PendingRequestMap
-from operations.calls.server import worker_limits
+from operations.calls.config import WorkerConfig
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget
@@ -109,15 +109,8 @@ class Calls(RuleBasedStateMachine):
             return
 
         async def start() -> CallServer:
-            server = CallServer(
-                self.registry,
-                self.target,
-                group="operations",
-                limits=worker_limits(3, 2),
-                resolve=None,
-                grace=0.05,
-                expose_errors=True,
-            )
+            config = WorkerConfig(concurrency=3, queue=2, grace=0.05, expose_errors=True)
+            server = CallServer(self.registry, self.target, config)
             await server.start()
             return server
 

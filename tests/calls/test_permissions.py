@@ -47,7 +47,7 @@ def connect(broker: Broker, user: str, **options: Any) -> Any:
     written = {(scheme, who): code for code, scheme, who in AS_WRITTEN}
     code = written.get((broker.scheme, user)) or written[broker.scheme, "alice"]
     here = code.replace("127.0.0.1", f"127.0.0.1:{broker.port}").replace("alice", user)
-    connectors = {"connect_nats": connect_nats, "connect_redis": connect_redis}
+    connectors: dict[str, Any] = {"connect_nats": connect_nats, "connect_redis": connect_redis}
     # What the text of our own page says, with something else where a test wants it.
     name, arguments = here.split("(", 1)
     args, given = eval(f"(lambda *args, **given: (args, given))({arguments}")  # noqa: S307

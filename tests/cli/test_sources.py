@@ -463,7 +463,7 @@ def test_a_config_of_root_is_trusted(strangers: Path, monkeypatch: pytest.Monkey
 async def test_a_source_may_use_three_quarters_of_a_callers_calls(folder: Path) -> None:
     text = """
 [limits]
-per_caller = 8
+calls_per_caller = 8
 
 [openapi.a]
 document = "a.json"

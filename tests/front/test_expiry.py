@@ -13,10 +13,10 @@ from starlette.requests import HTTPConnection
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.cli.serving import WebSocketEntry
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
+from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
 KEY = {"x-api-key": "key"}

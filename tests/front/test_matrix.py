@@ -20,11 +20,11 @@ from operations import CallError, Identity, OperationRegistry
 from operations._json import MAX_REQUEST_VALUES
 from operations._names import tool_name
 from operations.calls import PendingRequestMap, serve_calls
-from operations.cli.serving import WebSocketEntry
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
+from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
 CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}

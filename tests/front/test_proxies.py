@@ -49,7 +49,7 @@ async def test_failed_attempts_count_for_the_client_behind_a_trusted_proxy(
     monkeypatch.setattr("operations.front.identity.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
 
-    async def statuses(trusted: str | None) -> list[int]:
+    async def statuses(*trusted: str) -> list[int]:
         app = serving(identity=KEYS, limits=limits)
         found: list[int] = []
         async with running(app, trusted_proxies=trusted) as url, aiohttp.ClientSession() as session:
@@ -61,7 +61,7 @@ async def test_failed_attempts_count_for_the_client_behind_a_trusted_proxy(
 
     assert await statuses("127.0.0.1") == [401] * 4
     # The header of a client that is no trusted proxy is ignored.
-    assert await statuses(None) == [401, 401, 429, 429]
+    assert await statuses() == [401, 401, 429, 429]
 
 
 @pytest.mark.parametrize("is_stripped", [True, False])

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from operations import OperationRegistry
-from operations.cli.serving import WebSocketEntry
 from operations.front.front import Front
 from operations.server import Limits, create_app
+from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
 

@@ -14,10 +14,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from operations import OperationContext, OperationRegistry
 from operations.calls.hub import Hub
-from operations.cli.serving import WebSocketEntry
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, create_app
+from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
 SERVERS = pytest.mark.parametrize("kind", ["hub", "app"])
@@ -155,7 +155,7 @@ async def test_a_handshake_where_nothing_is_mounted_gets_404(
     is_mounted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = files([])
-    door = WebSocketEntry(registry, lambda _: None) if is_mounted else None
+    door = WebSocketEntry(registry, lambda _: None) if is_mounted else False
     app = create_app(registry, websocket=door, identity=APIKeys({}))
     async with running(app) as url:
         port = int(url.rpartition(":")[2])

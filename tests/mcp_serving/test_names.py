@@ -84,7 +84,7 @@ async def test_dotted_names_are_given_on_request() -> None:
 
 def test_an_unknown_style_is_refused() -> None:
     with pytest.raises(ValueError, match="portable or dotted"):
-        to_mcp(OperationRegistry(), names="doted")
+        to_mcp(OperationRegistry(), names="doted")  # type: ignore[arg-type]
 
 
 def test_an_operation_may_choose_its_name() -> None:

@@ -325,4 +325,4 @@ async def test_a_cursor_of_another_revision_is_refused() -> None:
 @pytest.mark.parametrize("field", ["page_size", "timeout", "max_tools"])
 def test_settings_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        to_mcp(OperationRegistry(), **{field: 0})
+        to_mcp(OperationRegistry(), **{field: 0})  # type: ignore[arg-type]

@@ -16,9 +16,11 @@ from operations.server.running import running
 
 ran: list[Any] = []
 
+LIMITS = Limits()
+
 
 @asynccontextmanager
-async def attacked(limits: Limits | None = None) -> AsyncGenerator[int]:
+async def attacked(limits: Limits = LIMITS) -> AsyncGenerator[int]:
     """A server with one operation behind a key; gives its port, and checks afterwards that it still works."""
     registry = OperationRegistry()
     ran.clear()

@@ -9,11 +9,11 @@ from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.cli.serving import WebSocketEntry
 from operations.front.identity import AuthThrottle, InvalidCredentialError, client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
+from operations.server.call_sockets import WebSocketEntry
 from operations.server.identity import IdentityResolver
 from operations.server.running import running
 

@@ -260,7 +260,7 @@ async def test_claims_become_an_identity_by_default_or_by_a_function() -> None:
 
 
 def test_tokens_need_one_source_of_keys() -> None:
-    for options in ({}, {"jwks": {"keys": []}, "key": "x"}, {"jwks": "file:///etc/passwd"}):
+    for options in ({}, {"jwks": {"keys": []}, "secret": "x"}, {"jwks_url": "file:///etc/passwd"}):
         with pytest.raises((ValueError, jwt.PyJWTError)):
             JWTs(issuer=ISSUER, audience=AUDIENCE, **options)
 
@@ -282,7 +282,9 @@ async def test_published_keys_are_fetched_once_whatever_ids_arrive() -> None:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            client = serving(tokens(jwks=f"http://127.0.0.1:{server.server_port}/jwks"))
+            client = serving(
+                tokens(jwks=None, jwks_url=f"http://127.0.0.1:{server.server_port}/jwks")
+            )
             responses = await asyncio.gather(
                 *(client.get("/who/secret", headers=bearer(token(kid=k))) for k in ("one",) * 5),
                 *(client.get("/who/secret", headers=bearer(token(kid=f"k{n}"))) for n in range(15)),
@@ -319,7 +321,9 @@ async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            client = serving(tokens(jwks=f"http://127.0.0.1:{server.server_port}/jwks"))
+            client = serving(
+                tokens(jwks=None, jwks_url=f"http://127.0.0.1:{server.server_port}/jwks")
+            )
 
             async def status(kid: str) -> int:
                 return (await client.get("/who/secret", headers=bearer(token(kid=kid)))).status

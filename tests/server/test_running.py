@@ -27,7 +27,7 @@ def test_it_listens_to_this_machine_unless_told(caplog: pytest.LogCaptureFixture
         with pytest.raises(InsecureBindError, match="identity"):
             build_server(app, host=host)
     with caplog.at_level(logging.WARNING):
-        build_server(app, host="0.0.0.0", allow_anonymous=True)
+        build_server(app, host="0.0.0.0", public=True)
     assert "without authentication" in caplog.text
     build_server(create_app(OperationRegistry(), identity=APIKeys({})), host="0.0.0.0")
 

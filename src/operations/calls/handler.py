@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from operations.calls.config import WorkerConfig
 from operations.calls.events import CallRequested
 from operations.calls.pending import PendingRequestMap
-from operations.calls.server import GRACE, CallServer, worker_limits
+from operations.calls.server import CallServer
 from operations.front.identity import CredentialResolver
 from operations.registry import OperationRegistry
 
@@ -50,11 +51,9 @@ def build_call_handler(
                 opened = CallServer(
                     registry,
                     target,
-                    group=call_map.group,
-                    limits=worker_limits(),
-                    resolve=resolve,
-                    grace=GRACE,
-                    expose_errors=target.trusted if expose_errors is None else expose_errors,
+                    WorkerConfig(
+                        group=call_map.group, resolve=resolve, expose_errors=expose_errors
+                    ),
                 )
                 await opened.listen()
                 await call_map.close_with(opened.aclose)

@@ -7,15 +7,15 @@ Rule 3: what every worker says about itself is not imported: here it would speak
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
-from operations._text import enforce_lists, printable
-from operations.access import AccessControl
+from operations._text import printable
+from operations.calls.config import RemoteConfig
 from operations.calls.describing import SpecDecoder
-from operations.calls.pending import DEFAULT_GROUP, DEFAULT_TIMEOUT, PendingRequestMap
+from operations.calls.pending import PendingRequestMap
 from operations.calls.services import DESCRIBE, LIST, SERVICES
 from operations.calls.streams import CallStream
 from operations.context import OperationContext
@@ -26,9 +26,8 @@ from operations.specs import (
     Operation,
     OperationSpec,
     OperationType,
-    OutputPolicy,
-    enforce_policy,
 )
+from operations.types import options_of
 
 logger = logging.getLogger("operations")
 
@@ -39,8 +38,6 @@ _PATIENCE_IN_ALL = 60.0
 
 _MAX_REASON = 500
 
-AccessRule = AccessControl | Callable[[OperationSpec], AccessControl]
-
 
 class RemoteService:
     """What a worker group, or the peer of a WebSocket, offers. Made by `from_calls`.
@@ -50,22 +47,11 @@ class RemoteService:
         operations: What was imported, once it is open.
     """
 
-    def __init__(
-        self,
-        calls: PendingRequestMap,
-        *,
-        namespace: str | None,
-        access: AccessRule | None,
-        output: OutputPolicy | None,
-        exclude: Container[str],
-    ) -> None:
+    def __init__(self, calls: PendingRequestMap, config: RemoteConfig) -> None:
         self.calls = calls
         self.operations: list[Operation] = []
         self._is_open = False
-        self._namespace = namespace
-        self._access = access
-        self._output: OutputPolicy | None = output
-        self._exclude = exclude
+        self._config = config
 
     async def __aenter__(self) -> Self:
         try:
@@ -109,7 +95,10 @@ class RemoteService:
             except ValueError as error:
                 _left_out(str(error))
             else:
-                if imported.spec.id not in self._exclude and imported.spec.id not in SERVICES:
+                if (
+                    imported.spec.id not in self._config.exclude
+                    and imported.spec.id not in SERVICES
+                ):
                     self.operations.append(imported)
         self._is_open = True
 
@@ -153,10 +142,12 @@ class RemoteService:
     def _import(self, spec: OperationSpec) -> Operation:
         there = spec.id
         here = spec
-        if self._namespace is not None:
-            here = replace(here, namespace=self._namespace, name=there)
-        if self._access is not None:
-            access = self._access(spec) if callable(self._access) else self._access
+        if self._config.namespace is not None:
+            here = replace(here, namespace=self._config.namespace, name=there)
+        if self._config.access is not None:
+            access = (
+                self._config.access(spec) if callable(self._config.access) else self._config.access
+            )
             here = replace(here, access_control=access)
         calls, replayable = self.calls, spec.replayable
 
@@ -167,8 +158,8 @@ class RemoteService:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:
-            return Operation(here, subscribe, self._output)
-        return Operation(here, call, self._output)
+            return Operation(here, subscribe, self._config.output)
+        return Operation(here, call, self._config.output)
 
 
 def _left_out(reason: str) -> None:
@@ -176,37 +167,20 @@ def _left_out(reason: str) -> None:
     logger.warning("an operation cannot be imported: %s", printable(reason[:_MAX_REASON]))
 
 
-def from_calls(
-    target: EventTarget,
-    *,
-    group: str = DEFAULT_GROUP,
-    namespace: str | None = None,
-    access: AccessRule | None = None,
-    output: OutputPolicy | None = None,
-    exclude: Container[str] = (),
-    credential: str | None = None,
-    send_identity: bool | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> RemoteService:
-    """The operations served at the other end of `target`, to be registered here.
+@options_of(RemoteConfig)
+def from_calls(config: RemoteConfig, target: EventTarget) -> RemoteService:
+    """Return the operations served at the other end of `target`, to be registered here.
 
         async with from_calls(target) as service:
             registry.register_all(service)
 
-    Args:
-        target: Where they are served.
-        group: By which worker group.
-        namespace: Put them all into this namespace, under their whole former id.
-        access: What a caller here needs, instead of what the specs say.
-        output: How their results are normalised here; None leaves it to the registry.
-        exclude: Ids not to import, for example a registry that has them already.
-        credential: A token for the workers' resolver, sent with every call.
-        send_identity: Tell them who calls here; by default on trusted targets only.
-        timeout: Seconds a call may take unless its caller says otherwise.
+    The options are the fields of `RemoteConfig`.
     """
-    enforce_policy(output)
-    enforce_lists(exclude=exclude)
     calls = PendingRequestMap(
-        target, group=group, credential=credential, send_identity=send_identity, timeout=timeout
+        target,
+        group=config.group,
+        credential=config.credential,
+        send_identity=config.send_identity,
+        timeout=config.timeout,
     )
-    return RemoteService(calls, namespace=namespace, access=access, output=output, exclude=exclude)
+    return RemoteService(calls, config)

@@ -20,6 +20,7 @@ import msgspec
 from operations._signals import shutdown_event
 from operations._text import printable
 from operations.access import Identity
+from operations.calls.config import WorkerConfig
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     CallAborted,
@@ -50,20 +51,16 @@ from operations.calls.watchdog import watch_callers, watch_loop_lag
 from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.front.front import Front
-from operations.front.identity import CredentialResolver, caller_key, identify_credential
+from operations.front.identity import caller_key, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot
 from operations.front.public_errors import public_error
 from operations.front.queue import AdmissionQueue
 from operations.pubsub.base import PUT_TYPE, EventTarget, Local, Subscription, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
+from operations.types import options_of
 
 logger = logging.getLogger("operations")
-
-GRACE = 10.0
-"""Seconds that running calls have to finish when a worker stops."""
-
-DEFAULT_CONCURRENCY = 1024
 
 _FAREWELL = 1.0
 """Seconds for cancelled handlers and last answers when a worker stops."""
@@ -81,21 +78,12 @@ class CallServer:
     """
 
     def __init__(
-        self,
-        registry: OperationRegistry,
-        target: EventTarget,
-        *,
-        group: str,
-        limits: Limits,
-        resolve: CredentialResolver | None,
-        grace: float,
-        expose_errors: bool,
-        front: Front | None = None,
-        address: str = "",
+        self, registry: OperationRegistry, target: EventTarget, config: WorkerConfig
     ) -> None:
+        limits, front = config.limits, config.front
         self.registry = registry
         self.target = target
-        self.group = group
+        self.group = config.group
         self.mailbox = target.mailbox()
         self.jobs: dict[str, Job] = {}
         self.restored_at = 0.0
@@ -105,10 +93,11 @@ class CallServer:
         # The queue limits calls per caller; behind a broker all callers have one address.
         own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
         self._front = front or Front(registry, own)
-        self._address = address
-        self._resolve = resolve
-        self._grace = grace
-        self._expose_errors = expose_errors
+        self._address = config.address
+        self._resolve = config.resolve
+        self._grace = config.grace
+        exposes = config.expose_errors
+        self._expose_errors = target.trusted if exposes is None else exposes
         self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
         self._pool: TaskPool[Job] = TaskPool(self._attend, self._admission.done, self._failed)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
@@ -544,74 +533,27 @@ def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | Non
         sending.add_done_callback(lambda _: replied.set())
 
 
-def worker_limits(
-    concurrency: int = DEFAULT_CONCURRENCY,
-    queue: int = Limits().queue,
-    per_principal: int | None = None,
-) -> Limits:
-    """Return the limits of a worker, which lets calls wait instead of rejecting them at once."""
-    most = concurrency + queue
-    return Limits(
-        calls=concurrency,
-        queue=queue,
-        calls_per_caller=most if per_principal is None else per_principal,
-    )
-
-
 async def _nothing() -> None:
     """For a call that was answered already."""
 
 
+@options_of(WorkerConfig)
 @asynccontextmanager
 async def serve_calls(
-    registry: OperationRegistry,
-    target: EventTarget,
-    *,
-    group: str = "operations",
-    concurrency: int = DEFAULT_CONCURRENCY,
-    queue: int = Limits().queue,
-    per_principal: int | None = None,
-    front: Front | None = None,
-    address: str = "",
-    resolve: CredentialResolver | None = None,
-    grace: float = GRACE,
-    expose_errors: bool | None = None,
+    config: WorkerConfig, registry: OperationRegistry, target: EventTarget
 ) -> AsyncGenerator[CallServer]:
-    """Serve a registry's operations to callers of `group` for the length of an `async with` block.
+    """Serve a registry's operations to callers of a group for the length of an `async with` block.
 
-    When the block starts, requests arrive. When it ends, no new ones are taken and those that run are finished.
-
-    Args:
-        registry: What to serve; `services.list`, `services.describe` and `services.schema` come with it.
-        target: Where requests come from.
-        group: Each request goes to one worker of the group; all of them should serve the same.
-        concurrency: Calls that run at a time.
-        queue: Calls that wait for a place; beyond it they are refused with `RESOURCE_EXHAUSTED`.
-        per_principal: Calls of one caller at a time, running and waiting: of one credential, of one identity, and of
-            one mailbox where there is neither.
-        front: Limits and rules that are shared with the other entry points of a server.
-        address: Where the callers are, for these limits.
-        resolve: Who a `credential` belongs to.
-        grace: Seconds that running calls have to finish at the end.
-        expose_errors: Whether the text of unexpected exceptions is shown to callers; by default on trusted
-            targets only.
+    Requests arrive when the block starts. When it ends, the worker accepts no more requests and finishes those that
+    run. `services.list`, `services.describe` and `services.schema` are served too. The options are the fields of
+    `WorkerConfig`.
 
     Raises:
         TransportError: If the broker cannot be reached.
     """
     if not isinstance(cast("object", registry), OperationRegistry):
         raise TypeError(f"serve_calls takes an OperationRegistry, not {registry!r}")
-    server = CallServer(
-        registry,
-        usable(target),
-        group=group,
-        limits=worker_limits(concurrency, queue, per_principal),
-        resolve=resolve,
-        grace=grace,
-        expose_errors=target.trusted if expose_errors is None else expose_errors,
-        front=front,
-        address=address,
-    )
+    server = CallServer(registry, usable(target), config)
     try:
         await server.start()
         yield server

@@ -15,7 +15,7 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
     """
     found: dict[str, Identity] = {}
     for name, entry in file.config.access.keys.items():
-        identity = Identity(name, entry.scopes, entry.resources or None)
+        identity = Identity(name, **file.options(Identity, entry))
         if entry.sha256 is not None:
             found[entry.sha256.lower()] = identity
         elif entry.key is not None:

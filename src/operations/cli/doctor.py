@@ -19,10 +19,10 @@ from operations.cli.hub import open_hub
 from operations.cli.journal import journal_path, read_journal
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, plain
-from operations.cli.sources.broker import connect_broker
+from operations.cli.sources.broker import connect_broker, worker_config
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import Config
 from operations.errors import DocumentError, OperationsError
+from operations.front.config import ListenConfig
 from operations.observe import add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose
@@ -122,7 +122,7 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
         yield finding
     async for finding in _brokers(file):
         yield finding
-    yield _port(file.config)
+    yield _port(file)
     yield _trace(file)
     for finding in _changes(file):
         yield finding
@@ -214,7 +214,7 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
                 async with (
                     connect_broker(entry, file) as target,
                     # Whether its permissions let us hear an answer.
-                    PendingRequestMap(target, group=entry.group),
+                    PendingRequestMap(target, group=worker_config(entry, file).group),
                 ):
                     pass
             yield Finding(f"broker {name}", "ok", entry.url)
@@ -222,8 +222,9 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
             yield Finding(f"broker {name}", "failed", str(error) or "no answer")
 
 
-def _port(config: Config) -> Finding:
-    host, port = config.serve.host, config.serve.port
+def _port(file: ConfigFile) -> Finding:
+    listen = ListenConfig(**file.options(ListenConfig, file.config.serve))
+    host, port = listen.host, listen.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

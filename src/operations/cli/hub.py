@@ -182,7 +182,8 @@ class Hub:
         return ", ".join(
             source.label
             for source in self.failures
-            if source.kind == "broker" and brokers[source.name].namespace in (None, namespace)
+            if source.kind == "broker"
+            and brokers[source.name].options.get("namespace") in (None, namespace)
         )
 
     def enforce_there(self, operation_id: str) -> None:
@@ -214,8 +215,7 @@ class Hub:
         """
         keys = self.file.config.access.keys
         if name in keys:
-            entry = keys[name]
-            return Identity(name, entry.scopes, entry.resources or None)
+            return Identity(name, **self.file.options(Identity, keys[name]))
         if name == "anonymous":
             return None
         near = suggestion(name, keys)

@@ -51,7 +51,7 @@ modules = ["hello.py"]
 [serve]
 host = "127.0.0.1"
 port = 8000
-# doors = ["http", "mcp", "websocket", "console"]
+# console = false                               # also mcp, websocket
 
 # [limits]
 # timeout = 30

@@ -10,7 +10,7 @@ from operations._text import counted
 from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.serving import build_app, mcp_server
+from operations.cli.serving import build_app, doors_of, listen_config, mcp_server
 from operations.cli.session import open_session
 from operations.errors import OperationsError
 from operations.server.running import InsecureBindError, is_loopback, running
@@ -42,20 +42,20 @@ async def serve(
     async with open_session(common, screen) as hub:
         if stdio:
             identity = None if as_ is None else hub.identity(as_)
-            await mcp_server(hub, identity=identity).run_stdio()
+            await mcp_server(hub, identity).run_stdio()
             return
-        entry = hub.file.config.serve
-        doors = door or entry.doors
-        address = host or entry.host
-        number = entry.port if port is None else port
+        listen = listen_config(hub.file)
+        doors = door or doors_of(hub.file)
+        address = host or listen.host
+        number = listen.port if port is None else port
         app = build_app(hub, doors=doors, host=address)
         try:
             async with running(
                 app,
                 host=address,
                 port=number,
-                allow_anonymous=entry.public,
-                trusted_proxies=",".join(entry.trusted_proxies) or None,
+                public=listen.public,
+                trusted_proxies=listen.trusted_proxies,
             ) as url:
                 with shutdown_event() as shutdown:
                     announce(url, doors, hub, screen)

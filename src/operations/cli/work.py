@@ -5,10 +5,11 @@ from dataclasses import replace
 from operations._signals import shutdown_event
 from operations._text import counted, suggestion
 from operations.calls import serve_calls
+from operations.calls.config import WorkerConfig
 from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.session import open_file
-from operations.cli.sources.broker import connect_broker
+from operations.cli.sources.broker import connect_broker, worker_config
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.errors import OperationsError
@@ -35,24 +36,24 @@ async def work(
     # Its own group is what it serves, not what it imports: it would call itself.
     others = {**file.config.brokers, name: replace(entry, workers=False)}
     file = replace(file, config=replace(file.config, brokers=others))
+    group = worker_config(entry, file).group
+    given = {} if concurrency is None else {"concurrency": concurrency}
     async with (
         open_file(file, screen, common=common) as hub,
         connect_broker(entry, file) as target,
         serve_calls(
             hub.registry,
             target,
-            group=entry.group,
-            concurrency=concurrency or entry.concurrency,
+            **{**file.options(WorkerConfig, entry), **given},
             resolve=credential_resolver(file),
-            **file.options(entry, ("brokers", name)),
         ),
     ):
         with shutdown_event() as shutdown:
             if screen.json:
-                screen.item({"broker": name, "group": entry.group, "operations": len(hub.registry)})
+                screen.item({"broker": name, "group": group, "operations": len(hub.registry)})
             else:
                 screen.write(
-                    f"serving {counted(len(hub.registry), 'operation')} to group {entry.group} on {entry.url}"
+                    f"serving {counted(len(hub.registry), 'operation')} to group {group} on {entry.url}"
                 )
                 screen.note("Ctrl-C ends it")
                 screen.out.file.flush()

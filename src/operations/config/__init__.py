@@ -1,6 +1,6 @@
 """`operations.toml`: what it can say, and how it is read."""
 
-from operations.config.derive import Secret
+from operations._derive import Secret
 from operations.config.faults import ConfigError, ConfigFault
 from operations.config.model import Config
 from operations.config.reading import (

@@ -1,7 +1,7 @@
-"""What a schema cannot say about a config: which keys go together, and which names are possible.
+"""Checks of a config that a schema cannot express: which keys go together, and which names are possible.
 
-Rule 1: every check is about one table and gives `(path, message)` pairs; nothing here touches a network.
-Rule 2: what a source needs and is not there is no mistake in the config: it costs the source, when that is opened.
+Rule 1: every check is about one table and yields `(path, message)` pairs; nothing here touches a network.
+Rule 2: a missing file or secret is no mistake in the config: it fails the source when that is opened.
 """
 
 import re
@@ -10,31 +10,29 @@ from pathlib import Path as FilePath
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from operations._derive import Builder, KeyFaultError, Secret, keys_of, secrets_of
+from operations._derive import KeyPath as Path
 from operations._json import object_of
 from operations._text import suggestion
-from operations.config.derive import Builder, KeyFaultError, Secret, secrets_of
 from operations.config.model import (
-    AccessEntry,
+    NATS_SCHEMES,
+    REDIS_SCHEMES,
     BrokerEntry,
     Config,
     Entry,
-    JWTEntry,
+    KeyEntry,
     MCPEntry,
     OpenAPIEntry,
     ServeEntry,
     entries_of,
 )
-from operations.config.places import Path
 from operations.types import JSONObject
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY")
-_NATS = ("nats", "tls")
-_BROKERS = ("redis", "rediss", *_NATS)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_HMAC = ("HS256", "HS384", "HS512")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -50,8 +48,6 @@ def check(config: Config, folder: FilePath) -> Found:
     for path, entry in entries_of(config):
         faults = list(_entry(entry, path, config))
         yield from faults or _rejected(entry, path, folder)
-    yield from _access(config.access, folder)
-    yield from _serve(config.serve, config.access)
 
 
 def _entry(entry: Entry, path: Path, config: Config) -> Found:
@@ -69,9 +65,14 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             yield from _mcp(entry, path)
         case BrokerEntry():
             yield from _broker(entry, path)
-            if entry.namespace in {*config.openapi, *config.mcp}:
-                message = f"is the namespace of something else already: {entry.namespace}."
+            namespace = entry.options.get("namespace")
+            if namespace in {*config.openapi, *config.mcp}:
+                message = f"is the namespace of something else already: {namespace}."
                 yield (*path, "namespace"), message
+        case KeyEntry():
+            yield from _key(entry, path)
+        case ServeEntry():
+            yield from _serve(entry, config)
         case _:
             pass
 
@@ -106,23 +107,23 @@ def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
         secrets.add(where[len(path)])
         return "secret"
 
-    target = entry.derived.load()
-    try:
-        fields = Builder(reveal, folder.joinpath).fields(target, entry.options, path)
-        if isinstance(target, type):
-            target(**fields, **({"namespace": path[1]} if isinstance(entry, OpenAPIEntry) else {}))
-    except KeyFaultError as fault:
-        yield fault.path, str(fault)
-    except ValueError as error:
-        key, _, rest = str(error).partition(" ")
-        key = key.rstrip(":")
-        if isinstance(error.__context__, OSError) or key in secrets:
-            # A file that is missing costs the source; a secret is checked when it is read.
-            return
-        if key in entry.options:
-            yield (*path, key), f"{rest}."
-        else:
-            yield path, f"cannot be used: {error}."
+    for cls in entry.classes():
+        named = {"namespace": path[1]} if isinstance(entry, OpenAPIEntry) else {}
+        named |= {"id": path[-1]} if isinstance(entry, KeyEntry) else {}
+        try:
+            cls(**Builder(reveal, folder.joinpath).fields(cls, entry.of(cls), path), **named)
+        except KeyFaultError as fault:
+            yield fault.path, str(fault)
+        except ValueError as error:
+            key, _, rest = str(error).partition(" ")
+            key = key.rstrip(":")
+            if isinstance(error.__context__, OSError) or key in secrets:
+                # A missing file fails the source; a secret is checked when it is read.
+                continue
+            if key in entry.options:
+                yield (*path, key), f"{rest}."
+            else:
+                yield path, f"cannot be used: {error}."
 
 
 def _selection(selection: JSONObject, path: Path) -> Found:
@@ -173,58 +174,37 @@ def _mcp(server: MCPEntry, path: Path) -> Found:
 
 
 def _broker(broker: BrokerEntry, path: Path) -> Found:
-    parts = urlsplit(broker.url)
-    if parts.scheme not in _BROKERS or not parts.hostname:
+    parts, options = urlsplit(broker.url), broker.options
+    if parts.scheme not in (*REDIS_SCHEMES, *NATS_SCHEMES) or not parts.hostname:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password:
         yield (*path, "url"), 'holds a password: put it into password = { env = "NAME" }.'
-    if broker.durable and parts.scheme not in _NATS:
-        yield (*path, "durable"), "goes with NATS only."
-    if broker.client is not None and not _NAMESPACE.fullmatch(broker.client):
+    known = {key for cls in broker.classes() for key in keys_of(cls)}
+    for key in options.keys() - known:
+        yield (*path, key), f"goes with {'Redis' if broker.is_nats else 'NATS'} only."
+    if "client" in options and not _NAMESPACE.fullmatch(options["client"]):
         yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
-    if broker.namespace is not None:
-        yield from _namespace(broker.namespace, (*path, "namespace"))
+    if "namespace" in options:
+        yield from _namespace(options["namespace"], (*path, "namespace"))
 
 
-def _access(access: AccessEntry, folder: FilePath) -> Found:
-    for name, entry in access.keys.items():
-        path: Path = ("access", "keys", name)
-        if (entry.key is None) == (entry.sha256 is None):
-            yield path, "needs exactly one of key and sha256."
-        for resource in entry.resources:
-            if ":" not in resource:
-                yield (*path, "resources", resource), 'must be "type:id", or "type:*" for all.'
-    if access.jwt is not None:
-        yield from _jwt(access.jwt, folder, ("access", "jwt"))
+def _key(entry: KeyEntry, path: Path) -> Found:
+    if (entry.key is None) == (entry.sha256 is None):
+        yield path, "needs exactly one of key and sha256."
+    for resource in entry.options.get("resources", ()):
+        if ":" not in resource:
+            yield (*path, "resources", resource), 'must be "type:id", or "type:*" for all.'
 
 
-def _jwt(jwt: JWTEntry, folder: FilePath, path: Path) -> Found:
-    given = [key for key in ("jwks_url", "public_key", "secret") if getattr(jwt, key) is not None]
-    if len(given) != 1:
-        yield path, "needs exactly one of jwks_url, public_key and secret."
-    if jwt.jwks_url is not None:
-        yield from _web_address(jwt.jwks_url, (*path, "jwks_url"))
-    if jwt.public_key is not None and not (folder / jwt.public_key).is_file():
-        yield (*path, "public_key"), f"names no file: there is no {jwt.public_key}."
-    if any(algorithm.lower() == "none" for algorithm in jwt.algorithms):
-        yield (*path, "algorithms"), 'must not hold "none": such a token is signed by nobody.'
-    elif (jwt.secret is not None) != all(name in _HMAC for name in jwt.algorithms):
-        yield (
-            (*path, "algorithms"),
-            "does not go with the key: HS256 and its like go with secret, all others with public keys.",
-        )
-
-
-def _serve(serve: ServeEntry, access: AccessEntry) -> Found:
-    guarded = access.keys or access.jwt is not None or serve.public
-    if serve.host not in _LOOPBACK and not guarded:
+def _serve(serve: ServeEntry, config: Config) -> Found:
+    options, access = serve.options, config.access
+    guarded = access.keys or access.jwt is not None or options.get("public")
+    if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),
             "lets other machines in, and nobody has to sign in: add [access.keys.NAME], or public = true.",
         )
-    if not serve.doors:
-        yield ("serve", "doors"), "is empty. Leave it out for all doors."
-    for number, origin in enumerate(serve.allowed_origins):
+    for number, origin in enumerate(options.get("allowed_origins", ())):
         parts = urlsplit(origin)
         if origin == "*" or parts.scheme not in {"http", "https"} or parts.path or not parts.netloc:
             yield (

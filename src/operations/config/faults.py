@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from operations._derive import KeyPath as Path
 from operations._references import followed
 from operations._text import suggestion
-from operations.config.places import Path
 from operations.errors import OperationsError
 from operations.schema import ValueFault
 from operations.types import JSONObject

@@ -1,4 +1,4 @@
-"""Where the keys of a TOML file stand, which the standard library's reader does not tell.
+"""The lines of the keys in a TOML file, which the standard library's reader does not report.
 
 Rule 1: this is for error messages. It reads any text without complaint and may know less than there is: a key
         inside an inline table or a long list has the line of the value it belongs to.
@@ -6,9 +6,8 @@ Rule 1: this is for error messages. It reads any text without complaint and may 
 
 import re
 from collections.abc import Iterator
-from typing import TypeAlias
 
-Path: TypeAlias = tuple[str | int, ...]
+from operations._derive import KeyPath as Path
 
 _KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(\.|=|\]|$)""")
 _HEADER = re.compile(r"\s*(\[\[?)")

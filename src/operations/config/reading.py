@@ -7,16 +7,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
+from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._json import unescape
 from operations.config.checks import check
-from operations.config.derive import Builder, Secret, secrets_of
 from operations.config.faults import ConfigError, ConfigFault, Wording, written
-from operations.config.model import TABLES, Config, Entry, LimitsEntry, entries_of
-from operations.config.places import Path as KeyPath
+from operations.config.model import Config, Entry, entries_of
 from operations.config.places import Places
 from operations.config.schema import config_schema
 from operations.types import JSONObject
@@ -81,8 +80,9 @@ class ConfigFile:
 
         for path, entry in entries_of(self.config):
             if getattr(entry, "enabled", True):
-                Builder(note, self.resolve).fields(entry.derived.load(), entry.options, path)
-        return found
+                for cls in entry.classes():
+                    Builder(note, self.resolve).fields(cls, entry.of(cls), path)
+        return list(dict.fromkeys(found))
 
     def existing(self, path: str, key: str) -> Path:
         """A file that the config names at `key`, as it can be opened.
@@ -95,18 +95,16 @@ class ConfigFile:
             raise self._absent(f"names no file: there is no {path}.", key)
         return found
 
-    def options(self, entry: Entry, path: KeyPath) -> dict[str, Any]:
-        """Return the fields of the class that a table is read into, with their secrets.
+    def options(self, cls: Any, entry: Entry) -> dict[str, Any]:
+        """Return the fields of one of the classes that a table is read into, with their secrets.
 
         Raises:
             ConfigError: If a secret is not where the config says.
             ValueError: If a class inside rejects a value.
         """
-
-        def reveal(secret: Secret, _: KeyPath) -> str:
-            return self.secret(secret)
-
-        return Builder(reveal, self.resolve).fields(entry.derived.load(), entry.options, path)
+        paths = (path for path, each in entries_of(self.config) if each is entry)
+        build = Builder(lambda secret, _: self.secret(secret), self.resolve)
+        return build.fields(cls, entry.of(cls), next(paths, ()))
 
     def _absent(self, message: str, key: str = "") -> ConfigError:
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
@@ -196,28 +194,30 @@ def parse_config(text: str, path: Path) -> Config:
         wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
         faults = ((_key_path(each.path, document), each) for each in found)
         raise ConfigError([fault(where, wording.message(where, each)) for where, each in faults])
-    config = msgspec.convert(_with_options(document), Config)
+    config = msgspec.convert(_with_options(document, Config), Config)
     wrong = [fault(*each) for each in check(config, path.parent)]
     if wrong:
         raise ConfigError(wrong)
     return config
 
 
-def _with_options(document: JSONObject) -> JSONObject:
-    """Return a document with the keys that belong to classes of the library under `options`."""
-
-    def split(table: JSONObject, cls: Any) -> JSONObject:
-        parts: JSONObject = {"options": {}}
-        for key, value in table.items():
-            (parts if key in cls.__dataclass_fields__ else parts["options"])[key] = value
-        return parts
-
-    result = dict(document)
-    for key, cls in TABLES.items():
-        if key in result:
-            result[key] = {name: split(table, cls) for name, table in result[key].items()}
-    if "limits" in result:
-        result["limits"] = split(result["limits"], LimitsEntry)
+def _with_options(table: Any, cls: Any) -> Any:
+    """Return a table with the keys that belong to classes of the library under `options`, also in tables inside."""
+    result: JSONObject = {}
+    for key, value in table.items():
+        kind = keys_of(cls)[key].annotation if key in cls.__dataclass_fields__ else None
+        inner = next(
+            (each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")),
+            None,
+        )
+        if kind is None:
+            result.setdefault("options", {})[key] = value
+        elif inner is None or inner is Secret:
+            result[key] = value
+        elif get_origin(kind) is dict:
+            result[key] = {name: _with_options(each, inner) for name, each in value.items()}
+        else:
+            result[key] = _with_options(value, inner)
     return result
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
 
-from operations.config.derive import file_class
+from operations._derive import file_class
 from operations.config.model import Config
 from operations.schema import Schema, schema_for
 from operations.types import JSONObject

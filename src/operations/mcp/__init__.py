@@ -12,13 +12,13 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("operations.mcp", extra="mcp") from error
 
 from operations._mcp_config import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
+from operations.front.config import MCPServerSettings
 from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
 from operations.mcp.content import map_content_blocks
 from operations.mcp.loader import MCPClientLoader
 from operations.mcp.serving.app import MCPApp
 from operations.mcp.serving.client import list_roots, release_stream
 from operations.mcp.serving.server import RegistryServer, to_mcp
-from operations.mcp.serving.settings import MCPServerSettings
 from operations.mcp.starting import StartError
 
 __all__ = [

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from dataclasses import fields as fields_of
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
+from operations._derive import WRITTEN, Builder, KeyFaultError
 from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
 from operations._text import enforce_lists, suggestion
@@ -322,7 +322,7 @@ class HTTPServiceConfig:
     max_file_bytes: Count = 16 << 30
     """For one body that is sent from a file or saved to one."""
 
-    proxy: str | None = field(default=None, repr=False, metadata={"may be written": True})
+    proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
     """The URL of an HTTP proxy, `http://[user:password@]host:port`.
 
     Hosts that only the document names are called directly: a proxy would resolve their names, and so could reach
@@ -357,7 +357,7 @@ class HTTPServiceConfig:
                     f"headers: {name!r} is not a header name, or its value has line breaks"
                 )
         if isinstance(self.auth, Mapping):
-            auth = HTTPAuth(**_fields(HTTPAuth, self.auth, "auth"))
+            auth = HTTPAuth(**Builder().fields(HTTPAuth, self.auth, ("auth",)))
             object.__setattr__(self, "auth", auth)
         if self.proxy is not None and not re.match(r"https?://[^/\s]", self.proxy):
             raise ValueError("proxy must be a URL such as http://proxy.example.com:3128")
@@ -379,29 +379,14 @@ class HTTPServiceConfig:
         Raises:
             ValueError: Names the field that is missing or unknown.
         """
-        fields = _fields(cls, entry, "config")
+        fields = Builder().fields(cls, entry)
         if not isinstance(fields.get("namespace"), str):
             raise ValueError("config: namespace is missing")  # noqa: TRY004 - as the others
         return cls(**fields)
 
 
-_WORD = re.compile("(?<=[a-z0-9])[A-Z]")
-
-
-def _fields(kind: type[Any], entry: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of the dataclass `kind` in `entry`, by their Python names."""
-    known = [each.name for each in fields_of(kind)]
-    found: dict[str, Any] = {}
-    for key, value in entry.items():
-        name = _WORD.sub(lambda match: f"_{match[0].lower()}", key)
-        if name not in known:
-            raise ValueError(f"{where}: there is no field {key!r}.{suggestion(name, known)}")
-        found[name] = value
-    return found
-
-
 def credential_of(given: Any) -> Any:
-    """A credential, also where it was given as a pair or a mapping.
+    """Return a credential that may be given as a pair or a mapping.
 
     Raises:
         ValueError: If it is none.
@@ -409,24 +394,8 @@ def credential_of(given: Any) -> Any:
     if isinstance(given, tuple):
         if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise ValueError("a login is a pair: user name and password")
-        return BasicCredential(username=str(given[0]), password=str(given[1]))  # pyright: ignore[reportUnknownArgumentType]
-    if not isinstance(given, Mapping):
-        return given
-    fields: dict[str, Any] = {str(key): value for key, value in given.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    if "token" in fields:
-        return fields["token"]
-    if fields.keys() == {"username", "password"}:
-        return BasicCredential(**fields)
-    fields["scopes"] = tuple(fields.get("scopes", ()))
-    for key, kind in _GRANTS.items():
-        if key in fields:
-            return kind(**fields)
-    raise ValueError("a credential has a token, a username, a client_id or a refresh_token")
-
-
-_GRANTS: dict[str, type[OAuthClient]] = {
-    "refresh_token": RefreshToken,
-    "username": PasswordCredentials,
-    "client_id": ClientCredentials,
-}
-"""By the field that only it has, or has before the others."""
+        given = dict(zip(("username", "password"), given, strict=True))  # pyright: ignore[reportUnknownArgumentType]
+    try:
+        return Builder().value(Credential, given)
+    except KeyFaultError as error:
+        raise ValueError(f"a credential or login {error}") from None

@@ -3,107 +3,69 @@
 access log -> root path -> Host and Origin -> operations, gateway, pages, mounted applications
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, cast
 from weakref import finalize
 
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations._host_rules import LOOPBACK
-from operations._text import enforce_lists
 from operations.calls.graph import CallGraph
+from operations.front.config import MCPServerSettings, Resolver, ServerConfig
 from operations.front.front import Front
 from operations.front.hosts import HostGuard
 from operations.front.http import RequestPipeline
-from operations.front.limits import Limits
 from operations.registry import OperationRegistry
 from operations.server.gateway import GatewayRoutes
-from operations.server.identity import IdentityResolver, any_of
+from operations.server.identity import any_of
 from operations.server.overview import Overview
-from operations.server.pages import Pages, Ready
+from operations.server.pages import Pages
 from operations.server.routes import OperationPaths
 from operations.server.routing import HTTPMount, NotFound, RouteTable, SocketMount
 from operations.server.sessions import SessionResolver, Sessions
 from operations.telemetry.access_log import AccessLog
 from operations.telemetry.metrics import CallMetrics
+from operations.types import options_of
+
+_SOCKETS = "operations.server.call_sockets"
+_CONSOLE = "operations.server.console"
+
+_REMEMBERED = 2_000
+"""Calls that the console can show."""
 
 
-def create_app(
-    registry: OperationRegistry,
-    *,
-    identity: IdentityResolver | Sequence[IdentityResolver] | None = None,
-    title: str = "operations",
-    version: str = "1.0.0",
-    allowed_hosts: Collection[str] = LOOPBACK,
-    allowed_origins: Collection[str] = (),
-    root_path: str = "",
-    scopes_supported: Collection[str] = (),
-    limits: Limits | None = None,
-    timeout: float = 30,
-    expose_errors: bool = False,
-    mcp: ASGIApp | None = None,
-    websocket: ASGIApp | None = None,
-    console: ASGIApp | None = None,
-    graph: CallGraph | None = None,
-    ready: Ready | None = None,
-    resources: Iterable[AbstractAsyncContextManager[Any]] = (),
-) -> Starlette:
-    """Serve a registry over HTTP.
+@options_of(ServerConfig)
+def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
+    """Serve a registry over HTTP; the options are the fields of `ServerConfig`.
 
-    Whoever runs it decides where it listens; `operations.server.running` does so on 127.0.0.1.
-
-    Args:
-        registry: What to serve. Operations registered later are served too. It is not closed here.
-        identity: Who asks; several are tried in turn. Without it nobody can sign in, and only open operations work.
-        title: Of the API, in its document.
-        version: Of the API, in its document.
-        allowed_hosts: Names this server answers to; `*` for any. By default those of this machine alone.
-        allowed_origins: `scheme://host[:port]` of pages elsewhere that may use this server (CORS).
-        root_path: The prefix under which a proxy serves this app, such as `/hub`; the proxy may strip it or not.
-        scopes_supported: Publicly known scopes. A caller that may not call an operation gets 401 or 403 if the
-            operation requires only these; any other operation then looks as if it did not exist (404).
-        limits: On sizes, times and rates.
-        timeout: Seconds a call may take.
-        expose_errors: Show outsiders the text of unexpected exceptions. For development.
-        mcp: An ASGI application to serve at `/mcp`.
-        websocket: An ASGI application to serve WebSockets at `/ws`.
-        console: An ASGI application to serve at `/`, for every path that is nothing else.
-        graph: Records calls from now on; each caller sees its own at `/calls`.
-        ready: Whether everything needed is there, for `/readyz`.
-        resources: Entered when the server starts, left when it stops.
-
-    A mounted application finds the caller's identity in `scope["operations.identity"]`; a credential that does not
-    hold never reaches it.
+    The program that runs it decides where it listens; `operations.server.running` listens on 127.0.0.1. Operations that
+    are registered later are served too. The registry is not closed here.
     """
-    enforce_lists(
-        allowed_hosts=allowed_hosts,
-        allowed_origins=allowed_origins,
-        scopes_supported=scopes_supported,
-    )
-    for name, door in (("mcp", mcp), ("websocket", websocket), ("console", console)):
-        if door is not None and not callable(door):
-            hint = (
-                ": pass to_mcp(registry).asgi_app(path=None, hosts=None)" if name == "mcp" else ""
-            )
-            raise TypeError(f"{name} is an ASGI application, not {type(door).__name__}{hint}")
     front = Front(
         registry,
-        limits,
-        timeout=timeout,
-        expose_errors=expose_errors,
-        scopes_supported=scopes_supported,
+        config.limits,
+        timeout=config.timeout,
+        expose_errors=config.expose_errors,
+        scopes_supported=config.scopes_supported,
     )
     sessions = Sessions()
-    resolver = _one(identity)
+    resolver = _one(config.identity)
     pipeline = RequestPipeline(
         front, None if resolver is None else SessionResolver(resolver, sessions)
     )
     metrics = CallMetrics(registry, time_all=False)
+    mcp, websocket, console = _applications(config, registry)
+    graph = config.graph
+    if graph is None and config.console is True:
+        graph = CallGraph(limit=_REMEMBERED)
     recording = None if graph is None else _Recording(registry, graph)
-    pages = Pages(pipeline, sessions, metrics, title=title, version=version, ready=ready)
+    pages = Pages(
+        pipeline, sessions, metrics, title=config.title, version=config.version, ready=config.ready
+    )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -112,8 +74,11 @@ def create_app(
                 if counting is not None:
                     counting.open()
                     stack.callback(counting.close)
-            for resource in resources:
+            if _is_built(config.mcp):
+                await stack.enter_async_context(cast("Any", mcp).running())
+            for resource in config.resources:
                 await stack.enter_async_context(resource)
+            pages.is_up = True
             yield
             pages.is_up = False
 
@@ -134,9 +99,11 @@ def create_app(
 
     def wrap(inside: ASGIApp) -> ASGIApp:
         app: ASGIApp = HostGuard(
-            OperationPaths(inside, pipeline), hosts=allowed_hosts, origins=allowed_origins
+            OperationPaths(inside, pipeline),
+            hosts=config.allowed_hosts,
+            origins=config.allowed_origins,
         )
-        root = root_path.rstrip("/")
+        root = config.root_path.rstrip("/")
         return AccessLog(_RootPath(app, root) if root else app)
 
     app = _App(wrap, routes=routes, lifespan=lifespan)
@@ -144,6 +111,36 @@ def create_app(
     app.state.pipeline = pipeline
     if recording is not None:
         finalize(app, recording.close)
+    return app
+
+
+def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASGIApp | None]:
+    """Return what is served at `/mcp`, `/ws` and `/`; each is imported when it is asked for."""
+    made: dict[str, Callable[[], ASGIApp]] = {
+        "mcp": lambda: _mcp_app(config, registry),
+        "websocket": lambda: import_module(_SOCKETS).WebSocketEntry(registry, config.resolve),
+        "console": lambda: import_module(_CONSOLE).console_app(),
+    }
+    given = ((make, getattr(config, name)) for name, make in made.items())
+    return [make() if _is_built(app) else app or None for make, app in given]
+
+
+def _is_built(app: Any) -> bool:
+    """Return whether `create_app` is asked to build an application itself."""
+    return app is True or isinstance(app, MCPServerSettings)
+
+
+def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
+    given = config.mcp
+    settings = replace(
+        given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=config.title),
+        timeout=config.timeout,
+        expose_errors=config.expose_errors,
+        scopes_supported=config.scopes_supported,
+    )
+    server = import_module("operations.mcp").RegistryServer(registry, settings)
+    # The app around it has checked Host and Origin.
+    app: ASGIApp = server.asgi_app(path=None, hosts=None)
     return app
 
 
@@ -205,8 +202,8 @@ class _RootPath:
 
 
 def _one(
-    identity: IdentityResolver | Sequence[IdentityResolver] | None,
-) -> IdentityResolver | None:
+    identity: Resolver | Sequence[Resolver] | None,
+) -> Resolver | None:
     if identity is None or callable(identity):
         return identity
     return any_of(*identity)

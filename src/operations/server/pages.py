@@ -6,13 +6,13 @@ Rule 1: each shows a caller only what it may call.
 import asyncio
 import inspect
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
+from operations.front.config import Ready
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.replies import JSON, Reply, json_reply
 from operations.front.search import visible_specs
@@ -24,9 +24,6 @@ from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 
 _KEPT = 16
 """Documents kept ready: one for each set of operations that callers may see."""
-
-Ready: TypeAlias = Callable[[], "bool | Awaitable[bool]"]
-"""Whether everything this server needs is there; raising is a no."""
 
 
 class Pages:

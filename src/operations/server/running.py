@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager, contextmanager
 import uvicorn
 from starlette.applications import Starlette
 
+from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.server.protocol import WEBSOCKET_PROTOCOL, BoundedProtocol
+from operations.types import options_of
 
 logger = logging.getLogger("operations.server")
 _uvicorn_logger = logging.getLogger("uvicorn.error")
@@ -48,47 +50,35 @@ class _Server(uvicorn.Server):
         self.is_ready.set()
 
 
-def build_server(
-    app: Starlette,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    allow_anonymous: bool = False,
-    trusted_proxies: str | None = None,
-) -> uvicorn.Server:
+@options_of(ListenConfig)
+def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
     """Return a uvicorn server for an application. Its `run` also handles SIGINT and SIGTERM.
 
-    Args:
-        app: The application.
-        host: The address to listen on.
-        port: 0 for any that is free.
-        allow_anonymous: Listen to a network even though nobody can sign in.
-        trusted_proxies: Addresses whose `X-Forwarded-*` headers are believed, separated by commas; none by default.
+    The options are the fields of `ListenConfig`.
 
     Raises:
         InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
     """
-    return uvicorn.Server(_config(app, host, port, allow_anonymous, trusted_proxies))
+    return uvicorn.Server(_config(app, config))
 
 
-def _config(
-    app: Starlette, host: str, port: int, allow_anonymous: bool, trusted_proxies: str | None
-) -> uvicorn.Config:
+def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
+    host, proxies = config.host, ",".join(config.trusted_proxies)
     # Other applications, such as the API of the demo, have no pipeline.
     pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
     limits = Limits() if pipeline is None else pipeline.front.limits
     if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):
-        if not allow_anonymous:
+        if not config.public:
             raise InsecureBindError(
                 f"{host} can be reached by others, but the app has no identity resolver: "
-                "pass identity= to create_app, or allow_anonymous=True"
+                "pass identity= to create_app, or public=True"
             )
         logger.warning("listening on %s without authentication", host)
     _uvicorn_logger.addFilter(_is_notable)
     return uvicorn.Config(
         app,
         host=host,
-        port=port,
+        port=config.port,
         http=BoundedProtocol,
         ws=WEBSOCKET_PROTOCOL,
         # A small compressed message can become a large one.
@@ -97,8 +87,8 @@ def _config(
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=trusted_proxies is not None,
-        forwarded_allow_ips=trusted_proxies,
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=proxies or None,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=GRACE,
         backlog=_BACKLOG,
@@ -111,29 +101,19 @@ def _is_notable(record: logging.LogRecord) -> bool:
     return not is_handshake or _uvicorn_logger.isEnabledFor(logging.DEBUG)
 
 
+@options_of(ListenConfig)
 @asynccontextmanager
-async def running(
-    app: Starlette,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    allow_anonymous: bool = False,
-    trusted_proxies: str | None = None,
-) -> AsyncGenerator[str]:
+async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
     """Serve on this event loop for the duration of an `async with` block; yield the address.
 
-    Args:
-        app: The application.
-        host: The address to listen on.
-        port: 0 for any that is free.
-        allow_anonymous: As for `build_server`.
-        trusted_proxies: As for `build_server`.
+    The options are the fields of `ListenConfig`.
 
     Raises:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    server = _Server(_config(app, host, port, allow_anonymous, trusted_proxies))
+    host, port = config.host, config.port
+    server = _Server(_config(app, config))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:

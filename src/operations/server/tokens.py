@@ -8,7 +8,9 @@ Rule 3: only tokens with an unknown key wait for a fetch. Known keys are used me
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 from urllib.request import Request, urlopen
@@ -17,9 +19,9 @@ from msgspec import structs
 from starlette.requests import HTTPConnection
 
 from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
-from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import MissingExtraError
+from operations.front.config import JWTConfig
 from operations.front.identity import CredentialError
 from operations.server.identity import bearer_token
 from operations.types import JSONObject
@@ -59,53 +61,36 @@ _MAX_TOKEN = 16 * 1024
 _FETCH_SECONDS = 5.0
 
 
-def default_identity(claims: JSONObject) -> Identity:
-    """`sub` as the id; the scopes of `scope` (words), `scp` and `permissions` (words or a list)."""
+def default_identity(claims: JSONObject, *claim: str) -> Identity:
+    """Return `sub` with the scopes in a claim (words or a list): `scope`, `scp` and `permissions` by default."""
     scopes: set[str] = set()
-    for name in ("scope", "scp", "permissions"):
+    for name in claim or ("scope", "scp", "permissions"):
         held = claims.get(name, ())
         words: Any = held.split() if isinstance(held, str) else held
         scopes.update(str(word) for word in words)
     return Identity(str(claims["sub"]), scopes)
 
 
-class JWTs:
-    """Resolves `Authorization: Bearer TOKEN` where the token is a JSON Web Token.
-
-    Args:
-        issuer: What `iss` must be.
-        audience: What `aud` must hold: the name this server has at the issuer.
-        jwks: The issuer's keys: the address of its JWKS, or the JWKS itself.
-        key: One key instead, such as a PEM text.
-        algorithms: Which signatures are believed.
-        identity: What identity a token's claims make. Its exceptions refuse.
-        leeway: Seconds by which clocks may differ.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JWTs(JWTConfig):
+    """Resolves `Authorization: Bearer TOKEN` where the token is a JSON Web Token; its fields are those of `JWTConfig`.
 
     Raises:
-        ValueError: If there are no keys, or two sources of them.
+        ValueError: As `JWTConfig`.
+        OSError: If `public_key` is a path that cannot be read.
     """
 
-    def __init__(
-        self,
-        *,
-        issuer: str,
-        audience: str | Collection[str],
-        jwks: str | Mapping[str, Any] | None = None,
-        key: Any = None,
-        algorithms: Collection[str] = ASYMMETRIC,
-        identity: Callable[[JSONObject], Identity] = default_identity,
-        leeway: float = 30,
-    ) -> None:
-        if (jwks is None) == (key is None):
-            raise ValueError("give either jwks or key")
-        self._issuer = issuer
-        self._audience = [audience] if isinstance(audience, str) else list(audience)
-        self._keys = _Published(jwks) if jwks is not None else None
-        self._key = key
-        enforce_lists(algorithms=algorithms)
-        self._algorithms = list(algorithms)
-        self._identity = identity
-        self._leeway = leeway
+    _keys: "_Published | None" = field(init=False, repr=False)
+    _key: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the keys."""
+        super().__post_init__()
+        source, key = self.jwks_url or self.jwks, self.public_key or self.secret
+        object.__setattr__(self, "_keys", None if source is None else _Published(source))
+        object.__setattr__(
+            self, "_key", key.read_text(encoding="utf-8") if isinstance(key, Path) else key
+        )
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
         """Whose token the request shows.
@@ -123,19 +108,22 @@ class JWTs:
             claims = jwt.decode(
                 token,
                 key,
-                algorithms=self._algorithms,
-                issuer=self._issuer,
-                audience=self._audience,
-                leeway=self._leeway,
+                algorithms=list(self.algorithms or (("HS256",) if self.secret else ASYMMETRIC)),
+                issuer=self.issuer,
+                audience=self.audience,
+                leeway=self.leeway,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as problem:
             # The class says what is wrong; the text could repeat parts of the token.
             raise CredentialError(f"a token that does not hold: {type(problem).__name__}") from None
-        identity = self._identity(claims)
+        identity = (self.identity or self._default_identity)(claims)
         if identity.expires_at is None:
-            identity = structs.replace(identity, expires_at=(claims["exp"] + self._leeway) * 1000)
+            identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)
         return identity
+
+    def _default_identity(self, claims: JSONObject) -> Identity:
+        return default_identity(claims, *([self.scope_claim] if self.scope_claim else ()))
 
 
 def _key_id(token: str) -> str | None:
@@ -147,8 +135,6 @@ class _Published:
 
     def __init__(self, source: str | Mapping[str, Any]) -> None:
         self._address = source if isinstance(source, str) else None
-        if self._address is not None and not self._address.startswith(("https://", "http://")):
-            raise ValueError("the keys of an issuer are at an http or https address")
         self._keys: dict[str | None, Any] = {}
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None

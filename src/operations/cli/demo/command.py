@@ -17,7 +17,7 @@ from operations.cli.demo.tour import run_tour
 from operations.cli.hub import Hub, open_hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.serve import announce
-from operations.cli.serving import build_app
+from operations.cli.serving import build_app, doors_of
 from operations.config import ConfigFile, load_config
 from operations.config.reading import FILE_NAME, VARIABLE
 from operations.errors import OperationsError
@@ -47,8 +47,8 @@ async def demo(
     stays = not once and sys.stdin.isatty() and screen.is_terminal
     key = new_key()
     async with open_demo(key) as hub:
-        doors = hub.file.config.serve.doors
-        async with running(build_app(hub, doors=doors, host="127.0.0.1"), port=port) as url:
+        doors = doors_of(hub.file)
+        async with running(build_app(hub), port=port) as url:
             if not screen.json:
                 announce(url, doors, hub, screen)
             seen = await run_tour(hub.registry, screen, MANAGER)

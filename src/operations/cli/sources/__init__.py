@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from operations.config import ConfigFile
+from operations.front.limits import Limits
 from operations.scanner import Skipped
 
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
@@ -42,3 +44,8 @@ class Opened:
 
     title: str = ""
     """What it calls itself."""
+
+
+def per_source(file: ConfigFile) -> int:
+    """Return the concurrent calls to one API or MCP server: fewer than one caller has, to leave some for others."""
+    return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)

@@ -3,10 +3,10 @@
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
-from typing import Any, cast
-from urllib.parse import quote, urlsplit, urlunsplit
+from typing import cast
 
 from operations.calls import from_calls
+from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.cli.sources import Opened
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
@@ -14,12 +14,10 @@ from operations.pubsub.base import EventTarget
 from operations.specs import Operation
 
 _CONNECTORS = {
-    "redis": "operations.pubsub.redis:connect_redis",
-    "rediss": "operations.pubsub.redis:connect_redis",
-    "nats": "operations.pubsub.nats:connect_nats",
-    "tls": "operations.pubsub.nats:connect_nats",
+    False: "operations.pubsub.redis:connect_redis",
+    True: "operations.pubsub.nats:connect_nats",
 }
-"""By the scheme of the address. Imported when needed: each has its own extra."""
+"""By whether it is NATS. Imported when needed: each has its own extra."""
 
 
 async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opened:
@@ -33,14 +31,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     stack = AsyncExitStack()
     try:
         target = await stack.enter_async_context(connect_broker(entry, file))
-        credential = None if entry.credential is None else file.secret(entry.credential)
-        service = from_calls(
-            target,
-            group=entry.group,
-            namespace=entry.namespace,
-            output=entry.output,
-            credential=credential,
-        )
+        service = from_calls(target, **file.options(RemoteConfig, entry))
         await stack.enter_async_context(service)
     except BaseException:
         await stack.aclose()
@@ -48,7 +39,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     return Opened(
         operations=_Workers(service.operations, stack),
         origin=entry.url,
-        title=f"group {entry.group}",
+        title=f"group {worker_config(entry, file).group}",
     )
 
 
@@ -75,28 +66,16 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
         ConfigError: If its password is not where the config says.
         TransportError: If it cannot be reached.
     """
-    scheme = urlsplit(entry.url).scheme
-    module, _, function = _CONNECTORS[scheme].partition(":")
+    module, _, function = _CONNECTORS[entry.is_nats].partition(":")
     connect = cast(
         "Callable[..., AbstractAsyncContextManager[EventTarget]]",
         getattr(import_module(module), function),
     )
-    named = {"prefix": entry.prefix, "client": entry.client}
-    options: dict[str, Any] = {key: value for key, value in named.items() if value is not None}
-    if entry.durable:
-        options["durable"] = True
-    if entry.secret is not None:
-        options["secret"] = file.secret(entry.secret)
-    async with connect(
-        _address(entry, file), trusted=entry.trusted, private=entry.private, **options
-    ) as target:
+    kind = entry.classes()[0]
+    async with connect(entry.url, **file.options(kind, entry)) as target:
         yield target
 
 
-def _address(entry: BrokerEntry, file: ConfigFile) -> str:
-    if entry.password is None:
-        return entry.url
-    parts = urlsplit(entry.url)
-    host = parts.netloc.rpartition("@")[2]
-    login = f"{parts.username or ''}:{quote(file.secret(entry.password), safe='')}"
-    return urlunsplit(parts._replace(netloc=f"{login}@{host}"))
+def worker_config(entry: BrokerEntry, file: ConfigFile) -> WorkerConfig:
+    """Return the options of a worker on a broker."""
+    return WorkerConfig(**file.options(WorkerConfig, entry))

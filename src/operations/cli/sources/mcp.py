@@ -3,7 +3,7 @@
 from typing import Any
 
 from operations.access import AccessControl
-from operations.cli.sources import MCPFile, Opened
+from operations.cli.sources import MCPFile, Opened, per_source
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
 from operations.mcp import (
@@ -85,7 +85,7 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
     if entry.token is not None:
         short["auth"] = file.secret(entry.token)
     if "concurrency" not in entry.options:
-        short["concurrency"] = file.config.limits.per_source
+        short["concurrency"] = per_source(file)
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
-    return MCPClientConfig(**file.options(entry, ("mcp", name)), **short)
+    return MCPClientConfig(**file.options(MCPClientConfig, entry), **short)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from operations.access import AccessControl
-from operations.cli.sources import Opened
+from operations.cli.sources import Opened, per_source
 from operations.config import ConfigFile
 from operations.config.model import OpenAPIEntry
 from operations.openapi import (
@@ -57,9 +57,9 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> HTTPServ
     """
     short: dict[str, Any] = {"namespace": name}
     if "concurrency" not in entry.options:
-        short["concurrency"] = file.config.limits.per_source
+        short["concurrency"] = per_source(file)
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
     if entry.pages:
         short["pagination"] = "document"
-    return HTTPServiceConfig(**file.options(entry, ("openapi", name)), **short)
+    return HTTPServiceConfig(**file.options(HTTPServiceConfig, entry), **short)

@@ -42,6 +42,7 @@ from starlette.requests import Request
 
 from operations.context import CallerChannel
 from operations.errors import CallError
+from operations.front.config import MCPServerSettings
 from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
@@ -52,10 +53,9 @@ from operations.mcp.serving.channels import RequestContext, channel_for, connect
 from operations.mcp.serving.conversations import Conversations, can_answer
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
-from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import CallEvent
 from operations.registry import OperationRegistry
-from operations.types import JSONObject
+from operations.types import JSONObject, options_of
 
 _WATCHED = "operations.watched"
 _MAX_WATCHED = 1_000
@@ -123,6 +123,13 @@ class RegistryServer(Server[None]):
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """An ASGI application that serves streamable HTTP; see `AppOptions`."""
+        settings = self._settings
+        options = {
+            "stateless": settings.stateless,
+            "json_response": settings.json_response,
+            "session_idle_timeout": settings.session_idle_timeout,
+            **options,
+        }
         fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
         resolve = None if self._settings.identify is None else self._resolve
         pipeline = RequestPipeline(self._front, resolve)
@@ -385,15 +392,10 @@ class RegistryServer(Server[None]):
         )
 
 
-def to_mcp(registry: OperationRegistry, **settings: Any) -> RegistryServer:
-    """An MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
+@options_of(MCPServerSettings)
+def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> RegistryServer:
+    """Return an MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
 
-    Args:
-        registry: What to serve. Operations that come and go later are announced to clients.
-        **settings: The fields of `MCPServerSettings`.
-
-    Raises:
-        TypeError: For a setting there is none.
-        ValueError: For a setting that is wrong.
+    Operations that come and go later are announced to clients. The options are the fields of `MCPServerSettings`.
     """
-    return RegistryServer(registry, MCPServerSettings(**settings))
+    return RegistryServer(registry, settings)

@@ -20,6 +20,7 @@ from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode
+from operations.front.config import MCPServerSettings
 from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
 from operations.front.public_errors import public_error
@@ -30,7 +31,6 @@ from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_to
 from operations.mcp.serving.prompts import prompt_result
 from operations.mcp.serving.resources import arguments_from_text, resource_result
 from operations.mcp.serving.results import error_result, text_of, tool_result
-from operations.mcp.serving.settings import MCPServerSettings
 from operations.observe import now
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType

@@ -20,7 +20,6 @@ from typing import Any
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
 from operations._backoff import Backoff
-from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
@@ -33,10 +32,12 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
 )
+from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats.client import StayingClient, Take
 from operations.pubsub.nats.durable import DurableQueues
 from operations.pubsub.seldom import Seldom
 from operations.pubsub.signing import signed
+from operations.types import options_of
 
 logger = logging.getLogger("operations")
 
@@ -437,35 +438,12 @@ def _with_scheme(server: str) -> str:
     return server if "://" in server else f"nats://{server}"
 
 
+@options_of(NatsConfig)
 @asynccontextmanager
-async def connect_nats(
-    url: str = "nats://127.0.0.1:4222",
-    *,
-    prefix: str = "operations",
-    client: str = "any",
-    trusted: bool = False,
-    durable: bool = False,
-    private: bool = False,
-    secret: str | bytes | None = None,
-    max_values: int = MAX_REQUEST_VALUES,
-    connect_timeout: float = 5.0,
-    **options: Any,
-) -> AsyncGenerator[EventTarget]:
+async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
     """Connect to NATS for the length of an `async with` block; lost connections are restored.
 
-    Args:
-        url: Of a server, or several separated by commas; with `tls://` there is TLS, or no connection.
-        prefix: The first token of every subject.
-        client: The token after `box` in the subjects of this client's mailboxes, for access rules
-            (see docs/calls.md).
-        trusted: Believe the `identity` inside events: only where everyone who can publish may be anyone.
-        durable: Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a
-            prefix must agree.
-        private: Refuse to start unless the server keeps this client from the mailboxes of others.
-        secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
-        max_values: How many JSON values a message may hold, both ways. All clients should agree.
-        connect_timeout: Seconds for the first connection.
-        options: For `nats.connect`: `user`, `password`, `token`, `tls`, `user_credentials` and the like.
+    The options are the fields of `NatsConfig`.
 
     Raises:
         TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should
@@ -473,12 +451,16 @@ async def connect_nats(
         ValueError: If the secret is too short to be one.
     """
     target = NatsTarget(
-        prefix=prefix, client=client, trusted=trusted, durable=durable, max_values=max_values
+        prefix=config.prefix,
+        client=config.client,
+        trusted=config.trusted,
+        durable=config.durable,
+        max_values=config.max_values,
     )
-    signing = signed(target, secret)
-    await target.open(url, options, connect_timeout)
+    signing = signed(target, config.secret)
+    await target.open(config.url, config.login, config.connect_timeout)
     try:
-        if private:
+        if config.private:
             await target.check_privacy()
         yield signing
     finally:

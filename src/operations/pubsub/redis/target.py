@@ -18,15 +18,16 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
-from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, Home, Receiver
+from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.link import Link, ask, open_pool
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
 from operations.pubsub.signing import signed
+from operations.types import options_of
 
 logger = logging.getLogger("operations")
 
@@ -314,31 +315,12 @@ class _Batch:
         self.answer.exception()
 
 
+@options_of(RedisConfig)
 @asynccontextmanager
-async def connect_redis(
-    url: str = "redis://127.0.0.1:6379",
-    *,
-    prefix: str = "operations:",
-    client: str = "any",
-    trusted: bool = False,
-    max_bytes: int = 16 * 1024 * 1024,
-    max_values: int = MAX_REQUEST_VALUES,
-    max_backlog: int = 100_000,
-    private: bool = False,
-    secret: str | bytes | None = None,
-) -> AsyncGenerator[EventTarget]:
+async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
     """Connect to Redis for the length of an `async with` block; lost connections are restored.
 
-    Args:
-        url: As redis-py takes it; `rediss://` for TLS.
-        prefix: Of every key and channel, so that several groups of applications can share a server.
-        client: Part of the names of this client's mailboxes, for access rules (see docs/calls.md).
-        trusted: Believe the `identity` inside events: only where everyone who can write may be anyone.
-        max_bytes: The largest message.
-        max_values: How many JSON values a message may hold, both ways. All clients should agree.
-        max_backlog: Requests that may wait in a queue before more are refused.
-        private: Refuse to start unless Redis keeps this client from the mailboxes of others.
-        secret: Sign every message with it, and drop those that are not. All clients of a prefix must agree.
+    The options are the fields of `RedisConfig`.
 
     Raises:
         TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
@@ -346,18 +328,18 @@ async def connect_redis(
         ValueError: If the secret is too short to be one.
     """
     target = RedisTarget(
-        url,
-        prefix=prefix,
-        client=client,
-        trusted=trusted,
-        max_bytes=max_bytes,
-        max_values=max_values,
-        max_backlog=max_backlog,
+        config.address,
+        prefix=config.prefix,
+        client=config.client,
+        trusted=config.trusted,
+        max_bytes=config.max_bytes,
+        max_values=config.max_values,
+        max_backlog=config.max_backlog,
     )
-    signing = signed(target, secret)
+    signing = signed(target, config.secret)
     try:
         await target.open()
-        if private:
+        if config.private:
             await target.check_privacy()
         yield signing
     finally:

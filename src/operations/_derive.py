@@ -1,16 +1,17 @@
-"""Derive the keys of a config file from the library's own config classes, and build those classes from a file.
+"""Derive the keys of a config file from the library's own config classes, and build these classes from mappings.
 
 Rule 1: a field of a config class is a key of the file, unless its values can only be functions or objects. Nothing is
         written twice: type, default and description come from the class.
-Rule 2: a field that `repr` leaves out is secret: the file names where the secret is kept. Only in a table of strings,
-        such as headers, and in a field with the metadata `WRITTEN` may a value be written out.
-Rule 3: where a class takes a path, a relative one starts at the file.
+Rule 2: a field that `repr` omits is secret: the file names where the secret is kept. Only in a table of strings, such
+        as headers, and in a field with the metadata `WRITTEN` may a value be written out.
+Rule 3: a relative path starts at the file.
 """
 
 import ast
 import dataclasses
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
@@ -29,14 +30,16 @@ from typing import (
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import msgspec
 
-from operations.config.places import Path
+from operations._text import suggestion
 from operations.schema.python.annotations import hints_of, is_class, peel
 from operations.schema.python.docstrings import parse_docstring
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""The keys and positions that lead to a value of a file."""
 
 _SEQUENCES = frozenset({Collection, Sequence, Iterable, Set, list, set, frozenset, tuple})
 _MAPPINGS = frozenset({Mapping, dict})
@@ -44,6 +47,9 @@ MISSING: Final = dataclasses.MISSING
 
 WRITTEN: Final = "may be written"
 """Metadata of a field that `repr` leaves out although it is not always secret, such as an address."""
+
+ELSEWHERE: Final = "set elsewhere"
+"""Metadata of a field that is no key of the file, with the reason."""
 
 _ANNOTATED: Any = Annotated
 _LITERAL: Any = Literal
@@ -67,18 +73,31 @@ class Secret:
 
 
 class Derived(NamedTuple):
-    """The config class, or function, that a table of the file is read into, beside the keys of its own."""
+    """The config classes that a table of the file is read into, beside the keys of its own."""
 
-    target: str
-    """`module:class`, or a function; imported when a file has such a table."""
+    targets: tuple[str, ...]
+    """`module:class`; imported when a file has such a table. A key that several classes have is passed to each."""
 
     without: Mapping[str, str]
     """Fields that are no keys, each with the reason."""
 
-    def load(self) -> Any:
-        """Import the class."""
-        module, _, name = self.target.partition(":")
-        return getattr(import_module(module), name)
+    defaults: Mapping[str, Any] = {}
+    """Values that a file has by default, instead of those of the class."""
+
+    def load(self) -> list[Any]:
+        """Import the classes."""
+        named = (target.partition(":") for target in self.targets)
+        return [getattr(import_module(module), name) for module, _, name in named]
+
+    def keys(self) -> dict[str, "Key"]:
+        """Return the fields that are keys of the table."""
+        found: dict[str, Key] = {}
+        for cls in self.load():
+            for name, key in keys_of(cls).items():
+                if name not in self.without:
+                    default = self.defaults.get(name, key.default)
+                    found.setdefault(name, key._replace(default=default))
+        return found
 
 
 class Key(NamedTuple):
@@ -104,13 +123,13 @@ class Key(NamedTuple):
 
 
 class KeyFaultError(ValueError):
-    """A table that fits no config class.
+    """Raised for a table that fits no config class.
 
     Attributes:
         path: The key that is wrong.
     """
 
-    def __init__(self, path: Path, message: str) -> None:
+    def __init__(self, path: KeyPath, message: str) -> None:
         super().__init__(message)
         self.path = path
 
@@ -120,9 +139,8 @@ class KeyFaultError(ValueError):
 
 @cache
 def keys_of(cls: Any) -> dict[str, Key]:
-    """Return every field of a dataclass or struct, or parameter of a function, as a key of the file."""
-    described = _descriptions(cls)
-    hints = hints_of(cls) if is_class(cls) else get_type_hints(cls, include_extras=True)
+    """Return every field of a dataclass or struct as a key of the file."""
+    described, hints = _descriptions(cls), hints_of(cls)
     return {
         name: Key(hints[name], default, *secrecy, described.get(name, ""))
         for name, default, secrecy in _fields(cls)
@@ -131,16 +149,13 @@ def keys_of(cls: Any) -> dict[str, Key]:
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
     """Yield the name and default of each field, whether it is secret, and whether it may be written all the same."""
-    if not is_class(cls):
-        for parameter in inspect.signature(cls).parameters.values():
-            is_required = parameter.default is parameter.empty
-            yield parameter.name, MISSING if is_required else parameter.default, (False, False)
-        return
     if issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
             yield each.name, MISSING if each.required else each.default, (False, False)
         return
     for field in dataclasses.fields(cls):
+        if not field.init or ELSEWHERE in field.metadata:
+            continue
         make: Any = field.default_factory
         default = field.default if make is MISSING else make()
         yield field.name, default, (not field.repr, field.metadata.get(WRITTEN, False))
@@ -191,20 +206,18 @@ def file_class(cls: Any, tables: frozenset[str] | None = None) -> Any:
         return cls
     keys = dict(keys_of(cls))
     if tables is not None:
-        keys = {name: _deferred(key) if name not in tables else key for name, key in keys.items()}
+        # Named tables that the file does not have are not read into their classes, which take long to import.
+        keys = {
+            name: key._replace(annotation=dict[str, str])
+            if name not in tables and isinstance(key.default, dict)
+            else key
+            for name, key in keys.items()
+        }
     derived: Derived | None = getattr(cls, "derived", None)
     if derived is not None:
-        for name, key in keys_of(derived.load()).items():
-            if name not in derived.without:
-                keys.setdefault(name, key)
+        keys = {**keys, **derived.keys(), **keys}
     fields = {name: (key.type, key.default, key.description) for name, key in keys.items()}
     return _made(cls.__name__, fields, parse_docstring(cls.__doc__).description)
-
-
-def _deferred(key: Key) -> Key:
-    arguments = get_args(key.annotation)
-    is_derived = hasattr(arguments[-1] if arguments else None, "derived")
-    return key._replace(annotation=dict[str, str]) if is_derived else key
 
 
 def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str) -> Any:
@@ -276,7 +289,7 @@ def _summary(cls: Any) -> str:
 def _descriptions(cls: Any) -> dict[str, str]:
     """Return what is written about each field: below it, or in the docstring of the class or function."""
     found = parse_docstring(cls.__doc__).names
-    for base in reversed(cls.__mro__[:-1]) if is_class(cls) else ():
+    for base in reversed(cls.__mro__[:-1]):
         found |= parse_docstring(base.__dict__.get("__doc__")).names
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
@@ -295,7 +308,7 @@ def _descriptions(cls: Any) -> dict[str, str]:
     return found
 
 
-def secrets_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Secret]]:
+def secrets_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
     """Yield the secrets in tables that are enabled, by their keys; not those in `options`."""
     if isinstance(value, Secret):
         yield path, value
@@ -311,72 +324,89 @@ def secrets_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Secret]]:
 # ------------------------------------------------------------ from a file to the classes
 
 
-Reveal: TypeAlias = Callable[[Secret, Path], str]
+Reveal: TypeAlias = Callable[[Secret, KeyPath], str]
 """Finds a secret; the path is the key that names it."""
+
+_CAPITAL = re.compile("(?<=[a-z0-9])[A-Z]")
 
 
 class Builder(NamedTuple):
-    """Builds config classes from the tables of a file."""
+    """Builds config classes from the tables of a file, or from mappings in code."""
 
-    reveal: Reveal
-    resolve: Callable[[str], FilePath]
+    reveal: Reveal | None = None
+    """None if secrets are written out, as in code."""
 
-    def fields(self, cls: Any, table: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        """Return the values for the fields of a class.
+    resolve: Callable[[str], FilePath] = FilePath
+
+    def fields(self, cls: Any, table: Mapping[str, Any], path: KeyPath = ()) -> dict[str, Any]:
+        """Return the values for the fields of a class; their names may be written in camelCase.
 
         Raises:
-            KeyFaultError: If a table inside fits nothing.
+            KeyFaultError: If a field is unknown, or a table inside fits nothing.
             ValueError: If a class inside rejects a value.
         """
-        keys = keys_of(cls)
-        return {
-            name: self._value(keys[name].annotation, value, (*path, name), keys[name].is_secret)
-            for name, value in table.items()
-        }
+        keys, found = keys_of(cls), dict[str, Any]()
+        for key, value in table.items():
+            name = _CAPITAL.sub(lambda match: f"_{match[0].lower()}", key)
+            if name not in keys:
+                where = ".".join(map(str, path)) or "config"
+                message = f"{where}: there is no field {key!r}.{suggestion(name, keys)}"
+                raise KeyFaultError((*path, key), message)
+            found[name] = self.value(
+                keys[name].annotation, value, (*path, name), is_secret=keys[name].is_secret
+            )
+        return found
 
-    def _value(self, annotation: Any, value: Any, path: Path, is_secret: bool) -> Any:
+    def value(
+        self, annotation: Any, value: Any, path: KeyPath = (), *, is_secret: bool = True
+    ) -> Any:
+        """Return a value for one field."""
         options = [each for each, _ in _options(annotation)]
         if isinstance(value, str) and FilePath in options:
             return self.resolve(value)
         if isinstance(value, list):
             (item,) = (get_args(each)[0] for each in options if get_origin(each) in _SEQUENCES)
             return tuple(
-                self._value(item, each, (*path, number), is_secret)
+                self.value(item, each, (*path, number), is_secret=is_secret)
                 for number, each in enumerate(cast("Sequence[Any]", value))
             )
-        if isinstance(value, dict):
-            return self._table(options, cast("dict[str, Any]", value), path, is_secret)
+        if isinstance(value, Mapping):
+            return self._table(options, dict(cast("Mapping[str, Any]", value)), path, is_secret)
         return value
 
     def _table(
-        self, options: Sequence[Any], table: dict[str, Any], path: Path, is_secret: bool
+        self, options: Sequence[Any], table: dict[str, Any], path: KeyPath, is_secret: bool
     ) -> Any:
-        is_named = is_secret and str in options and table.keys() <= {"env", "file"}
-        if is_named and table:
+        has_secret = is_secret and str in options
+        if has_secret and table and self.reveal and table.keys() <= {"env", "file"}:
             return self.reveal(Secret(**table), path)
+        if has_secret and table.keys() == {"token"} and self.reveal is None:
+            return table["token"]
         classes = [each for each in options if _is_class(each)]
         if classes:
-            cls, rest = _chosen(classes, table, path, has_secret=is_secret and str in options)
+            named = ("env", "file") if self.reveal else ("token",)
+            cls, rest = _chosen(classes, table, path, named if has_secret else ())
             return cls(**self.fields(cls, rest, path))
         mappings = [each for each in options if get_origin(each) in _MAPPINGS]
         (item,) = (get_args(each)[1] for each in mappings if file_type(each) is not None)
         return {
-            key: self._value(item, value, (*path, key), is_secret) for key, value in table.items()
+            key: self.value(item, value, (*path, key), is_secret=is_secret)
+            for key, value in table.items()
         }
 
 
 def _chosen(
-    classes: Sequence[Any], table: dict[str, Any], path: Path, *, has_secret: bool
+    classes: Sequence[Any], table: dict[str, Any], path: KeyPath, named: Sequence[str]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the class that a table is meant for, and its fields."""
-    if len(classes) == 1 and not has_secret:
+    """Return the class that a table is meant for, and its fields; `named` are the keys that name a secret instead."""
+    if len(classes) == 1 and not named:
         return classes[0], table
-    if not has_secret:
+    if not named:
         return kinds_of(classes)[table["kind"]], {k: v for k, v in table.items() if k != "kind"}
     fitting = [cls for cls in classes if table.keys() <= keys_of(cls).keys()]
     if not fitting or not table:
-        ways = "; ".join(", ".join(_required(cls)) for cls in classes)
-        raise KeyFaultError(path, f"needs exactly one of: env; file; {ways}.")
+        ways = [", ".join(_required(cls)) for cls in classes]
+        raise KeyFaultError(path, f"needs exactly one of: {'; '.join([*named, *ways])}.")
     missing = {cls: [key for key in _required(cls) if key not in table] for cls in fitting}
     best = min(fitting, key=lambda cls: (len(missing[cls]), -len(_required(cls))))
     if missing[best]:

@@ -1,0 +1,264 @@
+"""The options of a server, each described once: for `create_app`, `running`, `JWTs` and the config file.
+
+Rule 1: this module depends on no web framework, so that a config file is read without importing one.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, get_args
+
+from msgspec import Meta
+
+from operations._derive import ELSEWHERE
+from operations._host_rules import LOOPBACK
+from operations._names import Disclosure, NameStyle
+from operations._text import enforce_lists, suggestion
+from operations.access import Identity
+from operations.front.identity import CredentialResolver
+from operations.front.limits import Limits
+from operations.types import Count, JSONObject, Seconds
+
+ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+Resolver: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
+"""An `IdentityResolver`, without the name of a web framework."""
+
+Ready: TypeAlias = Callable[[], bool | Awaitable[bool]]
+"""Whether everything needed is available; an exception means no."""
+
+_OF_SERVER = {ELSEWHERE: "an option of the server around it"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. Any other than this machine's own requires that callers can sign in, or `public`."""
+
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """The port; 0 takes a free one."""
+
+    public: bool = False
+    """Listen to a network although nobody can sign in: anyone may call what is open to all."""
+
+    trusted_proxies: Collection[str] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used."""
+
+    def __post_init__(self) -> None:
+        enforce_lists(trusted_proxies=self.trusted_proxies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MCPServerSettings:
+    """How `to_mcp` serves a registry over MCP.
+
+    Raises:
+        ValueError: Naming the field that is wrong.
+    """
+
+    name: str = "operations"
+    """The name that the server gives to clients."""
+
+    version: str = ""
+    """The version that the server gives to clients."""
+
+    title: str | None = None
+    """The title that clients show to people."""
+
+    instructions: str | None = None
+    """What a model should know before it uses the server."""
+
+    names: NameStyle = "portable"
+    """The names of tools and prompts: `math__add`, which every model accepts, or `dotted`, the ids."""
+
+    disclosure: Disclosure = "auto"
+    """List all operations as tools, the four gateway tools, or whichever fits (`auto`)."""
+
+    max_tools: Count = 100
+    """With `auto`: the most tools that are listed; a caller who may call more gets the gateway."""
+
+    max_tokens: Count = 50_000
+    """With `auto`: about the most tokens a listing may have, at four bytes each."""
+
+    page_size: Count = 250
+    """Items in one page of a listing."""
+
+    schema_budget: Count = 16 * 1024
+    """Bytes of JSON for the shared definitions in one schema of a listing; what is farther away becomes `{}`."""
+
+    timeout: Seconds = field(default=30, metadata=_OF_SERVER)
+    """Seconds a call may take."""
+
+    max_items: Count = 1_000
+    """Items of a subscription in the final list; with them the call ends."""
+
+    max_items_bytes: Count = 1024 * 1024
+    """Bytes of JSON in that list."""
+
+    identity: Identity | None = field(default=None, metadata=_OF_SERVER)
+    """Who asks where there is no HTTP request to tell: on stdio and in memory."""
+
+    identify: Resolver | None = None
+    """Who sends an HTTP request."""
+
+    expose_errors: bool = field(default=False, metadata=_OF_SERVER)
+    """Show the text of unexpected errors to callers."""
+
+    limits: Limits = field(default_factory=Limits, metadata=_OF_SERVER)
+    """On sizes, times and rates. An application of `create_app` around the server uses its own instead."""
+
+    scopes_supported: Collection[str] = field(default=(), metadata=_OF_SERVER)
+    """Publicly known scopes: a tool that requires only these is denied, any other looks as if it did not exist."""
+
+    stateless: bool = False
+    """Serve clients of 2025 without sessions: no questions, log messages or announcements of changes."""
+
+    json_response: bool = False
+    """Answer clients of 2025 with JSON instead of a stream; progress and log messages are then lost."""
+
+    session_idle_timeout: Seconds = 30 * 60
+    """Seconds after which an idle session ends."""
+
+    def __post_init__(self) -> None:
+        choices: tuple[tuple[str, Any], ...] = (("names", NameStyle), ("disclosure", Disclosure))
+        for name, choice in choices:
+            known, value = get_args(choice), getattr(self, name)
+            if value not in known:
+                hint = suggestion(str(value), known)
+                raise ValueError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}")
+        enforce_lists(scopes_supported=self.scopes_supported)
+        numbers = (
+            "max_tools", "max_tokens", "page_size", "schema_budget", "timeout", "max_items", "max_items_bytes",
+            "session_idle_timeout",
+        )  # fmt: skip
+        for name in numbers:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is a positive number, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How `create_app` serves a registry over HTTP.
+
+    A mounted application finds the caller's identity in `scope["operations.identity"]`; a request with an invalid
+    credential never reaches it.
+    """
+
+    identity: Resolver | Sequence[Resolver] | None = None
+    """Resolves who sends a request; several are tried in turn. Without it only open operations can be called."""
+
+    title: str = "operations"
+    """The title of the API, in its document."""
+
+    version: str = "1.0.0"
+    """The version of the API, in its document."""
+
+    allowed_hosts: Collection[str] = LOOPBACK
+    """Names under which clients may reach this server; `*` for any. By default those of this machine alone."""
+
+    allowed_origins: Collection[str] = ()
+    """`scheme://host[:port]` of other pages that may use this server (CORS)."""
+
+    root_path: Annotated[str, Meta(pattern="^(/[^/?#%]+)*$")] = ""
+    """The prefix under which a proxy serves this app, such as `/hub`; the proxy may strip it or not."""
+
+    scopes_supported: Collection[str] = ()
+    """Publicly known scopes. A caller that may not call an operation gets 401 or 403 if the operation requires only
+    these; any other operation then looks as if it did not exist (404)."""
+
+    limits: Limits = field(default_factory=Limits)
+    """On sizes, times and rates."""
+
+    timeout: Seconds = 30
+    """Seconds a call may take."""
+
+    expose_errors: bool = False
+    """Show callers the text of unexpected exceptions. For development."""
+
+    mcp: bool | MCPServerSettings | ASGIApp = False
+    """Serve MCP at `/mcp`, with these settings; or an ASGI application to serve there."""
+
+    websocket: bool | ASGIApp = False
+    """Serve the call protocol on WebSockets at `/ws`; or an ASGI application to serve there."""
+
+    console: bool | ASGIApp = False
+    """Serve the web console at `/`; or an ASGI application to serve there, for every path that is nothing else."""
+
+    resolve: CredentialResolver | None = None
+    """Returns the identity that a `credential` inside a WebSocket message belongs to."""
+
+    graph: Any = None
+    """A `CallGraph` that records calls from now on; each caller sees its own at `/calls`. The console has one."""
+
+    ready: Ready | None = None
+    """Whether everything needed is available, for `/readyz`."""
+
+    resources: Iterable[AbstractAsyncContextManager[Any]] = ()
+    """Entered when the server starts, left when it stops."""
+
+    def __post_init__(self) -> None:
+        enforce_lists(
+            allowed_hosts=self.allowed_hosts,
+            allowed_origins=self.allowed_origins,
+            scopes_supported=self.scopes_supported,
+        )
+        for name in ("mcp", "websocket", "console"):
+            app = getattr(self, name)
+            if not isinstance(app, bool | MCPServerSettings) and not callable(app):
+                raise TypeError(f"{name} is true or an ASGI application, not {type(app).__name__}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JWTConfig:
+    """Which signed tokens of an identity provider are accepted, and whose they are.
+
+    Raises:
+        ValueError: If there is no key, or more than one source of keys, or the algorithms do not fit the key.
+    """
+
+    issuer: str
+    """The `iss` that a token must have."""
+
+    audience: str | Collection[str]
+    """The `aud` that a token must have: the name of this server at the issuer."""
+
+    jwks_url: str | None = None
+    """The address at which the issuer publishes its public keys."""
+
+    jwks: Mapping[str, Any] | None = None
+    """The issuer's public keys, as a JSON Web Key Set."""
+
+    public_key: str | Path | None = None
+    """The issuer's public key: a PEM text, or the path of a PEM file."""
+
+    secret: str | None = field(default=None, repr=False)
+    """The secret of HMAC signatures."""
+
+    algorithms: Collection[str] = ()
+    """The signatures to accept; by default HS256 with `secret`, and all that use public keys with the others."""
+
+    scope_claim: str | None = None
+    """The claim that lists the scopes; by default `scope`, `scp` and `permissions`."""
+
+    identity: Callable[[JSONObject], Identity] | None = None
+    """Makes the identity from the claims of a token. Its exceptions reject the token."""
+
+    leeway: Annotated[float, Meta(ge=0)] = 30
+    """Seconds by which clocks may differ."""
+
+    def __post_init__(self) -> None:
+        enforce_lists(algorithms=self.algorithms)
+        sources = (self.jwks_url, self.jwks, self.public_key, self.secret)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("a JWT needs exactly one of jwks_url, public_key and secret")
+        if self.jwks_url is not None and not self.jwks_url.startswith(("https://", "http://")):
+            raise ValueError("jwks_url must begin with http:// or https://")
+        is_hmac = [name.upper().startswith("HS") for name in self.algorithms]
+        if any(name.lower() == "none" for name in self.algorithms):
+            raise ValueError('algorithms must not contain "none": anyone can make such a token')
+        if is_hmac and not (all(is_hmac) if self.secret is not None else not any(is_hmac)):
+            raise ValueError(
+                "algorithms do not fit the key: HS256, HS384 and HS512 require secret, all others a public key"
+            )

@@ -1,0 +1,109 @@
+"""The options of connections to brokers, each described once: for `connect_redis`, `connect_nats` and config files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from ssl import SSLContext
+from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from operations._json import MAX_REQUEST_VALUES
+from operations.types import Count, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What connections to all brokers have in common."""
+
+    url: str
+
+    password: str | None = field(default=None, repr=False, kw_only=True)
+    """The password of the user."""
+
+    prefix: str = field(kw_only=True)
+    """The prefix of every key, channel or subject, so that several applications can share a broker."""
+
+    client: str = field(default="any", kw_only=True)
+    """The name of this client in the names of its mailboxes, for the broker's access rules (see docs/calls.md)."""
+
+    trusted: bool = field(default=False, kw_only=True)
+    """Believe the `identity` inside events: only if every client of the broker may act as anyone."""
+
+    private: bool = field(default=False, kw_only=True)
+    """Refuse to start unless the broker keeps this client from the mailboxes of others."""
+
+    secret: str | bytes | None = field(default=None, repr=False, kw_only=True)
+    """Sign every message with it, and drop those that are not signed. All clients of a prefix must agree."""
+
+    max_values: Count = field(default=MAX_REQUEST_VALUES, kw_only=True)
+    """How many JSON values a message may hold, both ways. All clients should agree."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisConfig(BrokerConfig):
+    """A connection to Redis."""
+
+    url: str = "redis://127.0.0.1:6379"
+    """As redis-py takes it; `rediss://` for TLS."""
+
+    prefix: str = field(default="operations:", kw_only=True)
+
+    max_bytes: Count = field(default=16 * 1024 * 1024, kw_only=True)
+    """The largest message."""
+
+    max_backlog: Count = field(default=100_000, kw_only=True)
+    """Requests that may wait in a queue before more are refused."""
+
+    @property
+    def address(self) -> str:
+        """The address with the password in it."""
+        if self.password is None:
+            return self.url
+        parts = urlsplit(self.url)
+        login = f"{parts.username or ''}:{quote(self.password, safe='')}"
+        return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}"))
+
+
+@dataclass(frozen=True, slots=True)
+class NatsConfig(BrokerConfig):
+    """A connection to NATS."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """Of a server, or several separated by commas; with `tls://` there is TLS, or no connection."""
+
+    prefix: str = field(default="operations", kw_only=True)
+
+    durable: bool = field(default=False, kw_only=True)
+    """Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a prefix must
+    agree."""
+
+    connect_timeout: Seconds = field(default=5.0, kw_only=True)
+    """Seconds for the first connection."""
+
+    user: str | None = field(default=None, kw_only=True)
+    """The user, unless it is in `url`."""
+
+    token: str | None = field(default=None, repr=False, kw_only=True)
+    """The token to sign in with."""
+
+    user_credentials: str | Path | None = field(default=None, kw_only=True)
+    """The file of credentials (JWT and seed) to sign in with."""
+
+    tls: SSLContext | None = field(default=None, kw_only=True)
+    """The certificates to use and to trust."""
+
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, kw_only=True)
+    """Further options for `nats.connect`."""
+
+    @property
+    def login(self) -> dict[str, Any]:
+        """The options of `nats.connect` that are set."""
+        parts = urlsplit(self.url.partition(",")[0])
+        named: dict[str, Any] = {
+            "user": self.user or (parts.username if self.password else None),
+            "password": self.password,
+            "token": self.token,
+            "user_credentials": self.user_credentials and str(self.user_credentials),
+            "tls": self.tls,
+        }
+        return {**{key: value for key, value in named.items() if value is not None}, **self.options}
