@@ -107,6 +107,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
     "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None))),
     "operations.mcp.MCPServerSettings": MCPServerSettings,
+    "operations.mcp.to_mcp": partial(to_mcp, REGISTRY),
     "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,
     "operations.openapi.ClientCredentials": partial(ClientCredentials, client_id="a", client_secret="b"),
     "operations.openapi.HTTPServiceConfig": partial(HTTPServiceConfig, "a"),

@@ -37,14 +37,16 @@ async def work(
     others = {**file.config.brokers, name: replace(entry, workers=False)}
     file = replace(file, config=replace(file.config, brokers=others))
     group = worker_config(entry, file).group
-    given = {} if concurrency is None else {"concurrency": concurrency}
+    options = file.options(WorkerConfig, entry)
+    if concurrency is not None:
+        options["concurrency"] = concurrency
     async with (
         open_file(file, screen, common=common) as hub,
         connect_broker(entry, file) as target,
         serve_calls(
             hub.registry,
             target,
-            **{**file.options(WorkerConfig, entry), **given},
+            **options,
             resolve=credential_resolver(file),
         ),
     ):

@@ -198,13 +198,14 @@ def _key(entry: KeyEntry, path: Path) -> Found:
 
 def _serve(serve: ServeEntry, config: Config) -> Found:
     options, access = serve.options, config.access
+    origins: list[str] = options.get("allowed_origins", [])
     guarded = access.keys or access.jwt is not None or options.get("public")
     if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),
             "lets other machines in, and nobody has to sign in: add [access.keys.NAME], or public = true.",
         )
-    for number, origin in enumerate(options.get("allowed_origins", ())):
+    for number, origin in enumerate(origins):
         parts = urlsplit(origin)
         if origin == "*" or parts.scheme not in {"http", "https"} or parts.path or not parts.netloc:
             yield (

@@ -103,8 +103,11 @@ class ConfigFile:
             ValueError: If a class inside rejects a value.
         """
         paths = (path for path, each in entries_of(self.config) if each is entry)
-        build = Builder(lambda secret, _: self.secret(secret), self.resolve)
-        return build.fields(cls, entry.of(cls), next(paths, ()))
+
+        def reveal(secret: Secret, _: KeyPath) -> str:
+            return self.secret(secret)
+
+        return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
     def _absent(self, message: str, key: str = "") -> ConfigError:
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])

@@ -207,7 +207,9 @@ class ServerConfig:
         for name in ("mcp", "websocket", "console"):
             app = getattr(self, name)
             if not isinstance(app, bool | MCPServerSettings) and not callable(app):
-                raise TypeError(f"{name} is true or an ASGI application, not {type(app).__name__}")
+                hint = ", such as to_mcp(registry).asgi_app()" if name == "mcp" else ""
+                kind = type(app).__name__
+                raise TypeError(f"{name} must be True or an ASGI application{hint}, not {kind}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
 
 from msgspec import Meta
 
@@ -394,7 +394,8 @@ def credential_of(given: Any) -> Any:
     if isinstance(given, tuple):
         if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]
             raise ValueError("a login is a pair: user name and password")
-        given = dict(zip(("username", "password"), given, strict=True))  # pyright: ignore[reportUnknownArgumentType]
+        username, password = cast("tuple[str, str]", given)
+        given = {"username": username, "password": password}
     try:
         return Builder().value(Credential, given)
     except KeyFaultError as error:

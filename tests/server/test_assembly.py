@@ -1,0 +1,93 @@
+"""`create_app` assembles everything that it is asked for, and its application can be started again."""
+
+import sys
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from operations import OperationRegistry
+from operations.calls import PendingRequestMap
+from operations.mcp import MCPServerSettings
+from operations.pubsub.websocket import connect_websocket
+from operations.server import create_app
+from operations.server.running import running
+
+pytestmark = pytest.mark.anyio
+
+
+def registry() -> OperationRegistry:
+    found = OperationRegistry()
+
+    @found.operation("math.add", type="query")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    return found
+
+
+async def tools_at(url: str) -> list[str]:
+    async with Client(url) as client:
+        result = await client.call_tool("math__add", {"a": 1, "b": 2})
+        assert not result.is_error
+        return [tool.name for tool in (await client.list_tools()).tools]
+
+
+async def test_an_app_with_everything_needs_no_assembly_and_starts_twice() -> None:
+    app = create_app(registry(), mcp=True, console=True, websocket=True)
+
+    with anyio.fail_after(60):
+        for _ in range(2):
+            async with running(app) as url:
+                assert await tools_at(f"{url}/mcp") == ["math__add"]
+                async with (
+                    connect_websocket(f"{url.replace('http', 'ws')}/ws") as target,
+                    PendingRequestMap(target) as calls,
+                ):
+                    assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
+async def test_settings_of_mcp_are_used_and_those_of_the_server_hold() -> None:
+    settings = MCPServerSettings(names="dotted", instructions="Add numbers.")
+    app = create_app(registry(), mcp=settings, timeout=7)
+
+    with anyio.fail_after(60):
+        async with running(app) as url, Client(f"{url}/mcp") as client:
+            assert client.instructions == "Add numbers."
+            assert [tool.name for tool in (await client.list_tools()).tools] == ["math.add"]
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi"])
+async def test_an_app_works_when_it_is_mounted(framework: str) -> None:
+    app = create_app(registry(), mcp=True, console=True, websocket=True)
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> Any:
+        async with app.router.lifespan_context(app):
+            yield
+
+    if framework == "starlette":
+        site: Any = Starlette(routes=[Mount("/hub", app)], lifespan=lifespan)
+    else:
+        fastapi = pytest.importorskip("fastapi")
+        site = fastapi.FastAPI(lifespan=lifespan)
+        site.mount("/hub", app)
+
+    with anyio.fail_after(60):
+        async with running(site) as url:
+            assert await tools_at(f"{url}/hub/mcp") == ["math__add"]
+
+
+def test_mcp_is_imported_only_if_it_is_served() -> None:
+    modules = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name == "operations.mcp"
+    }
+    try:
+        create_app(registry(), console=True)
+        assert "operations.mcp" not in sys.modules
+    finally:
+        sys.modules.update(modules)
