@@ -132,7 +132,6 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 NOT_CALLED = {
     "operations.front.search.Found": "made by a search, not by users",
-    "operations.openapi.OpenAPIService": "made by from_openapi, not by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
 }
 
