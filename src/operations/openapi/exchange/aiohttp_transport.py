@@ -56,7 +56,7 @@ class AiohttpTransport:
         if proxy is not None:
             self._proxies = {"http": proxy, "https": proxy}
         self._pools: dict[asyncio.AbstractEventLoop, _Sessions] = {}
-        self._timeouts: dict[tuple[float | None, bool], aiohttp.ClientTimeout] = {}
+        self._timeouts: dict[float | None, aiohttp.ClientTimeout] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`, as `HTTPTransport.send` promises."""
@@ -101,14 +101,17 @@ class AiohttpTransport:
 
     def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
         """The time a request has, as aiohttp wants it."""
-        key = (request.timeout, request.is_stream or isinstance(request.body, StreamedBody))
-        timeout = self._timeouts.get(key)
+        is_endless = request.is_stream or isinstance(request.body, StreamedBody)
+        # Rounded: what is left of the configured time is nearly the same for every request.
+        seconds = None if is_endless else request.timeout
+        if seconds is not None:
+            seconds = round(seconds, 2) or seconds
+        timeout = self._timeouts.get(seconds)
         if timeout is None:
             if len(self._timeouts) > 64:
                 # Deadlines make each request's time its own; only configured ones are worth keeping.
                 self._timeouts.clear()
-            timeout = aiohttp.ClientTimeout(total=None if key[1] else request.timeout)
-            self._timeouts[key] = timeout
+            timeout = self._timeouts[seconds] = aiohttp.ClientTimeout(total=seconds)
         return timeout
 
 

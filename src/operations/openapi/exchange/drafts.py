@@ -13,6 +13,10 @@ from operations.openapi.headers import header_key, merged_headers
 from operations.openapi.transport import HTTPRequest
 
 USER_AGENT = "alkdev-operations"
+_OURS = {"User-Agent": USER_AGENT, "Accept-Encoding": ACCEPTED}
+_UNIQUE = frozenset({*_OURS, "Accept", "Content-Type"})
+"""Headers as they are spelled here: if there are no others, none is there twice."""
+
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -41,8 +45,9 @@ def signed_request(
     draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
 ) -> HTTPRequest:
     """Return the request that `draft` becomes."""
-    ours = {"User-Agent": USER_AGENT, "Accept-Encoding": ACCEPTED}
-    headers = merged_headers(ours, draft.headers)
+    headers = {**_OURS, **draft.headers}
+    if not headers.keys() <= _UNIQUE:
+        headers = merged_headers(headers)
     query, cookies = draft.query, draft.cookies
     if signature is not NOTHING:
         configured = {header_key(name) for name in signature.headers}

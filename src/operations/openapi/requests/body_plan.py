@@ -75,8 +75,11 @@ class BodyPlan:
             self._content_type = self._reserved(CONTENT_TYPE)
         if any(m.part_headers for m in self._media):
             self._part_headers = self._reserved(PART_HEADERS)
+        # JSON holds no files, so that its values need not be searched for them.
         self.takes_files = any(
-            media.is_multipart(m.media_type) or self._is_bytes(m) for m in self._media
+            not media.is_json(kind := m.media_type)
+            and (media.is_multipart(kind) or self._is_bytes(m))
+            for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
         self._checks: dict[str, Schema] = {}
