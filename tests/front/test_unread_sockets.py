@@ -104,7 +104,7 @@ async def test_unread_messages_are_limited_and_hold_their_slots(operation: str) 
 async def test_a_client_that_does_not_read_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 0.3)
+    monkeypatch.setattr("operations.server.websocket.SEND_SECONDS", 0.3)
     async with serving(Limits()) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         while not front.output.total:
@@ -115,7 +115,7 @@ async def test_a_client_that_does_not_read_is_disconnected(
 
 @pytest.mark.requirement("R58")
 async def test_a_client_that_reads_slowly_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 1.0)
+    monkeypatch.setattr("operations.server.websocket.SEND_SECONDS", 1.0)
     async with serving(Limits()) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         reader = client.reader

@@ -1,24 +1,23 @@
-"""uvicorn's HTTP and WebSocket protocols with limits on slow and large peers, which uvicorn does not have.
+"""HTTP/1.1 connections for uvicorn, with limits on slow and large peers, which uvicorn's own protocols do not have.
 
 Rule 1: a connection that does not send the whole head of a request in time is closed, and so is one whose body takes
         longer than the application waits for it.
 Rule 2: a head beyond a size is rejected (431) while it arrives.
 Rule 3: trailers are limited in size like a head, and dropped: they never become headers.
 Rule 4: a connection whose client does not read for some time is cut, so that unread responses are freed.
-Rule 5: the head and the body of a response are sent in one write.
-Rule 6: a WebSocket message counts as sent when its client has read nearly all of it.
 """
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+import uvicorn
 
-try:
-    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-except ModuleNotFoundError:
-    # Without the `websocket` extra there are no WebSockets.
-    WebSocketsSansIOProtocol = None  # type: ignore[assignment, misc]
+from operations.front.timing import Scope
+from operations.server.exchange import SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
@@ -27,209 +26,324 @@ BODY_SECONDS: Final = 60.0
 """Time for the body to arrive after the head. The application gives up earlier by itself (`Limits.body_seconds`); this
 also ends requests whose body it does not read."""
 
-SEND_SECONDS: Final = 30.0
-"""Time in which a client must read some of its response."""
+_READ_BUFFER: Final = 64 * 1024
+"""Bytes of a body that wait for the application; beyond that nothing more is read."""
 
-_WRITE_BUFFER: Final = 32 * 1024
-"""Bytes waiting to be sent beyond which the application waits before it sends more."""
+_NEVER: Final = float("inf")
+_rendered: list[Any] = [None, b""]
+"""The last default headers of a server, which replaces them every second, and their bytes."""
 
-_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
+class HTTPProtocol(asyncio.Protocol):
+    """One connection. uvicorn creates it (`Config(http=HTTPProtocol)`) and calls `shutdown`.
 
-class _JoinedWrites:
-    """A transport that sends what is written in one turn of the event loop in one piece."""
+    Args:
+        config: Of the server.
+        server_state: Its open connections and running requests.
+        app_state: Of the application's lifespan.
+        _loop: Unused: the running one counts.
+    """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    __slots__ = (
+        "_app", "_app_state", "_client", "_config", "_due", "_exchange", "_expects_continue", "_headers", "_in_body",
+        "_in_head", "_is_reading", "_local", "_loop", "_overhead", "_parser", "_pending", "_received_body", "_scheme",
+        "_state", "_timer", "_timer_at", "_transport", "_unread_timer", "_url", "drained",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._config = config
+        self._app: Any = config.loaded_app
+        self._app_state = app_state
+        self._state = server_state
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[bytes] = []
-        self._size = 0
-        self.abort = transport.abort
-        self.get_extra_info = transport.get_extra_info
-        self.is_closing = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: Any = None
+        self._client: tuple[str, int] | None = None
+        self._local: tuple[str, int] | None = None
+        self._scheme = "http"
+        self._exchange: Exchange | None = None
+        self._pending: deque[Exchange] = deque()
+        """Requests that were received before the response to the one before was sent."""
+        self.drained: asyncio.Event | None = None
+        """Set when the client has read on; None while nothing waits."""
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = self._due = _NEVER
+        self._is_reading = True
+        self._in_head = self._in_body = False
+        self._overhead = 0
+        """Bytes of the request since the last one of its body: of its head, of chunk sizes, of trailers."""
+        self._received_body = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects_continue = False
 
-    def __getattr__(self, name: str) -> Any:
-        # What is used seldom.
-        return getattr(self._transport, name)
+    # ------------------------------------------------------------ the connection
 
-    def write(self, data: Any) -> None:
-        """Send soon, together with what else is written in this turn."""
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
-        self._waiting.append(data)
-        self._size += len(data)
-        if self._size > _WRITE_BUFFER:
-            self._flush()
-
-    def close(self) -> None:
-        """Send what waits, then close."""
-        self._flush()
-        self._transport.close()
-
-    def get_write_buffer_size(self) -> int:
-        """Return the bytes that were not sent yet."""
-        return self._size + self._transport.get_write_buffer_size()
-
-    def _flush(self) -> None:
-        if self._waiting:
-            waiting, self._waiting, self._size = self._waiting, [], 0
-            self._transport.write(waiting[0] if len(waiting) == 1 else b"".join(waiting))
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
-
-    _alarm: asyncio.TimerHandle | None = None
-    _unread_alarm: asyncio.TimerHandle | None = None
-    _in_head = True
-    _in_request = False
-    _overhead = 0
-    """Bytes of the request since the last one of its body: of its head, of chunk sizes, of trailers."""
-    _body_received = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Expect a request."""
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER)
-        # uvloop joins writes by itself.
-        if type(transport).__module__.startswith("asyncio"):
-            transport = cast("asyncio.Transport", _JoinedWrites(transport))
-        super().connection_made(transport)
-        self._start_alarm(HEAD_SECONDS)
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self._client = _address(transport.get_extra_info("peername"))
+        self._local = _address(transport.get_extra_info("sockname"))
+        if transport.get_extra_info("sslcontext") is not None:
+            self._scheme = "https"
+        self._state.connections.add(self)
+        self._expect(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
-        self._stop_alarm()
+        """End the request that is being served."""
+        self._leave()
+        self._pending.clear()
+        if self._exchange is not None:
+            self._exchange.disconnect()
         self.resume_writing()
-        super().connection_lost(exc)
 
-    def on_message_begin(self) -> None:
-        """Expect the head of a request."""
-        self._in_head = self._in_request = True
-        self._overhead = 0
-        super().on_message_begin()
+    def _leave(self) -> None:
+        self._state.connections.discard(self)
+        self._due = _NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def on_headers_complete(self) -> None:
-        """Expect the body."""
-        self._in_head = False
-        self._stop_alarm()
-        super().on_headers_complete()
-        if not cast("Any", self.parser).should_upgrade():
-            # uvicorn appends trailers to this list; the request keeps its own.
-            self.headers = []
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._body_received = True
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Expect nothing more of this request."""
-        self._in_request = False
-        self._stop_alarm()
-        super().on_message_complete()
-
-    def data_received(self, data: bytes) -> None:
-        """Take bytes; count those that are not of a body, and limit the time for the rest of the request."""
-        self._body_received = False
-        super().data_received(data)
-        # Most requests arrive in one piece and need no timer.
-        if self.transport.is_closing() or not (self._in_head or self._in_request):
-            return
-        self._start_alarm(HEAD_SECONDS if self._in_head else BODY_SECONDS)
-        self._overhead = 0 if self._body_received else self._overhead + len(data)
-        if self._overhead > HEAD_BYTES:
-            if self._in_head:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
-            else:
-                self.transport.abort()
+    def shutdown(self) -> None:
+        """Close the connection once the response that is being sent is complete."""
+        if self._exchange is None:
+            self._transport.close()
+        else:
+            self._exchange.keep_alive = False
 
     def pause_writing(self) -> None:
         """Expect the client to read."""
-        super().pause_writing()
-        if self._unread_alarm is None:
-            self._unread_alarm = self._call_later(SEND_SECONDS, self._cut)
+        self.drained = asyncio.Event()
+        # Closing would wait until the client has read.
+        self._unread_timer = self._loop.call_later(SEND_SECONDS, self._transport.abort)
 
     def resume_writing(self) -> None:
-        """Note that the client has read."""
-        if self._unread_alarm is not None:
-            self._unread_alarm.cancel()
-            self._unread_alarm = None
-        super().resume_writing()
+        """Continue sending: the client has read."""
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        if self.drained is not None:
+            self.drained.set()
+            self.drained = None
 
-    def _start_alarm(self, seconds: float) -> None:
-        if self._alarm is None:
-            self._alarm = self._call_later(seconds, self._give_up)
+    def _expect(self, seconds: float) -> None:
+        """Close the connection after some time, unless something else is expected by then.
 
-    def _stop_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        The timer is moved only if it is too late: most requests need no timer of their own.
+        """
+        self._due = due = self._loop.time() + seconds
+        if self._timer is None or self._timer_at > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._set_timer(due)
 
-    def _call_later(self, seconds: float, action: Any) -> asyncio.TimerHandle:
-        loop = cast("asyncio.AbstractEventLoop", cast("Any", self).loop)
-        return loop.call_later(seconds, action)
+    def _set_timer(self, when: float) -> None:
+        self._timer_at = when
+        self._timer = self._loop.call_at(when, self._check_time)
 
-    def _give_up(self) -> None:
-        self._alarm = None
-        if not self.transport.is_closing():
-            self.transport.close()
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._due == _NEVER:
+            return
+        if self._in_head and self._exchange is not None:
+            # The next request must wait for the response to this one anyway.
+            self._expect(HEAD_SECONDS)
+        elif self._loop.time() >= self._due:
+            self._transport.close()
+        else:
+            self._set_timer(self._due)
 
-    def _cut(self) -> None:
-        # Closing would wait until the client has read.
-        self._unread_alarm = None
-        self.transport.abort()
+    # ------------------------------------------------------------ requests
 
-
-if WebSocketsSansIOProtocol is None:
-    WEBSOCKET_PROTOCOL: Any = "none"
-else:
-
-    class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-        """One WebSocket."""
-
-        _unread_alarm: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            """Limit what waits to be sent."""
-            cast("asyncio.Transport", transport).set_write_buffer_limits(high=_WRITE_BUFFER)
-            super().connection_made(transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            """Stop all timers."""
-            self.resume_writing()
-            super().connection_lost(exc)
-
-        async def send(self, message: Any) -> None:
-            """Send a message; return when the client has read nearly all of it."""
-            await super().send(message)
-            await self.writable.wait()
-
-        def pause_writing(self) -> None:
-            """Expect the client to read."""
-            super().pause_writing()
-            if self._unread_alarm is None:
-                self._watch(self.transport.get_write_buffer_size())
-
-        def resume_writing(self) -> None:
-            """Note that the client has read."""
-            if self._unread_alarm is not None:
-                self._unread_alarm.cancel()
-                self._unread_alarm = None
-            super().resume_writing()
-
-        def _watch(self, unread: int) -> None:
-            loop = asyncio.get_running_loop()
-            self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
-
-        def _cut_unless_read(self, before: int) -> None:
-            unread = self.transport.get_write_buffer_size()
-            if unread < before:
-                self._watch(unread)
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived; count bytes that are not of a body, and limit the time for the rest of the request."""
+        self._received_body = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._is_websocket():
+                self._upgrade(data[upgrade.args[0] :])
+                return
+            # The request is served as if it had not asked for another protocol.
+            self._reject_rest()
+        except httptools.HttpParserError:
+            self._reject_rest()
+            return
+        if not (self._in_head or self._in_body):
+            return
+        if self._due == _NEVER:
+            self._expect(HEAD_SECONDS if self._in_head else BODY_SECONDS)
+        self._overhead = 0 if self._received_body else self._overhead + len(data)
+        if self._overhead > HEAD_BYTES:
+            if self._in_head and self._exchange is None:
+                self._write_error(431)
             else:
-                # Closing would wait until the client has read.
-                self.transport.abort()
+                self._transport.abort()
 
-    WEBSOCKET_PROTOCOL = BoundedWebSocketProtocol
+    def _reject_rest(self) -> None:
+        """Read no further; respond with 400 unless a request is being served."""
+        if self._exchange is None:
+            self._write_error(400)
+        else:
+            (self._pending[-1] if self._pending else self._exchange).keep_alive = False
+            self.pause_reading()
+
+    def _write_error(self, status: int) -> None:
+        self._transport.write(
+            STATUS_LINES[status] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+        self._transport.close()
+
+    def on_message_begin(self) -> None:
+        """Expect the head of a request."""
+        self._in_head = True
+        self._due = _NEVER
+        self._overhead = 0
+        self._url = b""
+        self._headers = []
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the URL."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers are dropped."""
+        if self._in_head:
+            name = name.lower()
+            self._headers.append((name, value))
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._expects_continue = True
+
+    def on_headers_complete(self) -> None:
+        """Serve the request as soon as its turn comes."""
+        parser = self._parser
+        self._in_head = False
+        self._in_body = True
+        self._due = _NEVER
+        if parser.should_upgrade() and self._is_websocket():
+            return
+        version = parser.get_http_version()
+        url = httptools.parse_url(self._url)
+        raw_path: bytes = url.path
+        path = raw_path.decode("ascii")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
+            "http_version": version,
+            "server": self._local,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": parser.get_method().decode("ascii"),
+            "root_path": self._config.root_path,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "state": self._app_state.copy(),
+        }
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        exchange = Exchange(
+            self,
+            self._transport,
+            scope,
+            keep_alive=keep_alive,
+            expects_continue=self._expects_continue,
+        )
+        if self._exchange is None:
+            self._start(exchange)
+        else:
+            self._pending.append(exchange)
+            self.pause_reading()
+
+    def _start(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        tasks = self._state.tasks
+        task = self._loop.create_task(exchange.run(self._app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._received_body = True
+        exchange = self._pending[-1] if self._pending else self._exchange
+        if exchange is not None and exchange.add_body(body) > _READ_BUFFER:
+            self.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """Expect nothing more of this request."""
+        self._in_body = False
+        exchange = self._pending[-1] if self._pending else self._exchange
+        if exchange is not None:
+            exchange.end_body()
+            self._due = _NEVER
+        elif not self._transport.is_closing():
+            # The response was sent before the request was complete.
+            self._expect(self._config.timeout_keep_alive)
+
+    def response_completed(self, *, keep_alive: bool) -> None:
+        """Serve the next request, or wait for one."""
+        self._state.total_requests += 1
+        self._exchange = None
+        if not keep_alive:
+            self._transport.close()
+        elif self._pending:
+            self._start(self._pending.popleft())
+        else:
+            self.resume_reading()
+            if not (self._in_head or self._in_body):
+                self._expect(self._config.timeout_keep_alive)
+
+    def pause_reading(self) -> None:
+        """Read nothing more for now."""
+        if self._is_reading and not self._transport.is_closing():
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        if not (self._is_reading or self._transport.is_closing()):
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    @property
+    def default_headers(self) -> bytes:
+        """The headers of every response, such as its date."""
+        headers = self._state.default_headers
+        if _rendered[0] is not headers:
+            _rendered[:] = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
+        return cast("bytes", _rendered[1])
+
+    # ------------------------------------------------------------ WebSockets
+
+    def _is_websocket(self) -> bool:
+        headers = dict(self._headers)
+        return (
+            headers.get(b"upgrade", b"").lower() == b"websocket"
+            and self._config.ws_protocol_class is not None
+        )
+
+    def _upgrade(self, rest: bytes) -> None:
+        """Let uvicorn's WebSocket protocol read the handshake again, and what follows it."""
+        self._leave()
+        head = [self._parser.get_method(), b" ", self._url, b" HTTP/1.1\r\n"]
+        for name, value in self._headers:
+            head += (name, b": ", value, b"\r\n")
+        create: Callable[..., Any] = self._config.ws_protocol_class  # type: ignore[assignment]
+        protocol = create(config=self._config, server_state=self._state, app_state=self._app_state)
+        protocol.connection_made(self._transport)
+        self._transport.set_protocol(protocol)
+        protocol.data_received(b"".join([*head, b"\r\n", rest]))
+
+
+def _address(name: Any) -> tuple[str, int] | None:
+    """Return the address and port of a socket; None if it has none."""
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None

@@ -17,7 +17,8 @@ from starlette.applications import Starlette
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
-from operations.server.protocol import WEBSOCKET_PROTOCOL, BoundedProtocol
+from operations.server.protocol import HTTPProtocol
+from operations.server.websocket import WEBSOCKET_PROTOCOL
 from operations.types import options_of
 
 logger = logging.getLogger("operations.server")
@@ -79,7 +80,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
         app,
         host=host,
         port=config.port,
-        http=BoundedProtocol,
+        http=HTTPProtocol,
         ws=WEBSOCKET_PROTOCOL,
         # A small compressed message can become a large one.
         ws_per_message_deflate=False,

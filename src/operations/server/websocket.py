@@ -1,0 +1,68 @@
+"""uvicorn's WebSocket protocol, with limits on peers that do not read.
+
+Rule 1: a message counts as sent when its client has read nearly all of it.
+Rule 2: a connection whose client does not read for some time is cut, so that unread messages are freed.
+"""
+
+import asyncio
+from typing import Any, cast
+
+from operations.server.exchange import SEND_SECONDS, WRITE_BUFFER
+
+try:
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+except ModuleNotFoundError:
+    # Without the `websocket` extra there are no WebSockets.
+    WebSocketsSansIOProtocol = None  # type: ignore[assignment, misc]
+
+
+if WebSocketsSansIOProtocol is None:
+    WEBSOCKET_PROTOCOL: Any = "none"
+else:
+
+    class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+        """One WebSocket."""
+
+        _unread_alarm: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            """Limit what waits to be sent."""
+            cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_BUFFER)
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Stop all timers."""
+            self.resume_writing()
+            super().connection_lost(exc)
+
+        async def send(self, message: Any) -> None:
+            """Send a message; return when the client has read nearly all of it."""
+            await super().send(message)
+            await self.writable.wait()
+
+        def pause_writing(self) -> None:
+            """Expect the client to read."""
+            super().pause_writing()
+            if self._unread_alarm is None:
+                self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            """Note that the client has read."""
+            if self._unread_alarm is not None:
+                self._unread_alarm.cancel()
+                self._unread_alarm = None
+            super().resume_writing()
+
+        def _watch(self, unread: int) -> None:
+            loop = asyncio.get_running_loop()
+            self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
+
+        def _cut_unless_read(self, before: int) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread < before:
+                self._watch(unread)
+            else:
+                # Closing would wait until the client has read.
+                self.transport.abort()
+
+    WEBSOCKET_PROTOCOL = BoundedWebSocketProtocol
