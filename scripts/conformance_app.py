@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from operations import CallError, ErrorDefinition, OperationRegistry
 from operations.cli.demo.command import open_demo
-from operations.cli.serving import build_app
+from operations.hub.serving import build_app
 from operations.server.running import build_server
 
 

@@ -44,7 +44,7 @@ CORE = {
 MODULES = {
     "operations.openapi": {"operations.openapi": ""},
     "operations.mcp": {"operations.mcp": ""},
-    "operations.calls": {"operations.calls": "", "operations.calls.hub": "Hub"},
+    "operations.calls": {"operations.calls": "", "operations.calls.hub": "WebSocketHub"},
     "operations.pubsub": {
         "operations.pubsub": "",
         "operations.pubsub.memory": "MemoryTarget",

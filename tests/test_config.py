@@ -17,8 +17,6 @@ from tests.conftest import PROJECT
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, keys_of
 from operations.cli.init import STARTER
-from operations.cli.sources.mcp import client_config
-from operations.cli.sources.openapi import service_config
 from operations.config import (
     Config,
     ConfigError,
@@ -42,6 +40,8 @@ from operations.config.model import (
 )
 from operations.config.places import Places
 from operations.front.config import MCPServerSettings, ServerConfig
+from operations.hub.sources.mcp import client_config
+from operations.hub.sources.openapi import service_config
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,

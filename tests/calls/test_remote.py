@@ -13,7 +13,7 @@ from tests.calls.worlds import BrokerWorld, World
 
 from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.hub import Hub
+from operations.calls.hub import WebSocketHub
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, RegistrationError, TransportError
 from operations.pubsub.memory import MemoryTarget
@@ -191,7 +191,7 @@ async def test_spokes_register_what_they_serve_and_it_goes_when_they_do() -> Non
 
         return registry
 
-    hub = Hub(center)
+    hub = WebSocketHub(center)
     async with serve_websocket(
         hub.attach, identify=lambda request: Identity(request.headers.get("x-name", "?"))
     ) as server:
@@ -218,7 +218,7 @@ async def test_spokes_register_what_they_serve_and_it_goes_when_they_do() -> Non
 
 async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
     center = OperationRegistry()
-    hub = Hub(center)
+    hub = WebSocketHub(center)
     started = asyncio.Event()
     spoke = OperationRegistry()
 
@@ -263,7 +263,7 @@ async def test_a_hostile_spoke_takes_no_name_and_speaks_for_nobody() -> None:
         odd = [7, None, {"name": 1}, {"namespace": "a b", "name": "\n", "type": "query"}]
         return [mine, services, *odd, *(spec(f"n{index}") for index in range(50))]
 
-    hub = Hub(center, max_operations=20)
+    hub = WebSocketHub(center, max_operations=20)
     async with serve_websocket(
         hub.attach, identify=lambda request: Identity(request.headers["x-name"])
     ) as server:
@@ -302,7 +302,7 @@ async def test_a_spoke_that_is_back_before_it_was_missed_keeps_its_operations() 
         return registry
 
     center = OperationRegistry()
-    async with serve_websocket(Hub(center).attach) as server:
+    async with serve_websocket(WebSocketHub(center).attach) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with AsyncExitStack() as old, AsyncExitStack() as new:
             first = await old.enter_async_context(connect_websocket(url))
@@ -327,7 +327,9 @@ async def test_r08_a_websocket_is_refused_in_its_handshake(
     def identify(request: Any) -> Identity:
         raise PermissionError(f"not with {request.headers['authorization']}")
 
-    async with serve_websocket(Hub(OperationRegistry()).attach, identify=identify) as server:
+    async with serve_websocket(
+        WebSocketHub(OperationRegistry()).attach, identify=identify
+    ) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(TransportError, match="403"):
             async with connect_websocket(url, headers={"authorization": "CANARY"}):
@@ -427,7 +429,7 @@ async def test_a_peer_whose_list_is_no_list_only_calls() -> None:
     async def hello() -> str:
         return "hello"
 
-    async with serve_websocket(Hub(center).attach) as server:
+    async with serve_websocket(WebSocketHub(center).attach) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with (
             connect_websocket(url) as target,

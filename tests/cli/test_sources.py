@@ -19,15 +19,15 @@ from tests.servers import running as broker_running
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.calls import serve_calls
-from operations.cli.callers import credential_resolver
 from operations.cli.demo.api import build_api
 from operations.cli.exits import ExitCode
-from operations.cli.hub import Hub, open_hub
-from operations.cli.known_ids import remember_ids
-from operations.cli.serving import build_app
-from operations.cli.sources.mcp import client_config
-from operations.cli.sources.openapi import service_config
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
+from operations.hub.callers import credential_resolver
+from operations.hub.hub import Hub, open_hub
+from operations.hub.known_ids import remember_ids
+from operations.hub.serving import build_app
+from operations.hub.sources.mcp import client_config
+from operations.hub.sources.openapi import service_config
 from operations.openapi import BasicCredential, ClientCredentials, HTTPAuth, RefreshToken
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis

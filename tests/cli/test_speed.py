@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Ran
 
-from operations.cli.hub import open_hub
 from operations.cli.list_ import _show
 from operations.cli.render import Screen
 from operations.config import load_config
+from operations.hub.hub import open_hub
 
 Run = Callable[..., Ran]
 

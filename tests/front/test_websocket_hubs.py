@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from operations import OperationContext, OperationRegistry
-from operations.calls.hub import Hub
+from operations.calls.hub import WebSocketHub
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, create_app
@@ -54,7 +54,7 @@ async def serving(
     registry = files([] if ran is None else ran)
     with anyio.fail_after(20):
         if kind == "hub":
-            async with serve_websocket(Hub(registry).attach, **options) as server:
+            async with serve_websocket(WebSocketHub(registry).attach, **options) as server:
                 yield server.sockets[0].getsockname()[1], "/"
         else:
             app = create_app(
@@ -141,7 +141,7 @@ async def test_the_rejection_comes_before_any_other_step() -> None:
 
 @pytest.mark.requirement("R21")
 async def test_a_hub_answers_to_the_name_it_listens_on() -> None:
-    async with serve_websocket(Hub(files([])).attach, host="127.0.0.2") as server:
+    async with serve_websocket(WebSocketHub(files([])).attach, host="127.0.0.2") as server:
         port = server.sockets[0].getsockname()[1]
         async with connect(f"ws://127.0.0.2:{port}"):
             pass

@@ -27,7 +27,7 @@ from operations.specs import Operation
 logger = logging.getLogger("operations")
 
 
-class Hub:
+class WebSocketHub:
     """Serves a registry to peers and registers what they serve.
 
     Args:
@@ -86,7 +86,7 @@ class Hub:
             self.registry.register(operation)
         except RegistrationError:
             logger.warning(
-                "%s of a peer is not registered: the name is taken. Give each peer a namespace: Hub(namespace=...)",
+                "%s of a peer is not registered: the name is taken. Set WebSocketHub(namespace=...)",
                 operation.spec.id,
             )
 

@@ -12,9 +12,7 @@ from cyclopts import Parameter, validators
 
 from operations._text import counted, suggestion
 from operations.cli.exits import ExitCode, exit_code_of
-from operations.cli.hub import Hub, Wish
 from operations.cli.inputs import put_file, read_input
-from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
@@ -26,6 +24,8 @@ from operations.cli.terminal import terminal_channel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
+from operations.hub.hub import Hub, Wish
+from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec, OperationType
 
 

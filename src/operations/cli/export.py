@@ -10,13 +10,13 @@ from operations._text import suggestion
 from operations.cli.exports.losses import Loss
 from operations.cli.exports.python_client import python_client
 from operations.cli.exports.tools import mcp_tools, provider_tools
-from operations.cli.hub import Hub
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen, encoded
 from operations.cli.session import open_session
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
+from operations.hub.hub import Hub
 from operations.openapi import to_openapi
 from operations.specs import OperationSpec
 

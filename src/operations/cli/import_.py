@@ -16,12 +16,12 @@ from rich.text import Text
 from operations._json import object_of
 from operations._text import counted
 from operations.cli.exits import ExitCode
-from operations.cli.hub import Source, open_hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line, plain
 from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
 from operations.errors import OperationsError
+from operations.hub.hub import Source, open_hub
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 

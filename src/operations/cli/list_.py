@@ -6,12 +6,12 @@ from cyclopts import Parameter
 
 from operations._text import counted
 from operations.cli.exits import ExitCode
-from operations.cli.hub import Hub, Wish, is_called
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
 from operations.context import OperationContext
 from operations.front.search import Gateway
+from operations.hub.hub import Hub, Wish, is_called
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 

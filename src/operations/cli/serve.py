@@ -7,12 +7,12 @@ from rich.text import Text
 
 from operations._signals import shutdown_event
 from operations._text import counted
-from operations.cli.hub import Hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.serving import build_app, doors_of, listen_config, mcp_server
 from operations.cli.session import open_session
 from operations.errors import OperationsError
+from operations.hub.hub import Hub
+from operations.hub.serving import build_app, doors_of, listen_config, mcp_server
 from operations.server.running import InsecureBindError, is_loopback, running
 
 Door = Literal["http", "mcp", "websocket", "console"]

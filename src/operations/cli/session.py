@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from operations._text import counted
-from operations.cli.hub import ALL, Hub, Wish, open_hub
-from operations.cli.known_ids import recall_ids, remember_ids
 from operations.cli.options import DEFAULTS, Common
 from operations.cli.render import Screen
 from operations.config import ConfigFile
+from operations.hub.hub import ALL, Hub, Wish, open_hub
+from operations.hub.known_ids import recall_ids, remember_ids
 
 
 @asynccontextmanager

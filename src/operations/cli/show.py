@@ -8,8 +8,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from operations.access import AccessControl
-from operations.cli.hub import Source, Wish
-from operations.cli.known_ids import complete_ids
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
@@ -17,6 +15,8 @@ from operations.cli.render import STYLES, Screen, encoded, first_line, plain
 from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.front.search import Gateway
+from operations.hub.hub import Source, Wish
+from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec
 
 _DEPTH = 6

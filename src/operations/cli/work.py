@@ -6,13 +6,13 @@ from operations._signals import shutdown_event
 from operations._text import counted, suggestion
 from operations.calls import serve_calls
 from operations.calls.config import WorkerConfig
-from operations.cli.callers import credential_resolver
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.session import open_file
-from operations.cli.sources.broker import connect_broker, worker_config
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.errors import OperationsError
+from operations.hub.callers import credential_resolver
+from operations.hub.sources.broker import connect_broker, worker_config
 
 
 @command

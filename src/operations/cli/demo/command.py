@@ -14,13 +14,13 @@ from operations._signals import shutdown_event
 from operations.access import Identity
 from operations.cli.demo.api import build_api
 from operations.cli.demo.tour import run_tour
-from operations.cli.hub import Hub, open_hub
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.serve import announce
-from operations.cli.serving import build_app, doors_of
 from operations.config import ConfigFile, load_config
 from operations.config.reading import FILE_NAME, VARIABLE
 from operations.errors import OperationsError
+from operations.hub.hub import Hub, open_hub
+from operations.hub.serving import build_app, doors_of
 from operations.server import hash_key, new_key
 from operations.server.running import running
 

@@ -3,8 +3,8 @@
 import sys
 from contextlib import redirect_stdout
 
-from operations.cli.sources import Opened
 from operations.config import ConfigFile
+from operations.hub.sources import Opened
 from operations.scanner import scan_operations
 
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from operations.access import AccessControl
-from operations.cli.sources import MCPFile, Opened, per_source
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
+from operations.hub.sources import MCPFile, Opened, per_source
 from operations.mcp import (
     MCPClient,
     MCPClientConfig,

@@ -7,9 +7,9 @@ from typing import cast
 
 from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
-from operations.cli.sources import Opened
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
+from operations.hub.sources import Opened
 from operations.pubsub.base import EventTarget
 from operations.specs import Operation
 

@@ -1,36 +1,39 @@
-"""What a config names, open and in one registry.
+"""Open the sources that a config names, and put their operations into one registry.
 
-Rule 1: sources are opened side by side, and one that fails costs no other anything: it is told, not raised.
+Rule 1: sources are opened concurrently. A source that fails is reported, and the others work.
 Rule 2: a kind of source is imported when the config has one of it.
-Rule 3: a command says what it wants of them (`Wish`), and the others stay closed. What an operation calls in turn is
-        opened when it calls it.
+Rule 3: a command may want a part of them (`Wish`); the others stay closed. An operation that a handler calls is opened
+        when it is called.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from operations._text import suggestion
 from operations.access import Identity
-from operations.cli.journal import recording
-from operations.cli.known_ids import recall_ids
-from operations.cli.sources import Kind, MCPFile, Opened
-from operations.cli.sources.local import open_modules
-from operations.config import ConfigError, ConfigFault, ConfigFile
+from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
+from operations.config.reading import FILE_NAME
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
+from operations.hub.journal import recording
+from operations.hub.known_ids import recall_ids
+from operations.hub.sources import Kind, MCPFile, Opened
+from operations.hub.sources.local import open_modules
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
 from operations.specs import OperationSpec
 
 _OPENERS: dict[Kind, str] = {
-    "openapi": "operations.cli.sources.openapi:open_service",
-    "mcp": "operations.cli.sources.mcp:open_server",
-    "broker": "operations.cli.sources.broker:open_workers",
+    "openapi": "operations.hub.sources.openapi:open_service",
+    "mcp": "operations.hub.sources.mcp:open_server",
+    "broker": "operations.hub.sources.broker:open_workers",
 }
 
 Opener = Callable[[str, Any, ConfigFile], Awaitable[Opened]]
@@ -111,14 +114,29 @@ class Source:
         return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Hub:
-    """A registry, and where each of its operations comes from."""
+    """A registry, the source of each of its operations, and the application that serves them.
+
+    Attributes:
+        registry: Everything that is open.
+        file: The config.
+        sources: What became of each entry of the config.
+    """
 
     registry: OperationRegistry
     file: ConfigFile
     sources: list[Source] = field(default_factory=list[Source])
     _by_id: dict[str, Source] = field(default_factory=dict[str, Source])
+
+    @cached_property
+    def app(self) -> Any:
+        """The ASGI application that `operations serve` runs, with the HTTP API, MCP, WebSocket and console.
+
+        Raises:
+            ConfigError: If a key is not where the config says.
+        """
+        return import_module("operations.hub.serving").build_app(self)
 
     def add(self, source: Source) -> None:
         """Note a source."""
@@ -226,15 +244,26 @@ class Hub:
 
 
 @asynccontextmanager
-async def open_hub(file: ConfigFile, wish: Wish = ALL) -> AsyncGenerator[Hub]:
-    """Open the sources of a config that are wanted, for the length of an `async with` block."""
-    config = file.config
+async def open_hub(
+    config: ConfigFile | Path | str = FILE_NAME, wish: Wish = ALL
+) -> AsyncGenerator[Hub]:
+    """Open the sources of a config for the length of an `async with` block.
+
+    Args:
+        config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
+        wish: The sources that are wanted; all by default.
+
+    Raises:
+        ConfigError: If the file cannot be used.
+    """
+    file = config if isinstance(config, ConfigFile) else load_config(Path(config))
+    settings = file.config
     # What is open is closed in any case: also where opening is interrupted, or an id is taken.
     async with AsyncExitStack() as services:
         late = _Late()
         registry = OperationRegistry(
-            output=config.output,
-            max_threads=config.limits.threads,
+            output=settings.output,
+            max_threads=settings.limits.threads,
             remote=None if wish.operation is None else late,
         )
         hub = Hub(registry=registry, file=file)

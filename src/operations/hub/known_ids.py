@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from operations.cli.journal import journal_path
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
+from operations.hub.journal import journal_path
 
 
 def _path(file: ConfigFile) -> Path:

@@ -8,11 +8,11 @@ from starlette.applications import Starlette
 
 from operations._host_rules import LOOPBACK
 from operations.access import Identity
-from operations.cli.callers import callers_by_hash, credential_resolver
-from operations.cli.hub import Hub
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.front.limits import Limits
+from operations.hub.callers import callers_by_hash, credential_resolver
+from operations.hub.hub import Hub
 from operations.mcp import RegistryServer
 from operations.server import APIKeys, IdentityResolver, create_app
 

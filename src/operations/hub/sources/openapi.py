@@ -3,9 +3,9 @@
 from typing import Any
 
 from operations.access import AccessControl
-from operations.cli.sources import Opened, per_source
 from operations.config import ConfigFile
 from operations.config.model import OpenAPIEntry
+from operations.hub.sources import Opened, per_source
 from operations.openapi import (
     HTTPServiceConfig,
     OpenAPIService,

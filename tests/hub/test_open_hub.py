@@ -1,0 +1,55 @@
+"""A hub is opened from its file, by code as by the command line."""
+
+from pathlib import Path
+
+import aiohttp
+import anyio
+import pytest
+
+from operations.config import ConfigError
+from operations.hub import open_hub
+from operations.server.running import running
+
+pytestmark = pytest.mark.anyio
+
+MODULE = """
+from operations import operation
+
+
+@operation("hello.greet", type="query")
+async def greet(name: str) -> str:
+    return f"Hello, {name}!"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "hello.py").write_text(MODULE)
+    (tmp_path / "operations.toml").write_text('modules = ["hello.py"]\n[trace]\nenabled = false\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+async def test_a_file_gives_a_registry_and_an_application(folder: Path, kind: type) -> None:
+    with anyio.fail_after(60):
+        async with open_hub(kind(folder / "operations.toml")) as hub:
+            assert (
+                await hub.registry.execute("hello.greet", {"name": "Ann"})
+            ).data == "Hello, Ann!"
+            assert hub.app is hub.app
+            for _ in range(2):
+                async with running(hub.app) as url, aiohttp.ClientSession() as session:
+                    async with session.get(f"{url}/hello/greet?name=Ben") as response:
+                        assert await response.json() == "Hello, Ben!"
+                    async with session.get(f"{url}/") as response:
+                        assert response.status == 200
+                    async with session.get(f"{url}/mcp") as response:
+                        assert response.status != 404
+
+
+async def test_a_wrong_file_is_reported(folder: Path) -> None:
+    (folder / "operations.toml").write_text("[serve]\nprot = 1\n")
+
+    with pytest.raises(ConfigError, match="port"):
+        async with open_hub(folder / "operations.toml"):
+            pass
