@@ -202,8 +202,13 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         result: dict[str, Any] = {}
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() else _key(key)
-            # Most items are ASCII text: skip a call.
-            if type(item) is str and item.isascii():
+            kind = type(item)
+            # Most items are scalars: skip a call.
+            if (
+                (kind is str and item.isascii())
+                or kind in _PLAIN
+                or (kind is int and TOO_LOW < item < TOO_LONG)
+            ):
                 result[name] = item
                 continue
             try:
@@ -226,6 +231,9 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
             raise JSONValueError(_TOO_DEEP)
         items: list[Any] = []
         for index, item in enumerate(value):
+            if type(item) is str and item.isascii():
+                items.append(item)
+                continue
             try:
                 items.append(to_json(item, max_depth - 1))
             except JSONValueError as error:

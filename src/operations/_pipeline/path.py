@@ -96,8 +96,10 @@ async def invoke(
         envelope = plan.finish(result)
         if series is not None:
             meta = envelope.meta
-            if began or type(meta) is not LocalResponseMeta or meta.changes:
+            if type(meta) is not LocalResponseMeta or meta.changes:
                 _count(series, envelope, context, began)
+            elif began:
+                series.finish(None, perf_counter() - began)
             else:
                 series.untimed += 1
     except BaseException as error:  # noqa: BLE001 - rule 2

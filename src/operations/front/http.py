@@ -200,6 +200,18 @@ class RequestPipeline:
         reply = self.failure(_too_late(state), state)
         self.front.registry.keep(asyncio.ensure_future(reply.send(state.send)))
 
+    def is_anonymous(self, state: RequestState) -> bool:
+        """Return whether the request can have no identity because clients cannot authenticate; it is then noted.
+
+        This is `identify` for such servers, without the cost of a coroutine.
+        """
+        scope = state.scope
+        if self.resolve is not None or IDENTITY in scope or _AUTH_ERROR in scope:
+            return False
+        scope[IDENTITY] = None
+        state.identified(None)
+        return True
+
     async def identify(self, state: RequestState) -> Identity | None:
         """Find out who sends a request, also for mounted applications. The request's time counts.
 
@@ -208,6 +220,8 @@ class RequestPipeline:
             RequestError: 401 if a credential is wrong or could not be checked.
         """
         scope = state.scope
+        if self.is_anonymous(state):
+            return None
         if _AUTH_ERROR in scope:
             raise scope[_AUTH_ERROR]
         if IDENTITY in scope:
@@ -215,26 +229,24 @@ class RequestPipeline:
             state.credential = scope.get(CREDENTIAL)
             state.identified(scope[IDENTITY])
             return state.identity
-        identity = None
-        if self.resolve is not None:
-            timeout, ahead = state.timeout, PeekableReceive(state.receive)
-            state.seconds = self._seconds(state.headers, self.front.timeout)
-            timeout.start(state.seconds, ahead.peek)
-            try:
-                identity = await self.authenticate(scope)
-            except CallError as error:
-                # The same at every path: an application around this one may pass the request on.
-                scope[_AUTH_ERROR] = error
-                timeout.pause()
-                state.receive = ahead.receive
-                raise
-            if timeout.disconnected:
-                raise ClientDisconnectedError
-            if timeout.timed_out:
-                raise _too_late(state)
+        timeout, ahead = state.timeout, PeekableReceive(state.receive)
+        state.seconds = self._seconds(state.headers, self.front.timeout)
+        timeout.start(state.seconds, ahead.peek)
+        try:
+            identity = await self.authenticate(scope)
+        except CallError as error:
+            # The same at every path: an application around this one may pass the request on.
+            scope[_AUTH_ERROR] = error
             timeout.pause()
             state.receive = ahead.receive
-            state.credential = scope.get(CREDENTIAL)
+            raise
+        if timeout.disconnected:
+            raise ClientDisconnectedError
+        if timeout.timed_out:
+            raise _too_late(state)
+        timeout.pause()
+        state.receive = ahead.receive
+        state.credential = scope.get(CREDENTIAL)
         scope[IDENTITY] = identity
         state.identified(identity)
         return identity

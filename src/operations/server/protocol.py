@@ -237,7 +237,7 @@ class HTTPProtocol(asyncio.Protocol):
         path = raw_path.decode("ascii")
         scope: Scope = {
             "type": "http",
-            "asgi": {"version": self._config.asgi_version, "spec_version": "2.3"},
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "server": self._local,
             "client": self._client,

@@ -61,7 +61,10 @@ class _Path:
 
     async def _call(self, state: RequestState) -> Reply | None:
         pipeline = self._pipeline
-        if not await self._is_visible(state):
+        is_visible = (self._is_open and pipeline.is_anonymous(state)) or await self._is_visible(
+            state
+        )
+        if not is_visible:
             await self._elsewhere(state.scope, state.receive, state.send)
             return None
         pipeline.admit(state, keeps_time=True)
