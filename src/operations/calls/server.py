@@ -396,8 +396,7 @@ class CallServer:
         try:
             if spec is not None:
                 front.enforce_visible(spec, identity)
-            front.rate.spend(caller)
-            slot = front.enter(caller, is_stream=is_stream(registry, job.request))
+            slot = front.admit(caller, is_stream=is_stream(registry, job.request))
         except CallError as error:
             self._refuse(job, error)
             return

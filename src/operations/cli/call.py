@@ -19,11 +19,13 @@ from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
 from operations.cli.reading import faults_of
 from operations.cli.render import Screen
-from operations.cli.session import open_session
+from operations.cli.session import open_front, open_session
 from operations.cli.terminal import terminal_channel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
+from operations.front.identity import caller_key
+from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, Wish
 from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec, OperationType
@@ -61,9 +63,13 @@ async def call(
     """
     screen = common.screen()
     async with open_session(common, screen, Wish(operation=operation_id)) as hub:
+        front = open_front(hub)
+        who = caller(hub, as_)
         spec = hub.spec(operation_id)
+        if not who.trusted:
+            front.enforce_visible(spec, who.identity)
         outline = Outline.of(spec.input_schema)
-        value = read_input(input, outline)
+        value = read_input(input, outline, front.limits)
         operation = hub.registry.get(operation_id)
         files = None if operation is None else operation.files
         for each in upload:
@@ -71,31 +77,30 @@ async def call(
         saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        with terminal_channel(screen, operation_id) as (channel, clear):
-            context = msgspec.structs.replace(
-                caller(hub, as_),
-                channel=channel,
-                # A large file takes its time; the service ends a transfer that stands still.
-                deadline=_deadline(hub, spec, timeout, has_default=not upload and not saves),
+        is_stream = spec.type is OperationType.SUBSCRIPTION
+        # A large file takes its time; the service ends a transfer that makes no progress.
+        has_default = not (is_stream or upload or saves)
+        seconds = front.timeout if timeout is None and has_default else timeout
+        deadline = None if seconds is None else (time() + seconds) * 1000
+        with (
+            front.admit(caller_key(who.identity, "terminal"), is_stream=is_stream),
+            terminal_channel(screen, operation_id) as (channel, clear),
+        ):
+            context = front.context(
+                who.identity, deadline=deadline, channel=channel, trusted=who.trusted
             )
             if saves and files is not None:
                 value = {**value, files.save_to: output}
             printer = _Printer(screen, clear, whole=envelope, file=None if saves else output)
             try:
-                if spec.type is OperationType.SUBSCRIPTION:
+                if is_stream:
                     return await _follow(hub, spec, value, context, printer, count)
                 return printer.result(await hub.registry.execute(operation_id, value, context))
             except CallError as error:
                 _advise(error, outline)
-                raise
-
-
-def _deadline(
-    hub: Hub, spec: OperationSpec, timeout: float | None, *, has_default: bool
-) -> float | None:
-    if timeout is None and has_default and spec.type is not OperationType.SUBSCRIPTION:
-        timeout = hub.file.config.limits.timeout
-    return None if timeout is None else (time() + timeout) * 1000
+                expose = who.trusted or front.expose_errors
+                public = public_error(error, context.request_id, expose=expose, log=common.verbose)
+                raise public from error
 
 
 async def _follow(

@@ -4,7 +4,8 @@
     call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
     call ID -                 JSON from the pipe       call ID a=@file         a value from a file
 
-Rule 1: a value is read as what its schema says. Whether it is valid is for the call to decide, as for every caller.
+Rule 1: the same limits apply to it as to a request over a network, before it is decoded.
+Rule 2: a value is read as what its schema says. Whether it is valid is for the call to decide, as for every caller.
 """
 
 import re
@@ -16,9 +17,19 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import is_list, is_object
+from operations._json import (
+    WRAPPING_DEPTH,
+    JSONLimitError,
+    JSONValueError,
+    count_values,
+    decode_json,
+    is_list,
+    is_object,
+)
 from operations.cli.outline import Outline
 from operations.errors import CallError, ErrorCode
+from operations.front.http_errors import too_large
+from operations.front.limits import Limits
 from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
@@ -26,22 +37,25 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _BINARY = frozenset({"binary", "byte", "base64"})
 
 
-def read_input(arguments: Sequence[str], outline: Outline) -> Any:
-    """The input that the arguments of a call stand for.
+def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> Any:
+    """Return the input that the arguments of a call stand for.
 
     Raises:
-        CallError: `VALIDATION_ERROR`, if they cannot be read as what the schema says.
+        CallError: `VALIDATION_ERROR`, if they cannot be read as what the schema says; `RESOURCE_EXHAUSTED` beyond a
+            limit.
     """
     if not arguments:
         return {} if _takes_object(outline) else None
     pairs = [_PAIR.fullmatch(argument) for argument in arguments]
     if len(arguments) == 1 and (pairs[0] is None or arguments[0].startswith("@")):
-        return _whole(arguments[0])
+        return _whole(arguments[0], limits)
     value: JSONObject = {}
     for argument, pair in zip(arguments, pairs, strict=True):
         if pair is None:
             raise _unreadable(f"{argument!r}", "is neither key=value nor the only argument")
-        _put(value, pair["key"].split("."), pair["sign"], pair["value"], outline)
+        _put(value, pair["key"].split("."), pair["sign"], pair["value"], outline, limits)
+    if count_values(value, limits.values) > limits.values:
+        raise too_large(f"The input holds more than {limits.values:,} values")
     return value
 
 
@@ -128,22 +142,31 @@ def _takes_object(outline: Outline) -> bool:
     return "object" in outline.types or bool(outline.properties)
 
 
-def _whole(argument: str) -> Any:
-    """The whole input: JSON, a file, or the pipe."""
+def _whole(argument: str, limits: Limits) -> Any:
+    """Return the whole input: JSON, a file, or standard input."""
     if argument == "-":
-        return _json(sys.stdin.buffer.read(), "standard input")
+        return _json(sys.stdin.buffer.read(limits.body_bytes + 1), "standard input", limits)
     if argument.startswith("@"):
-        return _json(_file(argument[1:]), argument[1:])
-    return _json(argument.encode(), "the input")
+        return _json(_file(argument[1:]), argument[1:], limits)
+    return _json(argument.encode(), "the input", limits)
 
 
-def _json(text: bytes, what: str, keys: Sequence[str] = ()) -> Any:
+def _json(text: bytes, what: str, limits: Limits, keys: Sequence[str] = ()) -> Any:
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        return decode_json(
+            text,
+            max_bytes=limits.body_bytes,
+            max_values=limits.values,
+            max_depth=limits.depth + WRAPPING_DEPTH,
+        )
+    except JSONLimitError as error:
+        if error.limit == "depth":
+            raise _unreadable(what, error.reason, keys) from None
+        raise too_large(f"{what} {error.reason}") from None
+    except JSONValueError as error:
         plain = keys or text.lstrip()[:1] in (b"{", b"[")
         hint = "" if plain else "; for a single value write key=value"
-        raise _unreadable(what, f"is not JSON: {error}{hint}", keys) from None
+        raise _unreadable(what, f"{error.reason}{hint}", keys) from None
 
 
 def _file(path: str, keys: Sequence[str] = ()) -> bytes:
@@ -153,7 +176,9 @@ def _file(path: str, keys: Sequence[str] = ()) -> bytes:
         raise _unreadable(path, f"cannot be read: {error.strerror}", keys) from None
 
 
-def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline) -> None:
+def _put(
+    value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline, limits: Limits
+) -> None:
     """Set one key, which may lead into objects, and repeat for lists."""
     name = ".".join(keys)
     if keys[0] not in outline.properties and name in outline.properties:
@@ -166,7 +191,7 @@ def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outl
         value = cast("JSONObject", inner)
     last = keys[-1]
     wanted = outline.properties.get(last, Outline({}))
-    found = _value(sign, text, wanted, keys)
+    found = _value(sign, text, wanted, keys, limits)
     if last in value:
         if not isinstance(value[last], list):
             raise _unreadable(name, "is given twice", keys)
@@ -175,10 +200,10 @@ def _put(value: JSONObject, keys: list[str], sign: str, text: str, outline: Outl
         value[last] = found
 
 
-def _value(sign: str, text: str, outline: Outline, keys: list[str]) -> Any:
+def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limits) -> Any:
     name = ".".join(keys)
     if sign == ":=":
-        return _json(text.encode(), name, keys)
+        return _json(text.encode(), name, limits, keys)
     if not text.startswith("@") or len(text) == 1:
         return typed(text, outline, name, keys)
     data = _file(text[1:], keys)

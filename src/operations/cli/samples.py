@@ -12,6 +12,7 @@ from operations.cli.inputs import read_input
 from operations.cli.outline import Outline
 from operations.cli.render import encoded
 from operations.errors import CallError, SchemaError
+from operations.front.limits import Limits
 from operations.schema import Schema
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -149,6 +150,6 @@ def _pairs(value: JSONObject, prefix: str) -> Iterator[str]:
 
 def _reads_as(arguments: list[str], outline: Outline, value: JSONObject) -> bool:
     try:
-        return bool(read_input(arguments, outline) == value)
+        return bool(read_input(arguments, outline, Limits()) == value)
     except CallError:
         return False

@@ -8,6 +8,9 @@ from operations._text import counted
 from operations.cli.options import DEFAULTS, Common
 from operations.cli.render import Screen
 from operations.config import ConfigFile
+from operations.front.config import ServerConfig
+from operations.front.front import Front
+from operations.hub.callers import limits_of
 from operations.hub.hub import ALL, Hub, Wish, open_hub
 from operations.hub.known_ids import recall_ids, remember_ids
 
@@ -47,6 +50,18 @@ async def open_file(
             # From here on warnings are about calls, and nothing else tells them.
             logging.getLogger("operations").setLevel(logging.WARNING)
         yield hub
+
+
+def open_front(hub: Hub) -> Front:
+    """Return the front for calls of the operator, with the limits and rules of `operations serve`."""
+    options = hub.file.options(ServerConfig, hub.file.config.serve)
+    return Front(
+        hub.registry,
+        limits_of(hub.file),
+        timeout=hub.file.config.limits.timeout,
+        expose_errors=options.get("expose_errors", False),
+        scopes_supported=options.get("scopes_supported", ()),
+    )
 
 
 def _tell(hub: Hub, wish: Wish, screen: Screen, *, hints: str, verbose: bool) -> None:

@@ -72,6 +72,15 @@ class Front:
         """
         return (self.streams if is_stream else self.calls).enter(caller)
 
+    def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
+        """Count a call or a stream against its caller's rate, and return a slot for it.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` beyond a limit.
+        """
+        self.rate.spend(caller)
+        return self.enter(caller, is_stream=is_stream)
+
     def context(
         self,
         identity: Identity | None,
@@ -79,13 +88,18 @@ class Front:
         deadline: float | None,
         metadata: Mapping[str, Any] = NOTHING,
         channel: CallerChannel = ENTRY,
+        trusted: bool = False,
     ) -> OperationContext:
-        """Return the context of one call; `deadline` is in milliseconds since the epoch."""
+        """Return the context of one call; `deadline` is in milliseconds since the epoch.
+
+        Only the command line sets `trusted`, for the operator.
+        """
         return OperationContext(
             identity=identity,
             deadline=deadline,
             metadata=metadata,
             channel=channel,
+            trusted=trusted,
             registry=self.registry,
         )
 

@@ -32,10 +32,15 @@ _OUR_FAULT = frozenset({401, 407, 421})
 """Statuses by which an API rejects us, not our caller."""
 
 
-def public_error(error: CallError, request_id: str, *, expose: bool = False) -> CallError:
+def public_error(
+    error: CallError, request_id: str, *, expose: bool = False, log: bool = True
+) -> CallError:
     """Return `error` as an external caller may see it; the rest is logged."""
     if error.unexpected:
-        logger.error("request %s failed", printable(request_id), exc_info=error.__cause__ or error)
+        if log:
+            logger.error(
+                "request %s failed", printable(request_id), exc_info=error.__cause__ or error
+            )
         if not expose:
             return CallError(
                 error.code,

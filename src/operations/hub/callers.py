@@ -1,10 +1,20 @@
-"""Who calls from outside, as `[access]` of a config says."""
+"""Build what the front needs from a config: its limits, and the callers of `[access]`."""
 
 from hashlib import sha256
 
 from operations.access import Identity
 from operations.config import ConfigFile
 from operations.front.identity import CredentialResolver
+from operations.front.limits import Limits
+
+
+def limits_of(file: ConfigFile) -> Limits:
+    """Return the limits of a config, which are the same at every entry point.
+
+    Raises:
+        ConfigError: If a value is wrong.
+    """
+    return Limits(**file.options(Limits, file.config.limits))
 
 
 def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:

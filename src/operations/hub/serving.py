@@ -10,8 +10,7 @@ from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
-from operations.front.limits import Limits
-from operations.hub.callers import callers_by_hash, credential_resolver
+from operations.hub.callers import callers_by_hash, credential_resolver, limits_of
 from operations.hub.hub import Hub
 from operations.mcp import RegistryServer
 from operations.server import APIKeys, IdentityResolver, create_app
@@ -51,7 +50,7 @@ def build_app(
         identity=resolvers(file) or None,
         resolve=credential_resolver(file),
         allowed_hosts=hosts,
-        limits=Limits(**file.options(Limits, config.limits)),
+        limits=limits_of(file),
         timeout=config.limits.timeout,
     )
 
@@ -65,6 +64,8 @@ def mcp_server(hub: Hub, identity: Identity | None) -> RegistryServer:
         identity=identity,
         timeout=hub.file.config.limits.timeout,
         expose_errors=options.get("expose_errors", False),
+        limits=limits_of(hub.file),
+        scopes_supported=options.get("scopes_supported", ()),
     )
     return RegistryServer(hub.registry, settings)
 

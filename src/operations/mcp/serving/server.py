@@ -11,7 +11,6 @@ from mcp import MCPError
 from mcp.server import NotificationOptions, Server
 from mcp.server.connection import Connection
 from mcp.server.models import InitializationOptions
-from mcp.server.stdio import stdio_server
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
     ListenHandler,
@@ -53,6 +52,7 @@ from operations.mcp.serving.channels import RequestContext, channel_for, connect
 from operations.mcp.serving.conversations import Conversations, can_answer
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
+from operations.mcp.serving.stdio import bounded_stdio
 from operations.observe import CallEvent
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
@@ -118,7 +118,7 @@ class RegistryServer(Server[None]):
 
     async def run_stdio(self) -> None:
         """Serve the process that started this one, until it closes our stdin."""
-        async with stdio_server() as (incoming, outgoing):
+        async with bounded_stdio(self._front.limits) as (incoming, outgoing):
             await self.run(incoming, outgoing, self.create_initialization_options())
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
@@ -227,8 +227,7 @@ class RegistryServer(Server[None]):
         if request.request is None:
             # Nothing has admitted it yet.
             try:
-                asker.front.rate.spend(asker.caller)
-                slot = asker.front.enter(asker.caller)
+                slot = asker.front.admit(asker.caller)
             except CallError as error:
                 raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
             with slot:
