@@ -274,6 +274,7 @@ class MalformedEvent(msgspec.Struct, frozen=True):
     type: str = ""
     request_id: str = ""
     reply_to: str = ""
+    code: str = ErrorCode.VALIDATION_ERROR
 
 
 def read_event(
@@ -309,6 +310,8 @@ def _over_limit(body: bytes, error: JSONLimitError) -> CallEvent | UnknownEvent 
             message=f"the result {error.reason}",
         )
         return CallFailed(payload=payload)
+    if isinstance(event, MalformedEvent) and error.limit != "depth":
+        return msgspec.structs.replace(event, code=ErrorCode.RESOURCE_EXHAUSTED)
     return event
 
 

@@ -329,7 +329,7 @@ class CallServer:
         address = reply_to or event.reply_to
         if event.type != PUT_TYPE or not event.request_id or not address:
             return None
-        error = CallError(ErrorCode.VALIDATION_ERROR, f"the request is malformed: {event.reason}")
+        error = CallError(event.code, f"the request is malformed: {event.reason}")
         return self._reply_cache.object_to(event.request_id, address, error)
 
     def undelivered(self, key: str) -> None:

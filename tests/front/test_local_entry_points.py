@@ -1,0 +1,203 @@
+"""The command line and MCP on standard input have the outcomes of every other entry point."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+from tests.front.outcomes import ACCESS, SIZES
+
+from operations._names import tool_name
+from operations.server import Limits
+
+OPERATIONS = """
+import asyncio
+
+from operations import operation
+
+
+@operation("test.open")
+async def opened(value: object = None) -> str:
+    return "fine"
+
+
+@operation("test.advertised", scopes=["run"])
+async def advertised() -> str:
+    return "fine"
+
+
+@operation("test.hidden", scopes=["secret"])
+async def hidden() -> str:
+    return "fine"
+
+
+@operation("test.wait")
+async def wait() -> str:
+    await asyncio.Event().wait()
+    return "fine"
+
+
+@operation("test.broken")
+async def broken() -> str:
+    raise RuntimeError("CANARY")
+"""
+
+CONFIG = """
+modules = ["ops.py"]
+
+[access.keys.ann]
+sha256 = "{hash}"
+scopes = ["run"]
+
+[access.keys.bob]
+sha256 = "{other}"
+scopes = ["other"]
+
+[serve]
+scopes_supported = ["run"]
+
+[limits]
+request_bytes = {body_bytes}
+values = {values}
+per_caller = {calls_per_caller}
+burst = {burst}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "ops.py").write_text(OPERATIONS)
+    configure(tmp_path, Limits())
+    return tmp_path
+
+
+def configure(folder: Path, limits: Limits) -> None:
+    text = CONFIG.format(
+        hash="0" * 64,
+        other="1" * 64,
+        body_bytes=limits.body_bytes,
+        values=limits.values,
+        calls_per_caller=limits.calls_per_caller,
+        burst=limits.burst,
+    )
+    if limits.rate_per_caller is not None:
+        text += f"rate_per_caller = {limits.rate_per_caller}\n"
+    (folder / "operations.toml").write_text(text)
+
+
+async def over_terminal(folder: Path, operation: str, value: Any, key: str | None) -> str:
+    """Call with the command; return `fine` or the code of the error."""
+    arguments = ("call", operation, "-", "--as", key or "anonymous", "--json")
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "operations", *arguments),
+        cwd=folder,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await child.communicate(msgspec.json.encode(value))
+    assert b"CANARY" not in out + err
+    if not child.returncode:
+        return str(msgspec.json.decode(out))
+    return str(msgspec.json.decode(err.splitlines()[-1])["error"]["code"])
+
+
+@asynccontextmanager
+async def stdio(folder: Path, key: str | None) -> AsyncGenerator[Client]:
+    identity = () if key is None else ("--as", key)
+    child = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "operations", "serve", "--stdio", *identity],
+        cwd=folder,
+        env=dict(os.environ),
+    )
+    with anyio.fail_after(60):
+        async with Client(child) as client:
+            yield client
+
+
+async def over_stdio(client: Client, operation: str, value: Any) -> str:
+    try:
+        result = await client.call_tool(tool_name(operation), value)
+    except MCPError as error:
+        if error.message.startswith("Unknown tool"):
+            return "OPERATION_NOT_FOUND"
+        return str(error.data["code"])
+    assert "CANARY" not in repr(result)
+    if not result.is_error:
+        return "fine"
+    wire = result.structured_content or next(iter((result.meta or {}).values()))
+    return str(wire["code"])
+
+
+@pytest.mark.requirement("R07", "R54")
+@pytest.mark.parametrize(("operation", "key", "outcome"), ACCESS)
+async def test_access_at_the_command_line(
+    folder: Path, operation: str, key: str | None, outcome: str
+) -> None:
+    assert await over_terminal(folder, operation, {}, key) == outcome
+
+
+@pytest.mark.requirement("R07", "R54")
+@pytest.mark.parametrize("key", [None, "ann", "bob"])
+async def test_access_on_stdio(folder: Path, key: str | None) -> None:
+    expected = {operation: outcome for operation, who, outcome in ACCESS if who == key}
+    async with stdio(folder, key) as client:
+        found = {operation: await over_stdio(client, operation, {}) for operation in expected}
+
+    assert found == expected
+
+
+@pytest.mark.requirement("R55", "R54")
+@pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
+async def test_sizes_are_limited(folder: Path, limits: Limits, value: Any, outcome: str) -> None:
+    configure(folder, limits)
+
+    assert await over_terminal(folder, "test.open", {"value": value}, "ann") == outcome
+    async with stdio(folder, "ann") as client:
+        assert await over_stdio(client, "test.open", {"value": value}) == outcome
+        assert await over_stdio(client, "test.open", {"value": 1}) == "fine"
+
+
+@pytest.mark.requirement("R39", "R54")
+async def test_concurrent_calls_are_limited_on_stdio(folder: Path) -> None:
+    configure(folder, replace(Limits(), calls_per_caller=2))
+    async with stdio(folder, "ann") as client, anyio.create_task_group() as tasks:
+        for _ in range(2):
+            tasks.start_soon(over_stdio, client, "test.wait", {})
+        # Messages are read in order, so both calls have begun before the next one is read.
+        await anyio.wait_all_tasks_blocked()
+        assert await over_stdio(client, "test.open", {}) == "RESOURCE_EXHAUSTED"
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.requirement("R39", "R54")
+async def test_the_rate_is_limited_on_stdio(folder: Path) -> None:
+    configure(folder, replace(Limits(), rate_per_caller=0.001, burst=2))
+    async with stdio(folder, "ann") as client:
+        outcomes = [await over_stdio(client, "test.open", {}) for _ in range(3)]
+
+    assert outcomes == ["fine", "fine", "RESOURCE_EXHAUSTED"]
+
+
+@pytest.mark.requirement("R54")
+async def test_the_operator_sees_what_an_operation_raised(folder: Path) -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "operations", "call", "test.broken", "--json"),
+        cwd=folder,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await child.communicate()
+
+    assert b"CANARY" in err
+    assert b"Traceback" not in err
