@@ -65,9 +65,9 @@ scopes = ["other"]
 scopes_supported = ["run"]
 
 [limits]
-request_bytes = {body_bytes}
+body_bytes = {body_bytes}
 values = {values}
-per_caller = {calls_per_caller}
+calls_per_caller = {calls_per_caller}
 burst = {burst}
 """
 
