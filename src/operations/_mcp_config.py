@@ -51,6 +51,26 @@ class ClientCredentials:
     """The scopes to ask for, separated by spaces."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthLogin:
+    """A person signs in through a browser once (`operations login`); the tokens are stored and refreshed."""
+
+    scope: str | None = None
+    """The scopes to request, separated by spaces; by default those that the server asks for."""
+
+    client_id: str | None = None
+    """The id of a client that is registered already; by default one is registered at each sign-in."""
+
+    client_secret: str | None = field(default=None, repr=False)
+    """The secret of that client."""
+
+    redirect_port: int = 0
+    """The port that the browser returns to on this machine, as registered with the client; 0 takes a free one."""
+
+    store: str | Path | None = None
+    """The file that holds the tokens; by default one per server in the user's state folder."""
+
+
 class RequestAuth(Protocol):
     """Signs requests, as any `httpx2.Auth` does."""
 
@@ -65,8 +85,8 @@ TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | N
 Requests of no call (connecting, listing) have a context without an identity.
 """
 
-Auth: TypeAlias = str | TokenFunction | ClientCredentials | RequestAuth
-"""A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`."""
+Auth: TypeAlias = str | TokenFunction | ClientCredentials | OAuthLogin | RequestAuth
+"""A bearer token, a function that returns one for each request, OAuth credentials or sign-in, or any `httpx2.Auth`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

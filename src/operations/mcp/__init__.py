@@ -11,11 +11,18 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.mcp", extra="mcp") from error
 
-from operations._mcp_config import ClientCredentials, MCPClientConfig, read_servers, unknown_keys
+from operations._mcp_config import (
+    ClientCredentials,
+    MCPClientConfig,
+    OAuthLogin,
+    read_servers,
+    unknown_keys,
+)
 from operations.front.config import MCPServerSettings
 from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
 from operations.mcp.content import map_content_blocks
 from operations.mcp.loader import MCPClientLoader
+from operations.mcp.login import sign_in
 from operations.mcp.serving.app import MCPApp
 from operations.mcp.serving.client import list_roots, release_stream
 from operations.mcp.serving.server import RegistryServer, to_mcp
@@ -28,6 +35,7 @@ __all__ = [
     "MCPClientConfig",
     "MCPClientLoader",
     "MCPServerSettings",
+    "OAuthLogin",
     "RegistryServer",
     "ServerInfo",
     "StartError",
@@ -36,6 +44,7 @@ __all__ = [
     "map_content_blocks",
     "read_servers",
     "release_stream",
+    "sign_in",
     "to_mcp",
     "unknown_keys",
 ]

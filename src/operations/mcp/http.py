@@ -37,11 +37,12 @@ from operations._json import (
     decode_json,
     enforce_bounds,
 )
-from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunction
+from operations._mcp_config import ClientCredentials, MCPClientConfig, OAuthLogin, TokenFunction
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front.redaction import Redactor
 from operations.mcp.failures import Kind, answered_id, seal
+from operations.mcp.oauth import stored_login
 from operations.mcp.redaction import redact_logged_addresses
 from operations.types import JSONObject
 
@@ -427,6 +428,8 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
             issuer=auth.issuer,
             scope=auth.scope,
         )
+    if isinstance(auth, OAuthLogin):
+        return stored_login(config, auth)
     return _Bearer(cast("str | TokenFunction", auth))
 
 

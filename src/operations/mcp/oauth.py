@@ -1,0 +1,134 @@
+"""Stay signed in to MCP servers: OAuth tokens are kept in a file and refreshed.
+
+Rule 1: no process opens a browser by itself; without a valid token it fails and says how to sign in (`mcp/login.py`).
+Rule 2: token files can be read by their owner alone. They are replaced as a whole, so no reader sees half of one.
+"""
+
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+from time import time
+from typing import Any, cast
+
+import msgspec
+from mcp.client.auth import OAuthClientProvider
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+)
+from pydantic import AnyUrl
+
+from operations._mcp_config import MCPClientConfig, OAuthLogin
+from operations.errors import OperationsError
+from operations.types import JSONObject
+
+_HOW = "run `operations login NAME`, or call operations.mcp.sign_in"
+
+
+class TokenFile:
+    """The tokens of one server, its client registration and the addresses of its authorization server, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.provider: OAuthClientProvider | None = None
+        """Knows the metadata of the authorization server, which is kept so that a later process can refresh."""
+
+    def read(self) -> JSONObject:
+        """Return what is stored; empty if nothing is, or if it cannot be read."""
+        try:
+            stored: Any = msgspec.json.decode(self.path.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return cast("JSONObject", stored) if isinstance(stored, dict) else {}
+
+    def _write(self, **changes: Any) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # `mkstemp` creates the file for its owner alone.
+        handle, temporary = tempfile.mkstemp(dir=self.path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode({**self.read(), **changes}))
+        Path(temporary).replace(self.path)
+
+    async def get_tokens(self) -> OAuthToken | None:
+        """Return the stored tokens."""
+        stored = self.read().get("tokens")
+        return None if stored is None else OAuthToken.model_validate(stored)
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        """Store new tokens, with the time at which they expire."""
+        metadata = None if self.provider is None else self.provider.context.oauth_metadata
+        self._write(
+            tokens=tokens.model_dump(mode="json", exclude_none=True),
+            expires_at=None if tokens.expires_in is None else time() + tokens.expires_in,
+            metadata=None
+            if metadata is None
+            else metadata.model_dump(mode="json", exclude_none=True),
+        )
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        """Return the stored registration of this client."""
+        stored = self.read().get("client")
+        return None if stored is None else OAuthClientInformationFull.model_validate(stored)
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        """Store the registration of this client."""
+        self._write(client=client_info.model_dump(mode="json", exclude_none=True))
+
+
+def token_path(config: MCPClientConfig, login: OAuthLogin) -> Path:
+    """Return the file that holds the tokens of a server."""
+    if login.store is not None:
+        return Path(login.store)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    name = sha256(cast("str", config.url).encode()).hexdigest()[:32]
+    return Path(state) / "operations" / "tokens" / f"{name}.json"
+
+
+def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvider:
+    """Return what signs requests with the stored tokens and refreshes them, without ever asking a person.
+
+    Raises:
+        OperationsError: If nobody has signed in yet.
+    """
+    file = TokenFile(token_path(config, login))
+    stored = file.read()
+    if "tokens" not in stored:
+        raise OperationsError(f"{config.target} needs a person to sign in: {_HOW}")
+    provider = build_provider(config, login, file, "http://127.0.0.1/", _nobody)
+    # The SDK does not store these itself, and cannot refresh without them.
+    provider.context.token_expiry_time = stored.get("expires_at")
+    if stored.get("metadata") is not None:
+        provider.context.oauth_metadata = OAuthMetadata.model_validate(stored["metadata"])
+    return provider
+
+
+async def _nobody(url: str) -> None:
+    raise OperationsError(f"The sign-in is no longer valid: {_HOW}")
+
+
+def build_provider(
+    config: MCPClientConfig,
+    login: OAuthLogin,
+    file: TokenFile,
+    redirect_uri: str,
+    redirect: Callable[[str], Awaitable[None]],
+    callback: Callable[[], Awaitable[AuthorizationCodeResult]] | None = None,
+) -> OAuthClientProvider:
+    """Return what signs requests with the tokens in `file`, and asks for new ones through `redirect`."""
+    metadata = OAuthClientMetadata(
+        redirect_uris=[AnyUrl(redirect_uri)], client_name="operations", scope=login.scope
+    )
+    provider = OAuthClientProvider(
+        cast("str", config.url),
+        metadata,
+        file,
+        redirect_handler=redirect,
+        callback_handler=callback,
+    )
+    file.provider = provider
+    return provider
