@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -168,6 +169,16 @@ class ServerConfig:
     """Publicly known scopes. A caller that may not call an operation gets 401 or 403 if the operation requires only
     these; any other operation then looks as if it did not exist (404)."""
 
+    anonymous: bool | None = None
+    """Serve requests without a credential. Otherwise they get 401, at every path but health checks. By default they are
+    served unless there are `authorization_servers`."""
+
+    public_url: str = ""
+    """The address under which clients reach this server, such as `https://hub.example.com`."""
+
+    authorization_servers: Collection[str] = ()
+    """Addresses of the servers that issue tokens for `public_url`: OAuth clients are told to get theirs there."""
+
     limits: Limits = field(default_factory=Limits)
     """On sizes, times and rates."""
 
@@ -203,7 +214,12 @@ class ServerConfig:
             allowed_hosts=self.allowed_hosts,
             allowed_origins=self.allowed_origins,
             scopes_supported=self.scopes_supported,
+            authorization_servers=self.authorization_servers,
         )
+        if self.authorization_servers and not self.public_url:
+            raise ValueError("authorization_servers need public_url: tokens are issued for it")
+        if self.public_url and not self.public_url.startswith(("https://", "http://")):
+            raise ValueError("public_url must begin with https:// or http://")
         for name in ("mcp", "websocket", "console"):
             app = getattr(self, name)
             if not isinstance(app, bool | MCPServerSettings) and not callable(app):

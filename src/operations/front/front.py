@@ -10,6 +10,7 @@ from typing import Any
 from operations.access import Identity, access_denied
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError
+from operations.front.challenges import Challenge
 from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
@@ -30,6 +31,9 @@ class Front:
         max_timeout: The longest time a request may ask for, in seconds.
         expose_errors: Show callers the text of unexpected exceptions.
         scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
+        anonymous: Whether requests without a credential are served.
+        public_url: The address under which clients reach the server.
+        authorization_servers: The addresses of the servers that issue tokens for `public_url`.
     """
 
     def __init__(
@@ -41,6 +45,9 @@ class Front:
         max_timeout: float = 600,
         expose_errors: bool = False,
         scopes_supported: Collection[str] = (),
+        anonymous: bool = True,
+        public_url: str = "",
+        authorization_servers: Collection[str] = (),
     ) -> None:
         self.registry = registry
         self.limits = limits = limits or Limits()
@@ -51,6 +58,12 @@ class Front:
         """Seconds without an item before a stream sends a comment, so that proxies keep the connection open."""
         self.expose_errors = expose_errors
         self.scopes_supported = frozenset(scopes_supported)
+        self.anonymous = anonymous
+        self.challenge = Challenge(
+            resource=public_url.rstrip("/"),
+            authorization_servers=tuple(authorization_servers),
+            scopes_supported=self.scopes_supported,
+        )
         self.calls = ConcurrencyLimiter(limits.calls, limits.calls_per_caller)
         self.answers = ConcurrencyLimiter(
             limits.calls, limits.calls_per_caller, "answers being read"
@@ -120,10 +133,8 @@ class Front:
         if identity is None:
             raise denied
         needed = " ".join(sorted(scopes))
-        challenge = f'Bearer error="insufficient_scope", scope="{needed}"'.encode()
-        raise RequestError(
-            403, denied.code, denied.message, headers=[(b"www-authenticate", challenge)]
-        )
+        challenge = self.challenge.header(error="insufficient_scope", scope=needed)
+        raise RequestError(403, denied.code, denied.message, headers=[challenge])
 
     async def batch(
         self, calls: Sequence[BatchCall], context: OperationContext, caller: str

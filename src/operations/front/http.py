@@ -21,7 +21,6 @@ from operations.front.body import check_json_body, decode_json, read_body
 from operations.front.front import Front
 from operations.front.http_errors import (
     ClientDisconnectedError,
-    invalid_credential,
     malformed,
     slow_body,
 )
@@ -54,6 +53,9 @@ STATE: Final = "operations.state"
 
 PIPELINE: Final = "operations.pipeline"
 """Scope key of the pipeline that a mounted application shares."""
+
+OPEN: Final = "operations.open"
+"""Scope key of paths that also answer clients without a credential if the server requires one."""
 
 _AUTH_ERROR: Final = "operations.auth_error"
 
@@ -255,7 +257,7 @@ class RequestPipeline:
         """Return whose credential a request shows; the credential itself is noted in the scope.
 
         Raises:
-            RequestError: 401 if it is wrong or could not be checked.
+            RequestError: 401 if it is wrong or could not be checked, or if there is none and the server requires one.
             CallError: `RESOURCE_EXHAUSTED` beyond a limit.
         """
         resolve = self.resolve
@@ -271,7 +273,9 @@ class RequestPipeline:
             logger.debug("rejected a credential", exc_info=error.reason)
             reason = error.reason
             headers = reason.headers if isinstance(reason, CredentialError) else ()
-            raise invalid_credential(headers) from reason
+            raise self.front.challenge.invalid(headers) from reason
+        if identity is None and not self.front.anonymous and OPEN not in scope:
+            raise self.front.challenge.missing()
         if identity is not None and CREDENTIAL not in scope:
             key = (identity.id, hash(shown) if shown else id(scope))
             scope[CREDENTIAL] = Credential(identity, lambda: resolve(scope), key)
@@ -344,6 +348,7 @@ class RequestPipeline:
             identity=state.identity,
             spec=state.spec,
             expose=self.front.expose_errors,
+            challenge=self.front.challenge.header(),
         )
 
     def _seconds(self, headers: dict[bytes, bytes], default: float | None) -> float | None:

@@ -56,16 +56,6 @@ def unsupported(message: str) -> RequestError:
     return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
 
 
-def invalid_credential(headers: Sequence[Header] = ()) -> RequestError:
-    """Return the error for a credential that is wrong or could not be checked."""
-    return RequestError(
-        401,
-        ErrorCode.ACCESS_DENIED,
-        "The credential is not valid",
-        headers=[(b"www-authenticate", b'Bearer error="invalid_token"'), *headers],
-    )
-
-
 def wrong_method(allowed: Sequence[str]) -> RequestError:
     """Return the error for a method that the path does not have."""
     methods = ", ".join(allowed)

@@ -77,6 +77,7 @@ def error_reply(
     identity: Identity | None = None,
     spec: OperationSpec | None = None,
     expose: bool = False,
+    challenge: Header = (b"www-authenticate", b"Bearer"),
 ) -> Reply:
     """Return an error as a response."""
     status = status_of(error, identity, spec)
@@ -86,7 +87,7 @@ def error_reply(
     elif status in (429, 503):
         headers.append(_RETRY)
     elif status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        headers.append(challenge)
     return json_reply(public_wire(error, request_id, expose=expose), status=status, headers=headers)
 
 

@@ -51,6 +51,9 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         timeout=config.timeout,
         expose_errors=config.expose_errors,
         scopes_supported=config.scopes_supported,
+        anonymous=config.serves_anonymous,
+        public_url=config.public_url,
+        authorization_servers=config.authorization_servers,
     )
     sessions = Sessions()
     resolver = _one(config.identity)
@@ -100,7 +103,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     def wrap(inside: ASGIApp) -> ASGIApp:
         app: ASGIApp = HostGuard(
             OperationPaths(inside, pipeline),
-            hosts=config.allowed_hosts,
+            hosts=config.accepted_hosts,
             origins=config.allowed_origins,
         )
         root = config.root_path.rstrip("/")

@@ -12,6 +12,7 @@ import msgspec
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
+from operations.front.challenges import METADATA_PATH
 from operations.front.config import Ready
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.replies import JSON, Reply, json_reply
@@ -50,11 +51,16 @@ class Pages:
         """Whether new requests are welcome; not any more once the server is shutting down."""
         self.routes = {
             "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
-            "/session": Route(methods=("GET", "POST", "DELETE"), endpoint=self._session),
+            "/session": Route(
+                methods=("GET", "POST", "DELETE"), endpoint=self._session, is_open=True
+            ),
             "/metrics": Route(methods=("GET",), endpoint=self._show_metrics),
             "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
             "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
         }
+        if pipeline.front.challenge.authorization_servers:
+            metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
+            self.routes |= {METADATA_PATH: metadata, f"{METADATA_PATH}/mcp": metadata}
 
     async def _openapi(self, state: RequestState) -> Reply:
         specs = list(visible_specs(self._pipeline.front.registry, state.context))
@@ -97,6 +103,10 @@ class Pages:
     async def _show_metrics(self, state: RequestState) -> Reply:
         shown = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
         return Reply(200, self._metrics.render(shown), [(b"content-type", CONTENT_TYPE)])
+
+    async def _resource_metadata(self, state: RequestState) -> Reply:
+        """Return where clients get tokens for this server (RFC 9728)."""
+        return json_reply(self._pipeline.front.challenge.metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:
         """Whether this process can answer at all."""

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from operations.errors import CallError, timed_out
 from operations.front.http import (
     IDENTITY,
+    OPEN,
     PIPELINE,
     Endpoint,
     RequestPipeline,
@@ -36,6 +37,9 @@ class Route:
     is_probe: bool = False
     """Whether it answers everyone at any time, without identification and limits."""
 
+    is_open: bool = False
+    """Whether it also answers clients without a credential if the server requires one."""
+
 
 class RouteTable(BaseRoute):
     """Serves exactly these paths."""
@@ -54,6 +58,8 @@ class RouteTable(BaseRoute):
         route = self._routes[route_path(scope)]
 
         async def endpoint(state: RequestState) -> Reply | None:
+            if route.is_open:
+                scope[OPEN] = True
             if not route.is_probe:
                 await self._pipeline.enter(state, is_stream=route.is_stream)
             if scope["method"] not in route.methods:
