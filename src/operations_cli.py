@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "export:export",
         "Write operations for others: OpenAPI, tools, a Python client.",
     ),
+    "login": (_SET_UP, "login:login", "Sign in to an MCP server through a browser."),
     "trace": (_SET_UP, "trace:trace", "Show the tree of recent calls."),
     "completion": (_SET_UP, "completion:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),

@@ -565,6 +565,7 @@ VALUES: dict[str, Any] = {
     "host": "::1",
     "resources": {'"task:1"': ["read"]},
     "issuer": "https://a.example",
+    "public_url": "https://a.example",
 }
 NOT_IN_THE_FILE = {
     "HTTPServiceConfig.namespace": "the name of the table",
@@ -585,6 +586,8 @@ NOT_IN_THE_FILE = {
     "JWTConfig.jwks": "an object",
     "JWTConfig.identity": "a function",
     "ServerConfig.identity": "a function",
+    "ServerConfig.anonymous": "access.anonymous",
+    "ServerConfig.authorization_servers": "access.authorization_servers",
     "ServerConfig.limits": "the table [limits]",
     "ServerConfig.timeout": "limits.timeout",
     "ServerConfig.resolve": "a function",

@@ -85,8 +85,11 @@ TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | N
 Requests of no call (connecting, listing) have a context without an identity.
 """
 
-Auth: TypeAlias = str | TokenFunction | ClientCredentials | OAuthLogin | RequestAuth
-"""A bearer token, a function that returns one for each request, OAuth credentials or sign-in, or any `httpx2.Auth`."""
+Auth: TypeAlias = str | Literal["oauth"] | TokenFunction | ClientCredentials | RequestAuth
+"""A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`.
+
+`oauth` is short for `login=OAuthLogin()`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,10 @@ class MCPClientConfig:
     """Sent with every request."""
 
     auth: Auth | None = field(default=None, repr=False)
-    """The credential for the server: a bearer token, or OAuth credentials."""
+    """The credential for the server: a bearer token, or OAuth credentials; `oauth` if a person signs in (`login`)."""
+
+    login: OAuthLogin | None = None
+    """A person signs in to the server through a browser, with `operations login`."""
 
     allowed_hosts: Collection[str] = ()
     """`host`, `host:port` or origins that OAuth discovery may reach at any address; others must be public."""
@@ -210,6 +216,11 @@ class MCPClientConfig:
             allowed_hosts=self.allowed_hosts,
         )
         enforce_policy(self.output)
+        if self.auth == "oauth":
+            object.__setattr__(self, "auth", None)
+            object.__setattr__(self, "login", self.login or OAuthLogin())
+        if self.login is not None and self.auth is not None:
+            raise ValueError("login replaces auth: give one of them")
         if sum(target is not None for target in (self.command, self.url, self.server)) != 1:
             raise ValueError("an MCP server needs exactly one of command, url and server")
         if self.transport is not None and self.transport not in self._possible():

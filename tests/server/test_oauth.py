@@ -27,7 +27,7 @@ from tests.mcp_serving.support import serving
 from tests.servers import free_port
 
 from operations import CallError, OperationContext, OperationRegistry
-from operations.mcp import MCPClientConfig, OAuthLogin, connect_mcp, sign_in, to_mcp
+from operations.mcp import MCPClientConfig, OAuthLogin, connect_mcp, sign_in
 from operations.server import create_app
 from operations.server.running import running
 from operations.server.tokens import JWTs
@@ -69,16 +69,14 @@ async def protected_hub(**options: Any) -> AsyncGenerator[Hub]:
     async with AsyncExitStack() as stack:
         issuer.url = await stack.enter_async_context(serving(issuer.app))
         registry = build()
-        mcp = to_mcp(registry).asgi_app(path=None, hosts=None)
         app = create_app(
             registry,
-            identity=JWTs(issuer=issuer.url, audience=url, jwks=f"{issuer.url}/jwks"),
+            identity=JWTs(issuer=issuer.url, audience=url, jwks_url=f"{issuer.url}/jwks"),
             anonymous=False,
             public_url=url,
             authorization_servers=[issuer.url],
             scopes_supported=["task:read", "task:erase"],
-            mcp=mcp,
-            resources=[mcp.running()],
+            mcp=True,
         )
         await stack.enter_async_context(running(app, port=port))
         yield Hub(url, issuer)
@@ -179,7 +177,7 @@ async def test_the_official_python_client_signs_in_and_calls() -> None:
 
 def login(hub: Hub, store: Path) -> MCPClientConfig:
     return MCPClientConfig(
-        url=hub.mcp, auth=OAuthLogin(store=store), allowed_hosts=["127.0.0.1"], connect_timeout=10
+        url=hub.mcp, login=OAuthLogin(store=store), allowed_hosts=["127.0.0.1"], connect_timeout=10
     )
 
 

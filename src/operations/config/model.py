@@ -140,10 +140,15 @@ class AccessEntry:
     """Who may call from outside. Without any of this, callers from outside have no identity.
 
     Attributes:
+        anonymous: Serve requests without a credential. By default they are served unless there is `jwt`.
+        authorization_servers: Addresses of the servers that issue tokens for `serve.public_url`; by default the issuer
+            of `jwt`. OAuth clients, such as those of MCP, find them by themselves.
         keys: Callers with a key, by their id.
         jwt: Signed tokens.
     """
 
+    anonymous: bool | None = None
+    authorization_servers: Names = ()
     keys: dict[str, KeyEntry] = field(default_factory=dict[str, KeyEntry])
     jwt: JWTEntry | None = None
 
@@ -154,7 +159,12 @@ class ServeEntry(Entry):
 
     derived: ClassVar = Derived(
         ("operations.front.config:ListenConfig", "operations.front.config:ServerConfig"),
-        {"limits": "the table [limits]", "timeout": "limits.timeout"},
+        {
+            "limits": "the table [limits]",
+            "timeout": "limits.timeout",
+            "anonymous": "access.anonymous",
+            "authorization_servers": "access.authorization_servers",
+        },
         {"port": 8000, "mcp": True, "websocket": True, "console": True},
     )
 

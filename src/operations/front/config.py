@@ -227,6 +227,17 @@ class ServerConfig:
                 kind = type(app).__name__
                 raise TypeError(f"{name} must be True or an ASGI application{hint}, not {kind}")
 
+    @property
+    def serves_anonymous(self) -> bool:
+        """Whether requests without a credential are served."""
+        return not self.authorization_servers if self.anonymous is None else self.anonymous
+
+    @property
+    def accepted_hosts(self) -> list[str]:
+        """The names under which clients may reach this server."""
+        public = urlsplit(self.public_url).hostname
+        return [*self.allowed_hosts, *([public] if public else [])]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JWTConfig:

@@ -43,12 +43,18 @@ def build_app(
     if doors is not None:
         for name in ("mcp", "websocket", "console"):
             options[name] = name in doors and (options[name] or True)
+    access = config.access
+    issuers = access.authorization_servers
+    if access.jwt is not None and options.get("public_url") and not issuers:
+        issuers = (JWTConfig(**file.options(JWTConfig, access.jwt)).issuer,)
     hosts = (*LOOPBACK, host or listen_config(file).host, *options.pop("allowed_hosts", ()))
     return create_app(
         hub.registry,
         **options,
         identity=resolvers(file) or None,
         resolve=credential_resolver(file),
+        anonymous=access.jwt is None if access.anonymous is None else access.anonymous,
+        authorization_servers=issuers,
         allowed_hosts=hosts,
         limits=limits_of(file),
         timeout=config.limits.timeout,

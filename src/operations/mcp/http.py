@@ -37,7 +37,7 @@ from operations._json import (
     decode_json,
     enforce_bounds,
 )
-from operations._mcp_config import ClientCredentials, MCPClientConfig, OAuthLogin, TokenFunction
+from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunction
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front.redaction import Redactor
@@ -417,6 +417,8 @@ class _BoundedEvents(httpx2.AsyncByteStream):
 
 def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
     auth = config.auth
+    if config.login is not None:
+        return stored_login(config, config.login)
     if auth is None or isinstance(auth, httpx2.Auth):
         return auth
     if isinstance(auth, ClientCredentials):
@@ -428,8 +430,6 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
             issuer=auth.issuer,
             scope=auth.scope,
         )
-    if isinstance(auth, OAuthLogin):
-        return stored_login(config, auth)
     return _Bearer(cast("str | TokenFunction", auth))
 
 

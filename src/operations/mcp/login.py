@@ -25,16 +25,16 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
 
     Args:
         name: Of the server.
-        config: How to reach it; its `auth` is an `OAuthLogin`.
+        config: How to reach it; it has a `login`.
         show: Gets the address that the person opens.
 
     Raises:
         ValueError: If the server does not use OAuth.
         CallError: `UNAVAILABLE` if signing in or connecting failed.
     """
-    login = config.auth
-    if not isinstance(login, OAuthLogin):
-        raise ValueError(f'{name} does not sign in through a browser: set auth = "oauth"')  # noqa: TRY004
+    login = config.login
+    if login is None:
+        raise ValueError(f'{name} does not sign in through a browser: set auth = "oauth"')
     file = TokenFile(token_path(config, login))
     async with _Callback(login.redirect_port) as callback:
         if login.client_id is None:
@@ -47,7 +47,9 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
             show(url)
 
         provider = build_provider(config, login, file, callback.address, redirect, callback.wait)
-        client = MCPClient(name, replace(config, auth=provider, connect_timeout=SIGN_IN_SECONDS))
+        client = MCPClient(
+            name, replace(config, login=None, auth=provider, connect_timeout=SIGN_IN_SECONDS)
+        )
         await client.open()
         await client.aclose()
         return client
