@@ -140,7 +140,7 @@ async def test_a_key_is_known_by_its_hash_from_a_table_or_a_function() -> None:
 async def test_a_file_of_keys_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.api_keys._LOOK_AGAIN", 0)
+    monkeypatch.setattr("operations.server.identity._LOOK_AGAIN", 0)
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({hash_key("old"): {"id": "alice", "scopes": ["secret"]}}))
     client = serving(APIKeys.from_file(path))
@@ -372,7 +372,7 @@ async def test_sessions_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     sent = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
     now = time.monotonic()
 
-    monkeypatch.setattr("operations.server.sessions.monotonic", lambda: now + 9 * 3600)
+    monkeypatch.setattr("operations.server.identity.monotonic", lambda: now + 9 * 3600)
 
     assert (await client.get("/who/secret", headers=sent)).status == 401
 

@@ -11,7 +11,7 @@ from tests.server.asgi import Client
 from operations import Identity, OperationContext, OperationRegistry
 from operations.calls.graph import CallGraph
 from operations.server import APIKeys, create_app, hash_key
-from operations.server.overview import MAX_CALLS
+from operations.server.system import MAX_CALLS
 
 ALICE = {"authorization": "Bearer alice"}
 BOB = {"authorization": "Bearer bob"}

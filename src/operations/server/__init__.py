@@ -16,9 +16,8 @@ except ModuleNotFoundError as error:
 
 from operations.front.identity import CredentialError
 from operations.front.limits import Limits
-from operations.server.api_keys import APIKeys, hash_key, new_key
 from operations.server.app import create_app
-from operations.server.identity import IdentityResolver, any_of
+from operations.server.identity import APIKeys, IdentityResolver, any_of, hash_key, new_key
 
 __all__ = [
     "APIKeys",

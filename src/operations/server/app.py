@@ -20,13 +20,9 @@ from operations.front.front import Front
 from operations.front.hosts import HostGuard
 from operations.front.http import RequestPipeline
 from operations.registry import OperationRegistry
-from operations.server.gateway import GatewayRoutes
-from operations.server.identity import any_of
-from operations.server.overview import Overview
-from operations.server.pages import Pages
-from operations.server.routes import OperationPaths
-from operations.server.routing import HTTPMount, NotFound, RouteTable, SocketMount
-from operations.server.sessions import SessionResolver, Sessions
+from operations.server.identity import SessionResolver, Sessions, any_of
+from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
+from operations.server.system import GatewayRoutes, Overview, Pages
 from operations.telemetry.access_log import AccessLog
 from operations.telemetry.metrics import CallMetrics
 from operations.types import options_of

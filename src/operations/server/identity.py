@@ -1,17 +1,36 @@
-"""Resolvers of identities from HTTP requests.
+"""Resolvers of identities from HTTP requests: API keys, the cookies of browser sessions, and combinations.
+
+A browser shows a credential once, and a cookie stands for it from then on: `EventSource` and WebSockets cannot send an
+Authorization header, and keys must not appear in URLs.
 
 Rule 1: an identity comes from a verified credential of the request, never from what the request says about itself.
 Rule 2: an exception rejects the request. A request without a credential has no identity, which is enough for
         operations that require nothing.
+Rule 3: a key is never kept: its SHA-256 is. A key of 256 random bits cannot be guessed from that. Digests are compared
+        in constant time.
+Rule 4: a cookie contains 256 random bits and nothing else; the identity is kept here. Scripts cannot read it
+        (HttpOnly), and browsers do not send it for pages of other sites (SameSite=Strict).
+Rule 5: a session ends after a time, when its credential expires or is revoked, on sign-out, and with the process.
+Rule 6: browsers send cookies to every port of a host, so the name contains the port: two servers do not share it.
 """
 
-from collections.abc import Awaitable
-from typing import Protocol, cast
+import hmac
+import inspect
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_urlsafe
+from time import monotonic
+from typing import Any, Protocol, cast
 
+import msgspec
 from starlette.requests import HTTPConnection
 
 from operations.access import Identity
-from operations.front.identity import CredentialError, resolved
+from operations.front.http import CREDENTIAL
+from operations.front.identity import Credential, CredentialError, resolved
+from operations.front.timing import Scope
 
 
 class IdentityResolver(Protocol):
@@ -78,3 +97,214 @@ def header(connection: HTTPConnection, name: bytes) -> str | None:
     if len(values) > 1:
         raise CredentialError(f"more than one {name.decode()} header")
     return cast("bytes", values[0]).decode("latin-1")
+
+
+HEADER = b"x-api-key"
+
+_BUCKET = 8
+"""Hex digits of a digest by which keys are found; the rest is compared in constant time."""
+
+_LOOK_AGAIN = 1.0
+"""Seconds between looks at whether a file of keys has changed."""
+
+_MAX_KEY = 1024
+
+
+def new_key() -> str:
+    """A key nobody can guess: 256 random bits."""
+    return token_urlsafe(32)
+
+
+def hash_key(key: str) -> str:
+    """What to keep of a key: its SHA-256 in hex."""
+    return sha256(key.encode(errors="replace")).hexdigest()
+
+
+class APIKeys:
+    """Resolves `Authorization: Bearer KEY` and `X-API-Key: KEY`.
+
+    Args:
+        keys: Identities by the hash of their key (`hash_key`), or what finds one for a hash and may be a
+            coroutine function.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Identity]
+        | Callable[[str], "Identity | Awaitable[Identity | None] | None"],
+    ) -> None:
+        self._find = keys if callable(keys) else _Table(keys).find
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "APIKeys":
+        """Keys of a JSON file: `{"SHA-256 of the key": {"id": ..., "scopes": [...], "resources": {...}}}`.
+
+        The file is read again when it changes, so that a key can be withdrawn at once. One that cannot be read any
+        more refuses everybody.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it holds something else.
+        """
+        return cls(_File(Path(path)).find)
+
+    def __call__(
+        self, connection: HTTPConnection
+    ) -> "Identity | Awaitable[Identity | None] | None":
+        """Whose key the request shows.
+
+        Raises:
+            CredentialError: If it is nobody's.
+        """
+        key = bearer_token(connection) or header(connection, HEADER)
+        if not key:
+            return None
+        if len(key) > _MAX_KEY:
+            raise CredentialError("a key that is too long")
+        found = self._find(hash_key(key))
+        return _later(found) if inspect.isawaitable(found) else _somebody(found)
+
+
+async def _later(found: Awaitable[Identity | None]) -> Identity:
+    return _somebody(await found)
+
+
+def _somebody(identity: Identity | None) -> Identity:
+    if identity is None:
+        raise CredentialError("an unknown key")
+    return identity
+
+
+class _Table:
+    def __init__(self, keys: Mapping[str, Identity]) -> None:
+        self._buckets: dict[str, list[tuple[str, Identity]]] = {}
+        for digest, identity in keys.items():
+            if len(digest) != 64 or not set(digest.lower()) <= set("0123456789abcdef"):
+                # Not shown: it may well be the key itself.
+                raise ValueError(f"the key of {identity.id!r} is not hashed: use hash_key(key)")
+            bucket = self._buckets.setdefault(digest[:_BUCKET].lower(), [])
+            bucket.append((digest.lower(), identity))
+
+    def find(self, digest: str) -> Identity | None:
+        found = None
+        for known, identity in self._buckets.get(digest[:_BUCKET], ()):
+            if hmac.compare_digest(known, digest):
+                found = identity
+        return found
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._table = _Table({})
+        self._next_look = 0.0
+        self._refresh()
+
+    def find(self, digest: str) -> Identity | None:
+        if monotonic() >= self._next_look:
+            self._refresh()
+        return self._table.find(digest)
+
+    def _refresh(self) -> None:
+        stat = self._path.stat()
+        now = (stat.st_mtime_ns, stat.st_size)
+        if now != self._seen:
+            table = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Identity])
+            self._table, self._seen = _Table(table), now
+        self._next_look = monotonic() + _LOOK_AGAIN
+
+
+COOKIE = "operations_session"
+
+BY_COOKIE = "operations.by_cookie"
+"""Set in the scope of a request whose sender is known only by a session."""
+
+_MOST = 10_000
+"""Open sessions; the oldest end first."""
+
+
+class Sessions:
+    """The open sessions.
+
+    Args:
+        seconds: How long a session lasts.
+    """
+
+    def __init__(self, seconds: float = 8 * 3600) -> None:
+        self.seconds = seconds
+        self._open: OrderedDict[bytes, tuple[Credential, float]] = OrderedDict()
+
+    def sign_in(self, credential: Credential) -> str:
+        """Begin a session; return the value of the cookie."""
+        secret = token_urlsafe(32)
+        # Kept as a digest: a lookup then reveals nothing about how much of a guess was right.
+        self._open[_digest(secret)] = (credential, monotonic() + self.seconds)
+        if len(self._open) > _MOST:
+            self._open.popitem(last=False)
+        return secret
+
+    def sign_out(self, scope: Scope) -> None:
+        """End the session of a request, if it has one."""
+        secret = _secret(scope)
+        if secret is not None:
+            self._open.pop(_digest(secret), None)
+
+    async def find(self, scope: Scope) -> Identity | None:
+        """Return who signed in.
+
+        Raises:
+            CredentialError: If the session has ended.
+        """
+        secret = _secret(scope)
+        if secret is None:
+            return None
+        digest = _digest(secret)
+        credential, ends = self._open.get(digest, (None, 0.0))
+        if credential is None or monotonic() > ends or not await credential.is_valid():
+            self._open.pop(digest, None)
+            # Scripts cannot delete the cookie of a session that has ended, so the response does.
+            raise CredentialError(
+                "a session that has ended", headers=[(b"set-cookie", self.cookie("", scope))]
+            )
+        scope[BY_COOKIE] = True
+        scope[CREDENTIAL] = credential
+        return credential.identity
+
+    def cookie(self, value: str, scope: Scope) -> bytes:
+        """Return the Set-Cookie header that begins a session, or ends it if the value is empty."""
+        age = int(self.seconds) if value else 0
+        path = scope.get("root_path") or "/"
+        text = (
+            f"{cookie_name(scope)}={value}; Max-Age={age}; Path={path}; HttpOnly; SameSite=Strict"
+        )
+        return (text + "; Secure" if scope.get("scheme") in ("https", "wss") else text).encode()
+
+
+class SessionResolver:
+    """Resolves a credential or, if a request shows none, the cookie of a session."""
+
+    def __init__(self, resolver: IdentityResolver, sessions: Sessions) -> None:
+        self._resolver = resolver
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope) -> Identity | None:
+        """Return the identity behind a request."""
+        identity = await resolved(self._resolver(HTTPConnection(scope)))
+        return identity if identity is not None else await self._sessions.find(scope)
+
+
+def cookie_name(scope: Mapping[str, Any]) -> str:
+    """Return the name of this server's cookie."""
+    server = scope.get("server") or ("", None)
+    return f"{COOKIE}_{server[1]}" if server[1] is not None else COOKIE
+
+
+def _secret(scope: Scope) -> str | None:
+    if not any(name == b"cookie" for name, _ in scope["headers"]):
+        return None
+    return HTTPConnection(scope).cookies.get(cookie_name(scope))
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode(errors="replace")).digest()

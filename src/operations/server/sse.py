@@ -4,26 +4,79 @@
     event: complete / data: {}               at the end
     event: error / data: {code, message, details}
 
+A stream can be resumed if its operation declares it: `meta={"resume": {"input": "after", "id": "id"}}`. Each event then
+has the item's `id` as its id, and a `Last-Event-ID` header becomes the input `after`, unless the input has a value
+there. `"id": ""` stands for the whole item.
+
 Rule 1: a call that is rejected at once has its status; once items may be sent, an error is an event.
 Rule 2: the handler runs in one task from beginning to end, and waits until the client has read.
 Rule 3: when the client disconnects, or its credential stops being valid, the handler ends.
 """
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
+from operations._json import is_object
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, map_error
 from operations.front.http import REQUEST_ID, RequestPipeline, RequestState
-from operations.front.http_errors import ClientDisconnectedError, Header
+from operations.front.http_errors import ClientDisconnectedError, Header, malformed
 from operations.front.public_errors import public_wire
 from operations.front.replies import SAFE
 from operations.front.timing import wait_for_disconnect
-from operations.server.resuming import Resuming
+from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.specs import OperationSpec
+from operations.types import JSONObject
+
+_MAX_ID = 1024
+
+
+class Resuming:
+    """How one operation takes up its stream; does nothing for one that cannot."""
+
+    def __init__(self, spec: OperationSpec) -> None:
+        rule: Any = spec.meta.get("resume")
+        self._spec = spec
+        self._rule: JSONObject | None = rule if isinstance(rule, dict) else None
+
+    def resume(self, input: Any, headers: Mapping[bytes, bytes]) -> Any:
+        """The input, with where to go on.
+
+        Raises:
+            RequestError: If what the client last saw is no text.
+        """
+        last = headers.get(b"last-event-id")
+        given: Any = {} if input is None else input
+        if self._rule is None or last is None or not is_object(given):
+            return input
+        name = str(self._rule.get("input", "after"))
+        if name in given:
+            return given
+        try:
+            text = last.decode()
+        except UnicodeDecodeError:
+            raise malformed("Last-Event-ID is not UTF-8") from None
+        for parameter in QueryArguments(self._spec.input_schema).parameters:
+            if parameter.name == name:
+                return {**given, name: parameter.convert(text)}
+        return {**given, name: text}
+
+    def event_id(self, data: Any) -> bytes | None:
+        """The id of an item's event; None where it has none that can be sent."""
+        if self._rule is None:
+            return None
+        name = self._rule.get("id", "id")
+        held: Any = data if not name else data.get(name) if is_object(data) else None
+        if held is None or isinstance(held, (dict, list)):
+            return None
+        text = held if isinstance(held, str) else msgspec.json.encode(held).decode()
+        is_sendable = len(text) <= _MAX_ID and not any(c in text for c in "\0\r\n")
+        return text.encode() if is_sendable else None
+
 
 _AT_ONCE = 0.05
 """Seconds in which a failure still has its own status; after that the response begins."""

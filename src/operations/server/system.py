@@ -1,0 +1,405 @@
+"""The fixed paths beside those of the operations.
+
+    /search /schema /call /batch /subscribe   the gateway to a whole registry
+    /operations /calls                        what a caller may call, and what it called
+    /openapi.json /session /metrics           the document, sessions of browsers, counters
+    /healthz /readyz                          probes
+
+Rule 1: the gateway does what `operations.front.search` does, as the caller; this module only translates HTTP.
+Rule 2: a caller sees only operations that it may call, and calls that it made. A call made on its behalf is shown
+        without the name of an operation that it may not see.
+Rule 3: a client can ask whether a listing has changed (`If-None-Match`), which costs little while it has not.
+"""
+
+import asyncio
+import inspect
+from collections import OrderedDict
+from hashlib import sha256
+from itertools import islice
+from secrets import token_hex
+from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from operations.access import Identity
+from operations.calls.graph import CallGraph, CallRecord
+from operations.errors import CallError, ErrorCode
+from operations.front.body import decode_json
+from operations.front.challenges import METADATA_PATH
+from operations.front.config import Ready
+from operations.front.http import RequestPipeline, RequestState
+from operations.front.http_errors import malformed
+from operations.front.replies import JSON, Reply, json_reply
+from operations.front.search import BatchCall, visible_specs
+from operations.openapi.exporting.export import to_openapi
+from operations.server.identity import BY_COOKIE, Sessions
+from operations.server.routes import Route
+from operations.server.sse import serve_events
+from operations.specs import OperationSpec, OperationType
+from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
+
+T = TypeVar("T")
+
+MAX_RESULTS = 200
+"""Operations that one search gives."""
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a gateway path takes."""
+
+
+class Search(_Body, frozen=True, kw_only=True):
+    """Words, and what to look at; all of it without words."""
+
+    query: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESULTS)] = 20
+    namespace: str | None = None
+    tags: Annotated[list[str], msgspec.Meta(max_length=100)] = []
+    type: OperationType | None = None
+
+
+class Named(_Body, frozen=True, kw_only=True):
+    """One operation, and whether the schema of its output is wanted too."""
+
+    operation: str
+    output: bool = False
+
+
+class Called(_Body, frozen=True, kw_only=True):
+    """One operation and its input."""
+
+    operation: str
+    input: Any = None
+
+
+class Batch(_Body, frozen=True, kw_only=True):
+    """Several calls."""
+
+    calls: list[BatchCall]
+
+
+class GatewayRoutes:
+    """The five paths."""
+
+    def __init__(self, pipeline: RequestPipeline) -> None:
+        self._pipeline = pipeline
+        self.routes = {
+            "/search": Route(methods=("GET", "POST"), endpoint=self._search),
+            "/schema": Route(methods=("GET", "POST"), endpoint=self._schema),
+            "/call": Route(methods=("POST",), endpoint=self._call),
+            "/batch": Route(methods=("POST",), endpoint=self._batch),
+            "/subscribe": Route(methods=("GET", "POST"), endpoint=self._subscribe, is_stream=True),
+        }
+
+    async def _search(self, state: RequestState) -> Reply:
+        wanted = await self._read(state, Search, many=("tags",))
+        found = await self._pipeline.front.gateway.search(
+            wanted.query,
+            state.context,
+            limit=wanted.limit,
+            namespace=wanted.namespace,
+            tags=wanted.tags,
+            type=wanted.type,
+        )
+        return json_reply({"operations": found})
+
+    async def _schema(self, state: RequestState) -> Reply:
+        wanted = await self._read(state, Named)
+        gateway = self._pipeline.front.gateway
+        return json_reply(gateway.schema(wanted.operation, state.context, output=wanted.output))
+
+    async def _call(self, state: RequestState) -> Reply:
+        pipeline = self._pipeline
+        pipeline.take_slot(state)
+        wanted = await self._read(state, Called)
+        state.spec = pipeline.front.find(wanted.operation, state.identity)
+        pipeline.start_work(state)
+        envelope = await pipeline.front.registry.execute(
+            wanted.operation, wanted.input, state.context
+        )
+        request_id = (b"x-request-id", state.context.request_id.encode())
+        return Reply(200, envelope.encode(), [JSON, request_id])
+
+    async def _batch(self, state: RequestState) -> Reply:
+        pipeline = self._pipeline
+        pipeline.take_slot(state)
+        wanted = await self._read(state, Batch)
+        pipeline.start_work(state)
+        results = await pipeline.front.batch(wanted.calls, state.context, state.caller)
+        return json_reply({"results": results})
+
+    async def _subscribe(self, state: RequestState) -> None:
+        wanted = await self._read(state, Called, as_json=("input",))
+        spec = state.spec = self._pipeline.front.find(wanted.operation, state.identity)
+        await serve_events(self._pipeline, state, spec, wanted.input)
+
+    async def _read(
+        self,
+        state: RequestState,
+        kind: type[T],
+        *,
+        many: tuple[str, ...] = (),
+        as_json: tuple[str, ...] = (),
+    ) -> T:
+        """What a request asks for, in its query or its body.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` naming the place that is wrong.
+        """
+        is_query = state.scope["method"] == "GET"
+        asked = (
+            self._query(state.scope["query_string"], many, as_json)
+            if is_query
+            else await self._pipeline.read_json(state)
+        )
+        try:
+            return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
+        except msgspec.ValidationError as error:
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {error}") from None
+
+    def _query(
+        self, query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]
+    ) -> dict[str, Any]:
+        limits = self._pipeline.front.limits
+        values: dict[str, Any] = {}
+        try:
+            pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
+        except ValueError as error:
+            raise malformed(f"The query cannot be read: {error}") from None
+        for name, text in pairs:
+            if name in many:
+                values.setdefault(name, []).append(text)
+            elif name in values:
+                raise malformed(f"{name!r} is given more than once")
+            else:
+                values[name] = decode_json(text, limits) if name in as_json else text
+        return values
+
+
+MAX_CALLS = 500
+"""Calls that `/calls` gives, the latest."""
+
+_MAX_DESCRIPTION = 200
+"""Characters of a description that a listing has room for."""
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """An operation in a few words."""
+
+    id: str
+    type: OperationType
+
+    source: str
+    """Where it runs: `local`, `openapi`, `mcp`, `remote`."""
+
+    title: str | None = None
+
+    description: str = ""
+    """How it begins."""
+
+    tags: tuple[str, ...] = ()
+
+
+class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A call as its caller sees it."""
+
+    request_id: str
+    operation_id: str | None = None
+    parent_request_id: str | None = None
+
+    started_at: int
+    """Milliseconds since the epoch."""
+
+    duration: float | None = None
+    """Seconds; None while it runs."""
+
+    outcome: str
+    items: int = 0
+
+
+class Overview:
+    """The two paths; `/calls` only where calls are recorded."""
+
+    def __init__(self, pipeline: RequestPipeline, graph: CallGraph | None = None) -> None:
+        self._pipeline = pipeline
+        self._has_calls = graph is not None
+        self._start = token_hex(16)
+        self.routes = {"/operations": Route(methods=("GET",), endpoint=self._operations)}
+        if graph is not None:
+            self._graph = graph
+            self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
+
+    def _tag(self, identity: Identity | None) -> bytes:
+        """What stands for all that `identity` may call now."""
+        who = msgspec.json.encode([self._start, self._pipeline.front.registry.revision, identity])
+        return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
+
+    async def _operations(self, state: RequestState) -> Reply:
+        tag = self._tag(state.identity)
+        if _is_held(state.headers.get(b"if-none-match", b""), tag):
+            return Reply(304, b"", [(b"etag", tag)])
+        specs = sorted(
+            visible_specs(self._pipeline.front.registry, state.context), key=lambda spec: spec.id
+        )
+        listed = [_listed(spec) for spec in specs]
+        told = {"operations": listed, "hasCalls": self._has_calls}
+        return json_reply(told, headers=[(b"etag", tag)])
+
+    async def _calls(self, state: RequestState) -> Reply:
+        named = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
+        latest = islice(reversed(self._mine(state.identity)), MAX_CALLS)
+        return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
+
+    def _mine(self, identity: Identity | None) -> list[CallRecord]:
+        if identity is None and self._pipeline.resolve is not None:
+            # Nobody is not somebody: those who did not sign in do not share what they did.
+            return []
+        caller = None if identity is None else identity.id
+        return [record for record in self._graph if record.identity_id == caller]
+
+
+def _is_held(held: bytes, tag: bytes) -> bool:
+    """Whether `If-None-Match` names a tag: one, several, weak ones as well, or `*` for any."""
+    tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
+    return tag in tags or tags == [b"*"]
+
+
+def source_of(spec: OperationSpec) -> str:
+    """Where an operation runs, as far as its importer noted it."""
+    noted = spec.meta.get("source")
+    if noted in ("mcp", "remote"):
+        return str(noted)
+    return "openapi" if "method" in spec.meta and "path" in spec.meta else "local"
+
+
+def _listed(spec: OperationSpec) -> Listed:
+    return Listed(
+        id=spec.id,
+        type=spec.type,
+        source=source_of(spec),
+        title=spec.title,
+        description=spec.description[:_MAX_DESCRIPTION],
+        tags=spec.tags,
+    )
+
+
+def _shown(record: CallRecord, named: set[str]) -> ShownCall:
+    return ShownCall(
+        request_id=record.request_id,
+        operation_id=record.operation_id if record.operation_id in named else None,
+        parent_request_id=record.parent_request_id,
+        started_at=record.started_at,
+        duration=record.duration,
+        outcome=record.outcome,
+        items=record.items,
+    )
+
+
+_KEPT = 16
+"""Documents kept ready: one for each set of operations that callers may see."""
+
+
+class Pages:
+    """The fixed paths that are no gateway."""
+
+    def __init__(
+        self,
+        pipeline: RequestPipeline,
+        sessions: Sessions,
+        metrics: CallMetrics,
+        *,
+        title: str,
+        version: str,
+        ready: Ready | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._sessions = sessions
+        self._metrics = metrics
+        self._title = title
+        self._version = version
+        self._ready = ready
+        self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self.is_up = True
+        """Whether new requests are welcome; not any more once the server is shutting down."""
+        self.routes = {
+            "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
+            "/session": Route(
+                methods=("GET", "POST", "DELETE"), endpoint=self._session, is_open=True
+            ),
+            "/metrics": Route(methods=("GET",), endpoint=self._show_metrics),
+            "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
+            "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
+        }
+        if pipeline.front.challenge.authorization_servers:
+            metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
+            self.routes |= {METADATA_PATH: metadata, f"{METADATA_PATH}/mcp": metadata}
+
+    async def _openapi(self, state: RequestState) -> Reply:
+        specs = list(visible_specs(self._pipeline.front.registry, state.context))
+        root: str = state.scope.get("root_path", "")
+        key = (self._pipeline.front.registry.revision, root, *(spec.id for spec in specs))
+        document = self._documents.pop(key, None)
+        if document is None:
+            # A large registry takes a while, which others should not wait for.
+            document = await asyncio.to_thread(self._build, specs, root or "/")
+        self._documents[key] = document
+        if len(self._documents) > _KEPT:
+            self._documents.popitem(last=False)
+        return Reply(200, document, [JSON])
+
+    def _build(self, specs: list[OperationSpec], server_url: str) -> bytes:
+        return msgspec.json.encode(
+            to_openapi(specs, title=self._title, version=self._version, server_url=server_url)
+        )
+
+    async def _session(self, state: RequestState) -> Reply:
+        """GET: who am I. POST with a credential: sign in. DELETE: sign out."""
+        sessions, scope = self._sessions, state.scope
+        match scope["method"]:
+            case "DELETE":
+                sessions.sign_out(scope)
+                cookie = (b"set-cookie", sessions.cookie("", scope))
+                return json_reply({"identity": None}, headers=[cookie])
+            case "POST":
+                if state.credential is None or BY_COOKIE in scope:
+                    # A session cannot begin another one: it would never end.
+                    raise CallError(ErrorCode.ACCESS_DENIED, "Show a credential to sign in")
+                cookie = (
+                    b"set-cookie",
+                    sessions.cookie(sessions.sign_in(state.credential), scope),
+                )
+                return json_reply(_who(state.identity), headers=[cookie])
+            case _:
+                return json_reply(_who(state.identity))
+
+    async def _show_metrics(self, state: RequestState) -> Reply:
+        shown = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
+        return Reply(200, self._metrics.render(shown), [(b"content-type", CONTENT_TYPE)])
+
+    async def _resource_metadata(self, state: RequestState) -> Reply:
+        """Return where clients get tokens for this server (RFC 9728)."""
+        return json_reply(self._pipeline.front.challenge.metadata())
+
+    async def _healthz(self, state: RequestState) -> Reply:
+        """Whether this process can answer at all."""
+        return json_reply({"status": "ok"})
+
+    async def _readyz(self, state: RequestState) -> Reply:
+        """Whether this process should be given work."""
+        is_ready = self.is_up
+        if is_ready and self._ready is not None:
+            try:
+                answer = self._ready()
+                is_ready = await answer if inspect.isawaitable(answer) else answer
+            except Exception:  # noqa: BLE001 - what cannot be told is not ready
+                is_ready = False
+        return json_reply(
+            {"status": "ok" if is_ready else "unavailable"}, status=200 if is_ready else 503
+        )
+
+
+def _who(identity: Identity | None) -> dict[str, Any]:
+    if identity is None:
+        return {"identity": None}
+    return {"identity": {"id": identity.id, "scopes": sorted(identity.scopes)}}
