@@ -140,7 +140,18 @@ class MCPClientConfig:
     """Seconds for starting, negotiating and the first listing."""
 
     timeout: Seconds | None = 60
-    """Seconds for one call; its own deadline may be shorter. None waits for as long as it takes."""
+    """Seconds for one call; its own deadline may be shorter. Progress starts them again, and they stop while the caller
+    answers a question of the server. None waits for as long as it takes."""
+
+    max_timeout: Seconds | None = 600
+    """Seconds for one call that goes on reporting progress. None for no limit."""
+
+    answer_timeout: Seconds = 300
+    """Seconds that a caller may take to answer all questions of one call."""
+
+    per_caller: bool = False
+    """Open a connection for each caller, so that the questions and log messages of a server before 2026-07-28 reach
+    their caller although several call at a time."""
 
     reconnect_timeout: Seconds = 5
     """Seconds after a loss during which calls wait for the server to come back; then they fail at once."""

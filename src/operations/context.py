@@ -106,6 +106,12 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """Time at which the entry point itself responds and cancels the call, in milliseconds since the epoch."""
 
+    session: str = ""
+    """The key of the session or connection that the call came through, which tells callers without identity apart."""
+
+    log_level: str | None = None
+    """The lowest level of log messages that the caller asked for; None if it did not ask for any."""
+
 
 CLOSED = CallerChannel()
 """The channel of a call from code in this process, which gets only the result."""

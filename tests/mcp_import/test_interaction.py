@@ -60,13 +60,12 @@ async def test_a_request_for_a_completion_goes_to_the_applications_handler() -> 
     assert answer["content"]["text"] == "hi"
 
 
-@pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage"])
-async def test_without_a_handler_it_is_declined_politely(method: str) -> None:
-    params = {"messages": [], "maxTokens": 1} if method.startswith("sampling") else {}
+async def test_a_question_that_neither_caller_nor_application_can_answer_is_declined() -> None:
+    params = {"messages": [], "maxTokens": 1}
 
-    answer = await asked(method, params)
-
-    assert "not supported" in answer["message"]
+    assert await asked("elicitation/create") == {"action": "decline"}
+    assert (await asked("sampling/createMessage", params))["code"] == -1
+    assert await asked("roots/list") == {"roots": []}
 
 
 async def test_a_handler_that_fails_or_answers_nonsense_is_declined_without_its_text() -> None:

@@ -13,7 +13,13 @@ from operations.errors import RegistrationError
 from operations.mcp.listing import Listing
 from operations.mcp.names import hides_something
 from operations.mcp.pins import Pins
-from operations.mcp.resources import ListAll, ResourceOperations
+from operations.mcp.resources import (
+    ListAll,
+    ResourceOperations,
+    ResourceReader,
+    Source,
+    Watch,
+)
 from operations.mcp.tools import (
     Request,
     build_resume,
@@ -37,10 +43,16 @@ class Catalogue:
         config: What to import, and how.
         request: How an operation reaches the server.
         list_all: How one of its lists is read.
+        watch: How changes of one of its resources are followed.
     """
 
     def __init__(
-        self, server: str, config: MCPClientConfig, request: Request, list_all: ListAll
+        self,
+        server: str,
+        config: MCPClientConfig,
+        request: Request,
+        list_all: ListAll,
+        watch: Watch,
     ) -> None:
         self.operations: dict[str, Operation] = {}
         """By id."""
@@ -57,6 +69,7 @@ class Catalogue:
         self._config = config
         self._request = request
         self._list_all = list_all
+        self._watch = watch
         self._listing = Listing()
         self._ids: dict[str, str] = {}
         """The operation of each tool."""
@@ -129,9 +142,8 @@ class Catalogue:
         return build_tool(spec, name, self._request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        built = ResourceOperations(
-            self._server, self._version, self._config, self._request, self._list_all, self.pins
-        ).build(self._listing, skipped)
+        source = Source(self._server, self._version, self._config, self._request, self._watch)
+        built = ResourceOperations(source, self._list_all, self.pins).build(self._listing, skipped)
         for key, operation in built:
             if key in self.pins.waiting:
                 known = self.operations.get(operation.spec.id)
@@ -156,7 +168,7 @@ class Catalogue:
         before, after = self.operations, dict[str, Operation]()
         for operation_id, new in found.items():
             old = before.get(operation_id)
-            after[operation_id] = old if old is not None and old.spec == new.spec else new
+            after[operation_id] = old if old is not None and _is_same(old, new) else new
         self.operations = after
         for registry in self._registries:
             self._update(registry, before)
@@ -178,3 +190,12 @@ class Catalogue:
                 registry.register(new, replace=is_ours(operation_id))
             except RegistrationError as error:
                 logger.warning("%s: a new tool was not registered: %s", self._server, error)
+
+
+def _is_same(old: Operation, new: Operation) -> bool:
+    return old.spec == new.spec and _resources(old) == _resources(new)
+
+
+def _resources(operation: Operation) -> list[JSONObject]:
+    handler = operation.handler
+    return handler.resources if isinstance(handler, ResourceReader) else []

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from operations._text import counted
 from operations._upstreams import Bulkhead, CircuitBreaker
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
+from operations.front.timing import CallTimeout
+from operations.mcp.callers import CallInFlight, CallsInFlight, caller_of, is_known
 from operations.mcp.catalogue import Catalogue
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
@@ -28,7 +31,8 @@ from operations.mcp.http import sending_for
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import list_everything, pages
 from operations.mcp.names import safe_namespace
-from operations.mcp.session import RelaySession
+from operations.mcp.session import OnProgress, RelaySession
+from operations.mcp.watching import ResourceWatches
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject
@@ -42,6 +46,12 @@ _LONGEST_REFRESH_SECONDS = 30.0
 """Between two listings, however often a server says that it changed; longer each time that it had not."""
 
 _LONGEST_LOG = 2000
+
+MAX_CALLERS = 100
+"""Callers with a connection of their own; beyond that, the idle one that was used longest ago is closed."""
+
+_OWN_IDLE_SECONDS = 300.0
+"""Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the server was reached for the first time."""
 
-        self._catalogue = Catalogue(name, self.config, self.request, self._list_all)
+        self._catalogue = Catalogue(name, self.config, self.request, self._list_all, self._watch)
         self._is_listening = False
         self._changes = 0
         """How often a listing brought something new."""
@@ -88,7 +98,11 @@ class MCPClient:
         self._listener: asyncio.Task[None] | None = None
         self._breaker = CircuitBreaker(name)
         self._bulkhead = Bulkhead(name, self.config.concurrency)
-        self._connection = Connection(name, self.config, self._callbacks(), self._opened)
+        self._connection = Connection(name, self.config, self._callbacks, self._opened)
+        self._own_connections: OrderedDict[str, Connection] = OrderedDict()
+        """The connections of single callers, least recently used first."""
+
+        self._watches = ResourceWatches(name, self._connection.acquire)
 
     # ------------------------------------------------------------ what it offers
 
@@ -171,7 +185,9 @@ class MCPClient:
         """
         self._cancel_helpers()
         with anyio.CancelScope(shield=True):
-            await self._connection.aclose()
+            await self._watches.aclose()
+            own = [connection.aclose() for connection in self._own_connections.values()]
+            await asyncio.gather(self._connection.aclose(), *own)
             # While it closed, one more may have begun to listen.
             if helpers := self._cancel_helpers():
                 await asyncio.wait(helpers)
@@ -227,10 +243,15 @@ class MCPClient:
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
-        connection = self._connection
+        connection = await self._connection_for(context)
         # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
         # interrupt the message that tells the server to stop.
         seconds = self.config.timeout
+        timeout = CallTimeout(
+            seconds,
+            answer_seconds=self.config.answer_timeout,
+            max_seconds=self.config.max_timeout,
+        )
         # Without a session the connection itself fails calls, and finds out when the server is back.
         breaker = None if connection.session is None else self._breaker
         is_probe = breaker is not None and breaker.enter()
@@ -239,8 +260,10 @@ class MCPClient:
         try:
             async with self._bulkhead:
                 try:
-                    async with asyncio.timeout(seconds):
-                        result = await self._send(method, params, context, replayable)
+                    async with timeout:
+                        with connection.calls.enter(context, timeout) as call:
+                            result = await self._send(connection, call, method, params, replayable)
+                            await call.settle()
                 except TimeoutError:
                     responds = False
                     raise timed_out(self.name, cast("float", seconds), "answer") from None
@@ -255,21 +278,58 @@ class MCPClient:
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
+    async def _connection_for(self, context: OperationContext) -> Connection:
+        """Return the connection that carries a call: the shared one, or its caller's own.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if too many callers have calls in flight.
+        """
+        if not self.config.per_caller or not is_known(context):
+            return self._connection
+        caller, own = caller_of(context), self._own_connections
+        connection = own.get(caller)
+        if connection is None or connection.is_closed:
+            if len(own) >= MAX_CALLERS:
+                idle = next((key for key, each in own.items() if each.busy == 0), None)
+                if idle is None:
+                    message = f"{self.name} has calls of {MAX_CALLERS} callers in flight"
+                    raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
+                await own.pop(idle).aclose()
+            config = replace(self.config, lazy=False, idle_timeout=_own_idle(self.config))
+            connection = own[caller] = Connection(
+                self.name, config, self._callbacks, self._opened_for_caller
+            )
+            connection.start()
+        own.move_to_end(caller)
+        return connection
+
+    async def _opened_for_caller(self, session: RelaySession) -> None:
+        """Prepare a caller's own connection; what the server offers is known from the shared one."""
+        await self._ask_for_logs(session)
+        session.learn(self._catalogue.tools.values())
+
     async def _send(
-        self, method: str, params: JSONObject, context: OperationContext, replayable: bool
+        self,
+        connection: Connection,
+        call: CallInFlight,
+        method: str,
+        params: JSONObject,
+        replayable: bool,
     ) -> JSONObject:
         """Send until there is an answer, or a failure that cannot be helped.
 
         What surely was not carried out is sent again for as long as the connection has patience; what may have
         been is sent once more if it only reads.
         """
-        connection = self._connection
         retries = Retries(connection, replayable)
+        context = call.context
         while True:
             session = connection.session or await connection.acquire()
             try:
                 with sending_for(context):
-                    result = await session.relay(method, dict(params), context.channel.progress)
+                    result = await session.relay(
+                        method, _with_log_level(params, session, context), _progress(call)
+                    )
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
@@ -303,6 +363,9 @@ class MCPClient:
             return await self.request(method, params, context, replayable=True)
 
         return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
+
+    def _watch(self, uri: str) -> AsyncGenerator[str]:
+        return self._watches.watch(uri)
 
     # ------------------------------------------------------------ changes
 
@@ -375,18 +438,27 @@ class MCPClient:
 
     # ------------------------------------------------------------ the server's own messages
 
-    def _callbacks(self) -> dict[str, Any]:
+    def _callbacks(self, calls: CallsInFlight) -> dict[str, Any]:
+        async def log(params: types.LoggingMessageNotificationParams) -> None:
+            call = calls.addressee()
+            if call is not None and call.context.channel.log is not None:
+                call.tell(_delivered(call, params))
+            else:
+                self._log(params)
+
         return {
             "client_info": types.Implementation(
                 name="alkdev-operations", version=installed_version("alkdev-operations")
             ),
-            "logging_callback": self._log,
+            "logging_callback": log,
             "message_handler": self._hear,
             "log_level": self.config.log_level,
-            **callbacks(self.name, self.config),
+            **callbacks(self.name, self.config, calls),
         }
 
     async def _hear(self, message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            self._watches.updated(str(message.params.uri))
         if isinstance(
             message,
             types.ToolListChangedNotification
@@ -395,7 +467,7 @@ class MCPClient:
         ):
             self._stale.set()
 
-    async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+    def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         text = params.data if isinstance(params.data, str) else repr(params.data)
         shown = ascii(text[:_LONGEST_LOG])[1:-1]
         logger.log(_LEVELS.get(params.level, logging.CRITICAL), "%s: %s", self.name, shown)
@@ -413,6 +485,39 @@ class MCPClient:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
         except MCPError as error:
             logger.warning("%s does not take a log level: %s", self.name, error.message)
+
+
+async def _delivered(call: CallInFlight, params: types.LoggingMessageNotificationParams) -> None:
+    log = call.context.channel.log
+    if log is not None:
+        await log(params.level, params.data)
+
+
+def _progress(call: CallInFlight) -> OnProgress:
+    """Return the function that takes a call's progress: it restarts the time limit, and reaches the caller."""
+    report = call.context.channel.progress
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        call.timeout.restart()
+        if report is not None:
+            await report(done, total, message)
+
+    return progress
+
+
+def _with_log_level(
+    params: JSONObject, session: RelaySession, context: OperationContext
+) -> JSONObject:
+    """Return a copy of `params` that asks for the log messages that the caller wants (2026-07-28)."""
+    level = context.channel.log_level
+    if level is None or not session.is_modern:
+        return dict(params)
+    meta: JSONObject = {**object_of(params.get("_meta")), types.LOG_LEVEL_META_KEY: level}
+    return {**params, "_meta": meta}
+
+
+def _own_idle(config: MCPClientConfig) -> float:
+    return _OWN_IDLE_SECONDS if config.idle_timeout is None else config.idle_timeout
 
 
 def _is_away(error: CallError) -> bool:

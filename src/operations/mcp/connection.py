@@ -10,6 +10,7 @@ Rule 3: no cancel scope or exception group leaves the owner. What went wrong is 
 """
 
 import asyncio
+import contextvars
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -25,6 +26,7 @@ from mcp.shared.memory import create_client_server_memory_streams
 from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
+from operations.mcp.callers import CallsInFlight
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.redaction import redactor_for
@@ -50,7 +52,7 @@ class Connection:
     Args:
         name: Of the server, for messages.
         config: How to reach it.
-        callbacks: What the session is told to do with the server's own requests and notifications.
+        callbacks: Returns what a session does with the server's own requests and notifications.
         on_open: Runs in the owner after each negotiation, before the session is handed out.
     """
 
@@ -58,7 +60,7 @@ class Connection:
         self,
         name: str,
         config: MCPClientConfig,
-        callbacks: dict[str, Any],
+        callbacks: Callable[[CallsInFlight], dict[str, Any]],
         on_open: Callable[[RelaySession], Awaitable[None]],
     ) -> None:
         self.name = name
@@ -77,7 +79,10 @@ class Connection:
         self.redactor = redactor_for(config)
         """Of the secrets that this server was given."""
 
-        self._callbacks = callbacks
+        self.calls = CallsInFlight()
+        """The calls whose responses this connection waits for."""
+
+        self._callbacks = callbacks(self.calls)
         self._on_open = on_open
         self._owner: asyncio.Task[None] | None = None
         self._session: RelaySession | None = None
@@ -113,8 +118,15 @@ class Connection:
         Raises:
             CallError: Saying why it did not work.
         """
-        self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}")
+        self.start()
         await self.acquire()
+
+    def start(self) -> None:
+        """Begin to connect; `acquire` waits for the session."""
+        # In a context of its own: what arrives here must not seem to belong to the call that connects.
+        self._owner = asyncio.create_task(
+            self._own(), name=f"mcp {self.name}", context=contextvars.Context()
+        )
 
     async def acquire(self) -> RelaySession:
         """A live session, waiting for one where that makes sense.

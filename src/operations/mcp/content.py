@@ -95,6 +95,11 @@ def prompt_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
     return mcp_envelope(data, is_error=False, content=blocks, meta=result.get("_meta"))
 
 
+def completion_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
+    """Return the envelope of a `completion/complete` result: its values, and whether there are more."""
+    return mcp_envelope(to_json(result.get("completion")), is_error=False, content=[])
+
+
 def listing_envelope(items: list[JSONObject]) -> ResponseEnvelope[Any]:
     """The envelope of a listing."""
     return mcp_envelope(to_json(items), is_error=False, content=[])

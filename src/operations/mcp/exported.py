@@ -3,8 +3,18 @@
 Shared by both directions. The importer believes it only where the operator trusts the server.
 """
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    LOG_LEVEL_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+)
+
+from operations._json import list_of, object_of
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -19,6 +29,37 @@ ERROR_KEY = "alkdev.operations/error"
 
 EXACT_OUTPUT = "#/outputSchema/anyOf/0"
 """Where a listed tool has the exact output schema, if the listed one accepts every result."""
+
+_RESERVED: Final = "alkdev.operations/"
+_ENVELOPE: Final = frozenset({
+    CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY, "progressToken",
+})  # fmt: skip
+"""Keys by which the two ends of one connection describe themselves; they say nothing to others."""
+
+
+def passed_meta(meta: Any) -> JSONObject:
+    """Return the `_meta` of another server that may be passed on: without our keys and those of its connection."""
+    return {
+        key: value
+        for key, value in object_of(meta).items()
+        if not key.startswith(_RESERVED) and key not in _ENVELOPE
+    }
+
+
+def is_imported(spec: OperationSpec) -> bool:
+    """Return whether an operation was imported from an MCP server."""
+    return spec.meta.get("source") == "mcp"
+
+
+def with_passed(wire: JSONObject, listed: Mapping[str, Any], export: JSONObject) -> JSONObject:
+    """Add the icons and `_meta` of an imported definition, and our own `_meta`, to an entry of a listing."""
+    icons = list_of(listed.get("icons"))
+    if icons:
+        wire["icons"] = icons
+    wire["_meta"] = {**passed_meta(listed.get("_meta")), META_KEY: export}
+    return wire
+
 
 _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "idempotent")
 

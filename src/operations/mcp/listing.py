@@ -3,15 +3,18 @@
 Tools become what `tools.py` makes operations of: their name is a string, their input schema an object.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
+import mcp_types as types
 from mcp import MCPError
 from mcp.shared.inbound import find_invalid_x_mcp_header
 from mcp_types import METHOD_NOT_FOUND
+from pydantic import BaseModel, ValidationError
 
-from operations._json import JSONValueError, to_json
+from operations._json import JSONValueError, object_of, to_json
 from operations.mcp.session import RelaySession
 from operations.types import JSONObject
 
@@ -20,6 +23,9 @@ Fetch: TypeAlias = Callable[[str, JSONObject], Awaitable[JSONObject]]
 
 _MAX_PAGES = 1000
 _MAX_DESCRIPTION = 100_000
+_MOMENT: Final = re.compile(
+    r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}:?\d{2})", re.ASCII
+)
 
 
 @dataclass(slots=True)
@@ -30,6 +36,12 @@ class Listing:
     resources: list[JSONObject] = field(default_factory=list[JSONObject])
     templates: list[JSONObject] = field(default_factory=list[JSONObject])
     prompts: list[JSONObject] = field(default_factory=list[JSONObject])
+    can_watch: bool = False
+    """Whether the server reports changes of a resource to those who ask for it."""
+
+    can_complete: bool = False
+    """Whether the server suggests values for the arguments of prompts and templates."""
+
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     """What was left out, by name (escaped where it must be), with the reason."""
 
@@ -56,7 +68,37 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
         )
     if offers is not None and offers.prompts is not None:
         listing.prompts = await _optional(session, "prompts/list", "prompts", limit, "name")
+    if offers is not None:
+        listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
+        listing.can_complete = offers.completions is not None
     return listing
+
+
+_MODELS: Final[dict[str, type[BaseModel]]] = {
+    "tools": types.Tool,
+    "resources": types.Resource,
+    "resourceTemplates": types.ResourceTemplate,
+    "prompts": types.Prompt,
+}
+_OPTIONAL: Final = frozenset({
+    "_meta", "annotations", "arguments", "description", "execution", "icons", "mimeType", "size", "title",
+})  # fmt: skip
+
+
+def cleaned(key: str, entry: JSONObject) -> JSONObject:
+    """Return an entry without optional fields of the wrong form.
+
+    They are passed on to clients, which would reject the whole list, with the entries of other servers.
+    """
+    try:
+        _MODELS[key].model_validate(entry, by_name=False)
+    except ValidationError as error:
+        wrong = {str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]}
+        entry = {name: value for name, value in entry.items() if name not in wrong & _OPTIONAL}
+    modified = object_of(entry.get("annotations")).get("lastModified")
+    if modified is not None and not _MOMENT.fullmatch(modified):
+        entry = {name: value for name, value in entry.items() if name != "annotations"}
+    return entry
 
 
 async def pages(
@@ -82,7 +124,7 @@ async def pages(
                 skipped[key] = f"there are more than {limit}"
                 return entries
             else:
-                entries.append(to_json(entry))
+                entries.append(cleaned(key, to_json(entry)))
         cursor = result.get("nextCursor")
         if not isinstance(cursor, str) or not cursor:
             return entries

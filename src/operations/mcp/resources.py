@@ -1,23 +1,36 @@
-"""What a server has beyond tools: resources, templates of resources, and prompts, all of them as queries.
+"""What a server has beyond tools: resources, templates of resources, and prompts, all of them as operations.
 
-<server>.resources.list        what there is, freshly listed
-<server>.resources.templates   what can be asked for by filling in a template
-<server>.resources.read        {"uri": ...}
-<server>.templates.<name>      the variables of one template, filled in and read
-<server>.prompts.<name>        the arguments of one prompt
+<server>.resources.list          what there is, freshly listed
+<server>.resources.templates     what can be asked for by filling in a template
+<server>.resources.read          {"uri": ...}
+<server>.resources.watch         {"uri": ...}: an item as soon as a resource is watched, and one for each change
+<server>.templates.<name>        the variables of one template, filled in and read
+<server>.prompts.<name>          the arguments of one prompt
+<server>.completions.complete    values for an argument of a prompt or template
+
+Served over MCP, a prompt is a prompt and a template a template again; the resources are those that the handler of
+`resources.read` knows.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from mcp.shared.uri_template import UriTemplate
+from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._mcp_config import MCPClientConfig
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
-from operations.mcp.content import listing_envelope, prompt_envelope, resource_envelope
-from operations.mcp.interaction import is_question, question_envelope
+from operations.mcp.content import (
+    completion_envelope,
+    listing_envelope,
+    prompt_envelope,
+    resource_envelope,
+)
+from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.listing import Listing
 from operations.mcp.names import safe_name
 from operations.mcp.pins import PIN_FIELDS, Pins, pin_key
@@ -29,6 +42,9 @@ from operations.types import JSONObject
 ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
 """`(method, key, context)` -> every entry of a paged list."""
 
+Watch = Callable[[str], AsyncGenerator[str]]
+"""`(uri)` -> the addresses of what changed, at each change."""
+
 _NOTHING: JSONObject = {"type": "object", "additionalProperties": False}
 _URI: JSONObject = {
     "type": "object",
@@ -36,29 +52,116 @@ _URI: JSONObject = {
     "required": ["uri"],
     "additionalProperties": False,
 }
+_TEXT: JSONObject = {"type": "string"}
+_COMPLETION: JSONObject = {
+    "type": "object",
+    "properties": {
+        "ref": {
+            "type": "object",
+            "properties": {"type": _TEXT, "name": _TEXT, "uri": _TEXT},
+            "required": ["type"],
+            "additionalProperties": False,
+        },
+        "argument": {
+            "type": "object",
+            "properties": {"name": _TEXT, "value": _TEXT},
+            "required": ["name", "value"],
+            "additionalProperties": False,
+        },
+        "context": {"type": "object"},
+    },
+    "required": ["ref", "argument"],
+    "additionalProperties": False,
+}
+
+LISTED: Final = (
+    "annotations", "arguments", "description", "icons", "mimeType", "name", "size", "title", "uri", "uriTemplate",
+    "_meta",
+)  # fmt: skip
+"""The fields of a listed prompt, resource or template that are passed on."""
+
+
+_ADDRESS: Final[TypeAdapter[AnyUrl]] = TypeAdapter(AnyUrl)
+
+
+def is_url(uri: str) -> bool:
+    """Return whether clients accept an address in a listing; some reject the whole list otherwise."""
+    try:
+        _ADDRESS.validate_python(uri)
+    except ValidationError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One server, as its operations know it."""
+
+    server: str
+    version: str
+    config: MCPClientConfig
+    request: Request
+    watch: Watch
+
+    async def settled(
+        self, method: str, params: JSONObject, context: OperationContext
+    ) -> JSONObject:
+        """Send a request that only reads, and answer the questions of the server."""
+
+        async def send(added: JSONObject) -> JSONObject:
+            return await self.request(method, {**params, **added}, context, replayable=True)
+
+        return await settle(await send({}), send, self.config, context)
+
+
+class ResourceReader:
+    """Reads any resource of one server; the handler of `<server>.resources.read`.
+
+    Args:
+        source: The server.
+        resources: The resources that it lists.
+        pins: The definitions that were accepted.
+    """
+
+    def __init__(self, source: Source, resources: list[JSONObject], pins: Pins) -> None:
+        self.resources = resources
+        self._source = source
+        self._pins = pins
+
+    async def __call__(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        """Read the resource at `uri`."""
+        return await self.read(input["uri"], context)
+
+    async def read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
+        """Read the resource at an address.
+
+        Raises:
+            CallError: If it is in quarantine, or cannot be read.
+        """
+        key = f"resources/{uri}"
+        if key in self._pins.waiting:
+            raise in_quarantine(key, self._source.server)
+        result = await self._source.settled("resources/read", {"uri": uri}, context)
+        return question_envelope(result) if is_question(result) else resource_envelope(result)
 
 
 class ResourceOperations:
     """Builds the operations for one server's listing."""
 
-    def __init__(
-        self,
-        server: str,
-        version: str,
-        config: MCPClientConfig,
-        request: Request,
-        list_all: ListAll,
-        pins: Pins,
-    ) -> None:
-        self._server = server
-        self._version = version
-        self._config = config
-        self._request = request
+    def __init__(self, source: Source, list_all: ListAll, pins: Pins) -> None:
+        self._source = source
+        self._config = source.config
         self._list_all = list_all
         self._pins = pins
 
     def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
         """Yield each operation with its key among the pins; entries without a usable name go to `skipped`."""
+        shown: list[JSONObject] = [
+            {key: entry[key] for key in LISTED if key in entry}
+            for entry in listing.resources
+            if pin_key("resources", entry) not in self._pins.waiting and is_url(entry["uri"])
+        ]
+        reader = ResourceReader(self._source, shown, self._pins)
         if listing.resources or listing.templates:
             yield "", self._lister("resources", "The resources of the server.", "resources/list")
             yield (
@@ -67,40 +170,52 @@ class ResourceOperations:
                     "templates", "The resource templates of the server.", "resources/templates/list"
                 ),
             )
-            yield "", self._reader()
+            spec = self._spec("resources.read", "Read a resource by its URI.", _URI)
+            yield "", Operation(spec, reader)
+            if listing.can_watch:
+                yield "", self._watcher()
         for template in listing.templates:
-            yield from self._named(template, "templates", self._template, skipped)
+            yield from self._named(template, "templates", reader, skipped)
         for prompt in listing.prompts:
-            yield from self._named(prompt, "prompts", self._prompt, skipped)
+            yield from self._named(prompt, "prompts", reader, skipped)
+        if listing.can_complete and (listing.templates or listing.prompts):
+            yield "", self._completer()
 
     def _named(
-        self,
-        entry: JSONObject,
-        kind: str,
-        build: Callable[[JSONObject, str], Operation],
-        skipped: dict[str, str],
+        self, entry: JSONObject, kind: str, reader: ResourceReader, skipped: dict[str, str]
     ) -> Iterator[tuple[str, Operation]]:
-        name = entry.get("name") or entry.get("uriTemplate")
+        given = entry.get("name") or entry.get("uriTemplate")
         try:
-            yield pin_key(kind, entry), build(entry, f"{kind}.{safe_name(str(name))}")
+            name = f"{kind}.{safe_name(str(given))}"
+            built = (
+                self._template(entry, name, reader)
+                if kind == "templates"
+                else self._prompt(entry, name)
+            )
+            yield pin_key(kind, entry), built
         except ValueError as error:
-            skipped[f"{kind}.{ascii(name)[1:-1]}"] = str(error)
+            skipped[f"{kind}.{ascii(given)[1:-1]}"] = str(error)
 
     def _spec(
-        self, name: str, description: str, input_schema: JSONObject, entry: JSONObject | None = None
+        self,
+        name: str,
+        description: str,
+        input_schema: JSONObject,
+        entry: JSONObject | None = None,
+        mcp: JSONObject | None = None,
+        kind: OperationType = OperationType.QUERY,
     ) -> OperationSpec:
         config = self._config
         entry = entry or {}
-        meta: JSONObject = {"source": "mcp", "server": self._server}
-        for key in ("uriTemplate", "mimeType", "annotations", "_meta", "icons"):
-            if entry.get(key):
-                meta[key] = entry[key]
+        meta: JSONObject = {"source": "mcp", "server": self._source.server}
+        meta |= {key: entry[key] for key in LISTED if entry.get(key)}
+        meta["mcp"] = mcp or {"tool": False}
         title = entry.get("title")
         spec = OperationSpec(
             name=name,
             namespace=cast("str", config.namespace),
-            version=self._version,
-            type=OperationType.QUERY,
+            version=self._source.version,
+            type=kind,
             title=title if isinstance(title, str) else None,
             description=description,
             input_schema=from_schema(input_schema, lenient=True),
@@ -124,25 +239,40 @@ class ResourceOperations:
 
         return Operation(self._spec(f"resources.{name}", description, _NOTHING), list_now)
 
-    def _reader(self) -> Operation:
-        async def read(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            return await self._read(input["uri"], context)
+    def _watcher(self) -> Operation:
+        watch = self._source.watch
 
-        return Operation(self._spec("resources.read", "Read a resource by its URI.", _URI), read)
+        async def follow(input: Any, context: OperationContext) -> AsyncIterator[JSONObject]:
+            async with aclosing(watch(input["uri"])) as changes:
+                async for uri in changes:
+                    yield {"uri": uri}
 
-    async def _read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
-        key = f"resources/{uri}"
-        if key in self._pins.waiting:
-            raise in_quarantine(key, self._server)
-        result = await self._request("resources/read", {"uri": uri}, context, replayable=True)
-        return question_envelope(result) if is_question(result) else resource_envelope(result)
+        spec = self._spec(
+            "resources.watch",
+            "Report that a resource is watched, and then each change of it.",
+            _URI,
+            kind=OperationType.SUBSCRIPTION,
+        )
+        return Operation(spec, follow)
 
-    def _template(self, entry: JSONObject, name: str) -> Operation:
+    def _completer(self) -> Operation:
+        async def complete(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+            result = await self._source.request(
+                "completion/complete", dict(input), context, replayable=True
+            )
+            return completion_envelope(result)
+
+        description = "Suggest values for an argument of a prompt or template."
+        return Operation(self._spec("completions.complete", description, _COMPLETION), complete)
+
+    def _template(self, entry: JSONObject, name: str, reader: ResourceReader) -> Operation:
         template = UriTemplate.parse(entry["uriTemplate"])
-        variables = template.variable_names
         schema: JSONObject = {
             "type": "object",
-            "properties": {variable: {"type": "string"} for variable in variables},
+            "properties": {
+                variable.name: {"type": "array", "items": _TEXT} if variable.explode else _TEXT
+                for variable in template.variables
+            },
             "additionalProperties": False,
         }
 
@@ -151,9 +281,11 @@ class ResourceOperations:
                 uri = template.expand(input or {})
             except (TypeError, ValueError) as error:
                 raise CallError(ErrorCode.VALIDATION_ERROR, str(error)) from None
-            return await self._read(uri, context)
+            return await reader.read(uri, context)
 
-        return Operation(self._spec(name, str(entry.get("description") or ""), schema, entry), read)
+        mcp = {"resource": {"uri": entry["uriTemplate"]}}
+        spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
+        return Operation(spec, read)
 
     def _prompt(self, entry: JSONObject, name: str) -> Operation:
         prompt_name = entry["name"]
@@ -175,10 +307,12 @@ class ResourceOperations:
 
         async def get(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             params = {"name": prompt_name, "arguments": dict(input or {})}
-            result = await self._request("prompts/get", params, context, replayable=True)
+            result = await self._source.settled("prompts/get", params, context)
             return question_envelope(result) if is_question(result) else prompt_envelope(result)
 
-        return Operation(self._spec(name, str(entry.get("description") or ""), schema, entry), get)
+        mcp = {"prompt": True}
+        spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
+        return Operation(spec, get)
 
 
 def _arguments(listed: Any) -> list[JSONObject]:

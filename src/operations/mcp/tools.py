@@ -196,7 +196,10 @@ def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Ope
 
     It shows the contract that was `known`; without one only its name, because the rest was not reviewed.
     """
-    meta = {key: spec.meta[key] for key in ("source", "server") if key in spec.meta}
+    meta: JSONObject = {key: spec.meta[key] for key in ("source", "server") if key in spec.meta}
+    if "mcp" in spec.meta:
+        # Neither a prompt nor a resource, as which its text would be listed.
+        meta["mcp"] = {"tool": False}
     shown = replace(
         spec,
         title=None,

@@ -21,11 +21,14 @@ from typing import Any, Final, cast
 
 import msgspec
 from mcp.shared.inbound import x_mcp_header_map
-from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+from mcp.shared.uri_template import InvalidUriTemplate
 
+from operations._json import list_of, object_of
 from operations._names import NameStyle
-from operations.mcp.exported import EXACT_OUTPUT, META_KEY, export_spec
+from operations.mcp.exported import EXACT_OUTPUT, export_spec, is_imported, with_passed
+from operations.mcp.resources import ResourceReader
 from operations.mcp.restoring import INPUT, RESULT, moved
+from operations.mcp.serving.addresses import Addresses, Resource
 from operations.mcp.serving.names import mcp_meta, names_of
 from operations.mcp.serving.schemas import (
     as_object,
@@ -156,8 +159,7 @@ class Tool:
                 wire["outputSchema"] = with_alternative(output)
                 export["outputSchema"] = EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
-        wire["_meta"] = {META_KEY: export}
-        return wire
+        return with_passed(wire, spec.meta, export)
 
     @cached_property
     def input_schema(self) -> JSONObject:
@@ -225,36 +227,12 @@ def _annotations(spec: OperationSpec) -> JSONObject:
         annotations["destructiveHint"] = False
     if spec.replayable:
         annotations["idempotentHint"] = True
+    if is_imported(spec):
+        claimed = object_of(spec.meta.get("annotations"))
+        # The operator's word that a tool only reads counts more than the server's.
+        annotations = {**claimed, **annotations} if reads else {**annotations, **claimed}
     own = mcp_meta(spec).get("annotations")
     return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
-
-
-class Resource:
-    """An operation as a resource, or as a template of resources.
-
-    Raises:
-        InvalidUriTemplate: If its URI is no such template.
-    """
-
-    def __init__(self, spec: OperationSpec, options: Mapping[str, Any]) -> None:
-        self.spec = spec
-        self.uri = str(options.get("uri", ""))
-        self.template = UriTemplate.parse(self.uri) if "{" in self.uri else None
-        self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
-
-    def wire(self) -> JSONObject:
-        """The resource, or template, in a listing."""
-        spec = self.spec
-        wire: JSONObject = {"uri" if self.template is None else "uriTemplate": self.uri}
-        wire["name"] = str(mcp_meta(spec).get("name") or spec.id)
-        if spec.title is not None:
-            wire["title"] = spec.title
-        if spec.description:
-            wire["description"] = spec.description
-        if self.mime_type is not None:
-            wire["mimeType"] = self.mime_type
-        wire["_meta"] = {META_KEY: export_spec(spec)}
-        return wire
 
 
 class Prompt:
@@ -273,10 +251,11 @@ class Prompt:
         if spec.description:
             wire["description"] = spec.description
         wire["arguments"] = self._arguments()
-        wire["_meta"] = {META_KEY: export_spec(spec)}
-        return wire
+        return with_passed(wire, spec.meta, export_spec(spec))
 
     def _arguments(self) -> list[JSONObject]:
+        if is_imported(self.spec):
+            return list_of(self.spec.meta.get("arguments"))
         document = self.spec.input_schema.document
         required: Any = document.get("required", ()) if isinstance(document, dict) else ()
         arguments: list[JSONObject] = []
@@ -306,12 +285,21 @@ class Catalog:
 
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
-        self.resources: dict[str, Resource] = {}
-        self.templates: list[Resource] = []
-        specs = registry.specs()
-        prompts = [spec for spec in specs if mcp_meta(spec).get("prompt")]
+        prompts = [spec for spec in registry.specs() if mcp_meta(spec).get("prompt")]
         self.prompts = {name: Prompt(name, spec) for name, spec in names_of(prompts, style).items()}
-        tools = [spec for spec in specs if self._place(spec, mcp_meta(spec))]
+        offered: list[Resource] = []
+        tools: list[OperationSpec] = []
+        readers: dict[str, OperationSpec] = {}
+        for operation in registry:
+            spec, reader = operation.spec, operation.handler
+            if isinstance(reader, ResourceReader):
+                readers[spec.namespace] = spec
+                offered += [Resource(spec, entry, entry) for entry in reader.resources]
+            if self._place(spec, mcp_meta(spec), offered):
+                tools.append(spec)
+        self.addresses = Addresses(offered, readers)
+        self.resources = self.addresses.resources
+        self.templates = self.addresses.templates
         names = names_of(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {
             name: Tool(
@@ -321,19 +309,14 @@ class Catalog:
         }
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
 
-    def _place(self, spec: OperationSpec, meta: Mapping[str, Any]) -> bool:
+    def _place(self, spec: OperationSpec, meta: Mapping[str, Any], offered: list[Resource]) -> bool:
         """Add an operation to the resources if `meta` asks for that; return whether it is a tool."""
         options = meta.get("resource")
         if isinstance(options, Mapping):
             try:
-                resource = Resource(spec, cast("Mapping[str, Any]", options))
+                offered.append(Resource(spec, cast("Mapping[str, Any]", options)))
             except InvalidUriTemplate as error:
                 logger.warning("%s is not served as a resource: %s", spec.id, error)
-            else:
-                if resource.template is None:
-                    self.resources[resource.uri] = resource
-                else:
-                    self.templates.append(resource)
         return bool(meta.get("tool", not (options or meta.get("prompt"))))
 
     def changes_from(self, other: "Catalog") -> set[str]:
@@ -341,11 +324,13 @@ class Catalog:
         mine, theirs = self.listed(), other.listed()
         return {kind for kind, listed in mine.items() if listed != theirs[kind]}
 
-    def listed(self) -> dict[str, dict[str, int]]:
+    def listed(self) -> dict[str, dict[str, Any]]:
         """Which specs are listed under which names. Specs are frozen, so that it is enough to know which one it is."""
         resources = (*self.resources.values(), *self.templates)
         return {
             "tools": {name: id(tool.spec) for name, tool in self.tools.items()},
-            "resources": {resource.uri: id(resource.spec) for resource in resources},
+            "resources": {
+                resource.public_uri: (id(resource.spec), resource.listed) for resource in resources
+            },
             "prompts": {name: id(prompt.spec) for name, prompt in self.prompts.items()},
         }

@@ -1,6 +1,7 @@
 """What a request can carry back to its client while it is served."""
 
 from collections.abc import Awaitable, Callable
+from secrets import token_urlsafe
 from typing import Any, cast
 
 from mcp import MCPError
@@ -8,6 +9,7 @@ from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
+    LOG_LEVEL_META_KEY,
     ClientCapabilities,
     CreateMessageRequest,
     CreateMessageRequestParams,
@@ -15,6 +17,7 @@ from mcp_types import (
     CreateMessageResultWithTools,
     ElicitRequest,
     ElicitRequestFormParams,
+    ElicitRequestURLParams,
     ElicitResult,
     ListRootsRequest,
     ListRootsResult,
@@ -35,6 +38,7 @@ RequestContext = ServerRequestContext[Any, Any]
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 _LEVEL = "operations.level"
+_KEY = "operations.key"
 
 
 def connection_of(request: RequestContext) -> Connection:
@@ -55,8 +59,17 @@ def channel_for(request: RequestContext) -> CallerChannel:
     # Those of newer clients are asked by a conversation.
     can = (session.client_capabilities if asks else None) or ClientCapabilities()
     roots = _roots(request) if can.roots is not None else None
-    client.set(Client(close_stream=request.close_sse_stream, roots=roots))
+    can_open = can.elicitation is not None and can.elicitation.url is not None
+    client.set(
+        Client(
+            close_stream=request.close_sse_stream,
+            roots=roots,
+            elicit_url=_elicit_url(request) if can_open else None,
+        )
+    )
     return CallerChannel(
+        session=_session_key(request) if asks else "",
+        log_level=_wanted_level(request, modern=modern),
         progress=session.report_progress,
         log=_logger(request),
         elicit=_elicit(request) if can.elicitation is not None else None,
@@ -78,6 +91,27 @@ def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
         )
 
     return log
+
+
+def _session_key(request: RequestContext) -> str:
+    """Return the key of the session that a request belongs to."""
+    state = connection_of(request).state
+    return cast("str", state.setdefault(_KEY, token_urlsafe(16)))
+
+
+def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
+    """Return the lowest level of log messages that the client asked for; older clients get all unless they say so."""
+    if modern:
+        return cast("str | None", (request.meta or {}).get(LOG_LEVEL_META_KEY))
+    return cast("str", connection_of(request).state.get(_LEVEL, "debug"))
+
+
+def _elicit_url(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObject]]:
+    async def elicit(wish: JSONObject) -> JSONObject:
+        params = ElicitRequestURLParams.model_validate(wish, by_name=False)
+        return await _asked(request, ElicitRequest(params=params), ElicitResult, "answer")
+
+    return elicit
 
 
 def _elicit(request: RequestContext) -> Callable[[str, JSONObject], Awaitable[JSONObject]]:

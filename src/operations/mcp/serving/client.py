@@ -19,6 +19,9 @@ class Client:
     close_stream: Callable[[], Awaitable[None]] | None = None
     roots: Callable[[], Awaitable[JSONObject]] | None = None
 
+    elicit_url: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
+    """Ask the person to open an address: the parameters of `elicitation/create` with the mode `url`."""
+
 
 client: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it is frozen
 """The client of the call that runs here."""

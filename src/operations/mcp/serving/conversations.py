@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias, cast
 from mcp import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
+from operations._json import object_of
 from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.serving.client import Client, client
@@ -108,11 +109,18 @@ class _Conversation:
             log=self._log if channel.log is not None else None,
             elicit=self._elicit if _has(capabilities, "elicitation") else None,
             sample=self._sample if _has(capabilities, "sampling") else None,
+            session=channel.session,
+            log_level=channel.log_level,
         )
+        can_open = object_of(capabilities.get("elicitation")).get("url") is not None
 
         async def body() -> JSONObject:
-            if _has(capabilities, "roots"):
-                client.set(Client(roots=self._roots))
+            client.set(
+                Client(
+                    roots=self._roots if _has(capabilities, "roots") else None,
+                    elicit_url=self._elicit_url if can_open else None,
+                )
+            )
             return await run(own)
 
         self.task = asyncio.create_task(body())
@@ -158,6 +166,9 @@ class _Conversation:
         form = {key: value for key, value in schema.items() if key != "$id"}
         params = {"mode": "form", "message": message, "requestedSchema": form}
         return await self._ask("elicitation/create", params, schema.get("$id"))
+
+    async def _elicit_url(self, request: JSONObject) -> JSONObject:
+        return await self._ask("elicitation/create", request)
 
     async def _sample(self, request: JSONObject) -> JSONObject:
         return await self._ask("sampling/createMessage", request)

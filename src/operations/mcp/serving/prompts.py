@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
+from operations.mcp.exported import is_imported, passed_meta
 from operations.mcp.serving.results import text_block, text_of
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -21,7 +22,7 @@ from operations.types import JSONObject
 def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONObject:
     """The `prompts/get` result of an envelope."""
     data, meta = envelope.data, envelope.meta
-    description = spec.description
+    description = "" if is_imported(spec) else spec.description
     if isinstance(data, dict) and isinstance(cast("JSONObject", data).get("messages"), list):
         document = cast("JSONObject", data)
         description = document.get("description") or description
@@ -32,7 +33,8 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
     result: JSONObject = {"messages": [_message(message) for message in messages]}
     if description:
         result["description"] = description
-    return result
+    passed = passed_meta(meta.meta) if isinstance(meta, MCPResponseMeta) else {}
+    return {**result, "_meta": passed} if passed else result
 
 
 def _message(value: Any) -> JSONObject:

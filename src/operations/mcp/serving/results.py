@@ -19,7 +19,7 @@ from operations.envelopes import (
 )
 from operations.errors import CallError
 from operations.front.public_errors import public_error
-from operations.mcp.exported import CHANGES_KEY, ERROR_KEY
+from operations.mcp.exported import CHANGES_KEY, ERROR_KEY, passed_meta
 from operations.mcp.restoring import DATA_KEY, RESULT
 from operations.types import JSONObject
 
@@ -85,8 +85,9 @@ def _tool_result(
     elif meta.structured_content is not None or declared:
         # Not the structured content as it came: the data is what was made to fit the schema.
         result["structuredContent"] = _box(data, boxed)
-    if meta.meta:
-        result["_meta"] = {**meta.meta, **result.get("_meta", {})}
+    passed = passed_meta(meta.meta)
+    if passed:
+        result["_meta"] = {**passed, **result.get("_meta", {})}
     return result
 
 

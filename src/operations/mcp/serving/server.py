@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Unpack, cast
 
 import anyio
@@ -46,6 +47,7 @@ from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
 from operations.front.timing import Scope
+from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.channels import RequestContext, channel_for, connection_of, set_level
@@ -53,6 +55,7 @@ from operations.mcp.serving.conversations import Conversations, can_answer
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.stdio import bounded_stdio
+from operations.mcp.serving.updates import JoinedBus, follow, following, watcher_of
 from operations.observe import CallEvent
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
@@ -274,10 +277,15 @@ class RegistryServer(Server[None]):
             spec = self.service.find_prompt(asker, params.ref.name).spec
         else:
             templates = self.service.catalog.templates
-            found = [template.spec for template in templates if template.uri == params.ref.uri]
+            found = [
+                template.spec for template in templates if template.public_uri == params.ref.uri
+            ]
             if not found or not self.service.sees(found[0], asker):
                 raise MCPError(INVALID_PARAMS, "Unknown resource template")
             spec = found[0]
+        completer = self.service.completer(spec, asker)
+        if completer is not None:
+            return await self.service.complete(completer, spec, params, asker)
         schema = properties_of(spec).get(params.argument.name, {})
         typed = params.argument.value.lower()
         values = [str(value) for value in schema.get("enum", ())]
@@ -309,17 +317,39 @@ class RegistryServer(Server[None]):
     async def _subscribe(
         self, request: RequestContext, params: SubscribeRequestParams
     ) -> EmptyResult:
-        self.service.find_resource(self._asker(request), params.uri)
-        watched = cast("set[str]", connection_of(request).state.setdefault(_WATCHED, set[str]()))
+        asker, connection = self._asker(request), connection_of(request)
+        resource, value = self.service.find_resource(asker, params.uri)
+        watched = _watched(connection)
+        if params.uri in watched:
+            return EmptyResult()
         if len(watched) >= _MAX_WATCHED:
             raise MCPError(INVALID_PARAMS, "too many subscriptions")
-        watched.add(params.uri)
+        watched[params.uri] = None
+        watcher = watcher_of(self.service, resource, asker)
+        if watcher is None:
+            return EmptyResult()
+
+        async def report() -> None:
+            await connection.send_resource_updated(params.uri)
+
+        try:
+            uri = resource.address(value)
+            task = await follow(self.service, watcher, uri, asker, report)
+        except MCPError:
+            watched.pop(params.uri, None)
+            raise
+        if params.uri in watched:
+            watched[params.uri] = task
+        else:
+            task.cancel()
         return EmptyResult()
 
     async def _unsubscribe(
         self, request: RequestContext, params: UnsubscribeRequestParams
     ) -> EmptyResult:
-        connection_of(request).state.get(_WATCHED, set[str]()).discard(params.uri)
+        task = _watched(connection_of(request)).pop(params.uri, None)
+        if task is not None:
+            task.cancel()
         return EmptyResult()
 
     async def _listen_for(
@@ -329,13 +359,37 @@ class RegistryServer(Server[None]):
         asker = self._asker(request)
         wanted = params.notifications
         if wanted.resource_subscriptions:
-            readable: list[str] = []
+            readable: dict[str, tuple[Resource, JSONObject]] = {}
             for uri in wanted.resource_subscriptions:
                 with suppress(MCPError):
-                    self.service.find_resource(asker, uri)
-                    readable.append(uri)
-            wanted = wanted.model_copy(update={"resource_subscriptions": readable})
-        return await self._listen(request, params.model_copy(update={"notifications": wanted}))
+                    readable[uri] = self.service.find_resource(asker, uri)
+            wanted = wanted.model_copy(update={"resource_subscriptions": list(readable)})
+            params = params.model_copy(update={"notifications": wanted})
+            if any(resource.source is not None for resource, _ in readable.values()):
+                return await self._listen_elsewhere(request, params, asker, readable)
+        return await self._listen(request, params)
+
+    async def _listen_elsewhere(
+        self,
+        request: RequestContext,
+        params: SubscriptionsListenRequestParams,
+        asker: Asker,
+        readable: Mapping[str, tuple[Resource, JSONObject]],
+    ) -> SubscriptionsListenResult:
+        """Serve a stream of changes that includes those of imported resources."""
+        bus = JoinedBus(self._bus)
+        async with AsyncExitStack() as stack:
+            for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
+                watcher = watcher_of(self.service, resource, asker)
+                if watcher is not None:
+                    report = partial(bus.publish, ResourceUpdated(uri=uri))
+                    address = resource.address(value)
+                    # One that cannot be watched costs itself.
+                    with suppress(MCPError):
+                        await stack.enter_async_context(
+                            following(self.service, watcher, address, asker, report)
+                        )
+            return await ListenHandler(bus)(request, params)
 
     async def _initialized(self, request: RequestContext, _params: NotificationParams) -> None:
         connection = connection_of(request)
@@ -389,6 +443,21 @@ class RegistryServer(Server[None]):
             experimental_capabilities,
             extensions,
         )
+
+
+def _watched(connection: Connection) -> "dict[str, asyncio.Task[None] | None]":
+    """Return the resources that a client subscribed to, each with the task that follows it elsewhere."""
+    watched: dict[str, asyncio.Task[None] | None] | None = connection.state.get(_WATCHED)
+    if watched is None:
+        watched = connection.state[_WATCHED] = {}
+        connection.exit_stack.callback(_cancel_all, watched)
+    return watched
+
+
+def _cancel_all(watched: "dict[str, asyncio.Task[None] | None]") -> None:
+    for task in watched.values():
+        if task is not None:
+            task.cancel()
 
 
 @options_of(MCPServerSettings)

@@ -11,7 +11,12 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from mcp import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    CompleteRequestParams,
+)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
@@ -25,11 +30,17 @@ from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
+from operations.mcp.exported import is_imported
 from operations.mcp.restoring import INPUT
-from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
+from operations.mcp.serving.addresses import Resource
+from operations.mcp.serving.catalog import Catalog, Prompt, Tool
 from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.prompts import prompt_result
-from operations.mcp.serving.resources import arguments_from_text, resource_result
+from operations.mcp.serving.resources import (
+    arguments_from_text,
+    publish_addresses,
+    resource_result,
+)
 from operations.mcp.serving.results import error_result, text_of, tool_result
 from operations.observe import now
 from operations.registry import OperationRegistry
@@ -204,12 +215,15 @@ class Service:
                 expose=asker.front.expose_errors,
                 declared=tool.declares_output(),
             )
-        return tool_result(
+        result = tool_result(
             envelope,
             boxed=tool.is_boxed(modern=asker.modern),
             declared=tool.declares_output(),
             mime_type=tool.mime_type,
         )
+        if is_imported(spec):
+            publish_addresses(result["content"], spec.namespace, self.catalog.addresses)
+        return result
 
     async def _collect(
         self, spec: OperationSpec, value: Any, context: OperationContext
@@ -265,14 +279,10 @@ class Service:
         Raises:
             MCPError: If there is none the caller may read.
         """
-        catalog = self.catalog
-        resource = catalog.resources.get(uri)
-        if resource is not None and self.sees(resource.spec, asker):
-            return resource, {}
-        for template in catalog.templates:
-            variables = template.template.match(uri) if template.template is not None else None
-            if variables is not None and self.sees(template.spec, asker):
-                return template, arguments_from_text(template.spec, variables)
+        found = self.catalog.addresses.find(uri, lambda spec: self.sees(spec, asker))
+        if found is not None:
+            resource, variables = found
+            return resource, arguments_from_text(resource.spec, variables)
         raise MCPError(
             INVALID_PARAMS if asker.modern else _RESOURCE_NOT_FOUND,
             "Resource not found",
@@ -289,7 +299,7 @@ class Service:
         """
         resource, value = self.find_resource(asker, uri)
         envelope = await self._execute(resource.spec, value, asker, channel)
-        result = resource_result(envelope, uri, resource.mime_type)
+        result = resource_result(envelope, uri, resource, self.catalog.addresses)
         return _settled(result, asker, cacheable=True)
 
     # ------------------------------------------------------------ prompts
@@ -322,6 +332,33 @@ class Service:
         value = arguments_from_text(spec, arguments)
         envelope = await self._execute(spec, value, asker, channel)
         return _settled(prompt_result(envelope, spec), asker)
+
+    def completer(self, spec: OperationSpec, asker: Asker) -> OperationSpec | None:
+        """Return the operation that suggests values for an imported prompt or template, if the caller may use it."""
+        found = self.registry.get_spec(f"{spec.namespace}.completions.complete")
+        is_usable = is_imported(spec) and found is not None and is_imported(found)
+        return found if is_usable and found is not None and self.sees(found, asker) else None
+
+    async def complete(
+        self,
+        completer: OperationSpec,
+        spec: OperationSpec,
+        params: CompleteRequestParams,
+        asker: Asker,
+    ) -> JSONObject:
+        """Let the server of an imported prompt or template suggest values.
+
+        Raises:
+            MCPError: If it cannot.
+        """
+        given = params.model_dump(
+            by_alias=True, mode="json", exclude_none=True, include={"ref", "argument", "context"}
+        )
+        name, template = spec.meta.get("name"), spec.meta.get("uriTemplate")
+        kind = given["ref"]["type"]
+        given["ref"] = {"type": kind} | ({"name": name} if template is None else {"uri": template})
+        envelope = await self._execute(completer, given, asker, CLOSED)
+        return {"resultType": "complete", "completion": envelope.data}
 
     # ------------------------------------------------------------ shared
 

@@ -1,0 +1,181 @@
+"""Which caller a server's own messages reach, if several call at a time."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from mcp.server.mcpserver import Context, MCPServer
+from pydantic import BaseModel
+from tests.mcp_import.support import raw, serving_demo
+
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
+from operations.context import CallerChannel
+from operations.mcp import MCPClientConfig, connect_mcp
+
+Run = Callable[[str, dict[str, Any]], Awaitable[Any]]
+
+
+class Caller:
+    """A caller that can be asked and told, and remembers it."""
+
+    def __init__(
+        self, name: str, registry: OperationRegistry, *, session: str | None = None
+    ) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self.told: list[Any] = []
+        self._registry = registry
+        self._identity = Identity(name, []) if session is None else None
+        self._session = session or ""
+
+    async def elicit(self, message: str, schema: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(message)
+        return {"action": "accept", "content": {"name": self.name}}
+
+    async def log(self, level: str, data: Any) -> None:
+        self.told.append(data)
+
+    async def call(self, operation_id: str, **given: Any) -> Any:
+        channel = CallerChannel(elicit=self.elicit, log=self.log, session=self._session)
+        context = OperationContext(identity=self._identity, channel=channel)
+        return await self._registry.execute(operation_id, given, context)
+
+    async def ask(self) -> Any:
+        """Call the tool that asks, and return what it was answered."""
+        envelope = await self.call("raw.ask", method="elicitation/create")
+        return json.loads(envelope.data[0]["text"])
+
+    @asynccontextmanager
+    async def calling(self) -> AsyncGenerator[None]:
+        """Have a call in flight during this block."""
+        call = asyncio.create_task(self.call("raw.never"))
+        await self.call("raw.pid")
+        try:
+            yield
+        finally:
+            call.cancel()
+            await asyncio.wait({call})
+
+
+@asynccontextmanager
+async def callers(**options: Any) -> AsyncGenerator[Callable[..., Caller]]:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(**options)) as client:
+            registry = OperationRegistry(client)
+            yield lambda name, **more: Caller(name, registry, **more)
+
+
+@pytest.mark.requirement("R11")
+async def test_a_question_on_stdio_reaches_the_only_caller() -> None:
+    async with callers() as caller:
+        ann = caller("ann")
+        async with ann.calling():
+            assert await ann.ask() == {"action": "accept", "content": {"name": "ann"}}
+
+
+@pytest.mark.requirement("R11")
+async def test_a_question_on_stdio_is_declined_while_another_caller_has_a_call_in_flight() -> None:
+    async with callers() as caller:
+        ann, bob = caller("ann"), caller("bob")
+        async with bob.calling():
+            assert await ann.ask() == {"action": "decline"}
+        assert ann.asked == bob.asked == []
+        assert await ann.ask() == {"action": "accept", "content": {"name": "ann"}}
+
+
+@pytest.mark.requirement("R11")
+async def test_callers_without_identity_are_told_apart_by_their_sessions() -> None:
+    async with callers() as caller:
+        one, two = caller("one", session="1"), caller("two", session="2")
+        async with two.calling():
+            assert await one.ask() == {"action": "decline"}
+        async with one.calling():
+            assert (await one.ask())["action"] == "accept"
+        nobody = caller("nobody", session="")
+        async with nobody.calling():
+            # Without a session, every call may be another caller's.
+            assert await nobody.ask() == {"action": "decline"}
+
+
+@pytest.mark.requirement("R11")
+async def test_log_messages_stay_here_while_several_call(caplog: pytest.LogCaptureFixture) -> None:
+    async with callers() as caller:
+        ann, bob = caller("ann"), caller("bob")
+        await ann.call("raw.log", data="for ann")
+        with caplog.at_level(logging.WARNING, logger="operations.mcp"):
+            async with bob.calling():
+                await ann.call("raw.log", data="for somebody")
+
+    assert (ann.told, bob.told) == (["for ann"], [])
+    assert "for somebody" in caplog.text
+
+
+async def test_with_a_connection_for_each_caller_everybody_is_asked_their_own_questions() -> None:
+    async with callers(per_caller=True) as caller:
+        ann, bob = caller("ann"), caller("bob")
+        async with bob.calling(), ann.calling():
+            answers = await asyncio.gather(ann.ask(), bob.ask())
+            pids = {str((await each.call("raw.pid")).data) for each in (ann, bob, ann)}
+
+    assert [answer["content"]["name"] for answer in answers] == ["ann", "bob"]
+    assert len(pids) == 2
+
+
+async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.mcp.client.MAX_CALLERS", 1)
+    async with callers(per_caller=True) as caller:
+        ann, bob = caller("ann"), caller("bob")
+        async with ann.calling():
+            with pytest.raises(CallError) as caught:
+                await bob.call("raw.pid")
+        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+        # Those that are idle make room.
+        await bob.call("raw.pid")
+        await ann.call("raw.pid")
+
+
+class Name(BaseModel):
+    name: str
+
+
+def asking() -> MCPServer:
+    """Its tool `greet` asks for a name, and logs; both belong to the request, as streamable HTTP shows."""
+    server = MCPServer("asking")
+
+    @server.tool()
+    async def greet(context: Context[Any, Any]) -> str:
+        await context.log("info", "about to ask")
+        answer = await context.elicit("Your name?", Name)
+        return f"Hello {answer.data.name}" if answer.action == "accept" else answer.action
+
+    @server.tool()
+    async def wait() -> str:
+        await anyio.sleep(60)
+        return "done"
+
+    return server
+
+
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+@pytest.mark.requirement("R11")
+async def test_streamable_http_ties_questions_and_messages_to_their_requests() -> None:
+    with anyio.fail_after(30):
+        async with serving_demo(build=asking) as url:
+            config = MCPClientConfig(url=url, version="2025-11-25")
+            async with connect_mcp("asking", config) as client:
+                registry = OperationRegistry(client)
+                people = [Caller(name, registry) for name in ("ann", "bob", "cy")]
+                waiting = asyncio.create_task(people[2].call("asking.wait"))
+                greetings = await asyncio.gather(
+                    *(each.call("asking.greet") for each in people for _ in range(5))
+                )
+                waiting.cancel()
+
+    names = [greeting.data["result"] for greeting in greetings]
+    assert names == [f"Hello {each.name}" for each in people for _ in range(5)]
+    assert [each.told for each in people] == [["about to ask"] * 5] * 3

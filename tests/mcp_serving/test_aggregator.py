@@ -1,0 +1,250 @@
+"""A hub in front of two real servers gives a client everything that direct connections give, counted by kind."""
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp_types import (
+    CreateMessageResult,
+    ElicitResult,
+    ListRootsResult,
+    PromptReference,
+    ResourceUpdatedNotification,
+    Root,
+    TextContent,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from tests.mcp_import.support import free_port
+from tests.mcp_serving.support import ERAS, serving
+
+from operations import OperationRegistry
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+
+pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+
+HERE = Path(__file__).parent
+EVERYTHING = HERE.parent / "mcp_import" / "node_modules" / ".bin" / "mcp-server-everything"
+
+CALLS: dict[str, dict[str, Any]] = {
+    "touch": {"uri": "note://today"},
+    "report": {},
+    "ask_person": {},
+    "ask_model": {},
+    "ask_roots": {},
+    "echo": {"message": "hello"},
+    "get-annotated-message": {"messageType": "error", "includeImage": True},
+    "get-resource-links": {"count": 2},
+    "get-structured-content": {"location": "Chicago"},
+    "toggle-simulated-logging": {},
+    "trigger-long-running-operation": {"duration": 0.2, "steps": 4},
+    "trigger-elicitation-request": {},
+    "trigger-sampling-request": {"prompt": "say", "maxTokens": 10},
+}
+
+
+class Person:
+    """A client of the SDK that can do everything, and counts what it gets."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.updated = anyio.Event()
+
+    async def elicit(self, context: Any, params: Any) -> ElicitResult:
+        self.count["elicitations"] += 1
+        return ElicitResult(action="accept", content={"name": "Ada"})
+
+    async def sample(self, context: Any, params: Any) -> CreateMessageResult:
+        self.count["samplings"] += 1
+        content = TextContent(type="text", text="a completion")
+        return CreateMessageResult(role="assistant", content=content, model="m")
+
+    async def roots(self, context: Any) -> ListRootsResult:
+        self.count["roots"] += 1
+        return ListRootsResult(roots=[Root(uri="file:///a", name="a")])
+
+    async def log(self, params: Any) -> None:
+        if "Roots updated" not in str(params.data):
+            self.count["logs"] += 1
+
+    async def hear(self, message: Any) -> None:
+        if isinstance(message, ResourceUpdatedNotification):
+            self.updated.set()
+
+    async def progress(self, done: float, total: float | None, message: str | None) -> None:
+        self.count["progress"] += 1
+
+    @asynccontextmanager
+    async def connected(self, server: Any, era: str) -> AsyncGenerator[Client]:
+        async with Client(
+            server,
+            mode=era,
+            elicitation_callback=self.elicit,
+            sampling_callback=self.sample,
+            list_roots_callback=self.roots,
+            logging_callback=self.log,
+            log_level="debug",
+            message_handler=self.hear,
+        ) as client:
+            yield client
+
+    async def take(self, client: Client) -> None:
+        """Use everything that the server behind `client` lists."""
+        for tool in await self._tools(client):
+            self.count["tools"] += 1
+            self.count["titles"] += tool.title is not None
+            self.count["icons"] += len(tool.icons or [])
+            self.count["hints"] += len(_hints(tool))
+            self.count["meta"] += "example.org/kind" in (tool.meta or {})
+            name = tool.name.rpartition("__")[2].rpartition(".")[2]
+            if name in CALLS:
+                result = await client.call_tool(
+                    tool.name, CALLS[name], progress_callback=self.progress
+                )
+                assert not result.is_error, (tool.name, result)
+                self.count["blocks"] += len(result.content)
+                self.count["annotated"] += sum(
+                    getattr(block, "annotations", None) is not None for block in result.content
+                )
+                self.count["meta"] += "example.org/mark" in (result.meta or {})
+        for prompt in (await client.list_prompts()).prompts:
+            self.count["prompts"] += 1
+            self.count["icons"] += len(prompt.icons or [])
+            self.count["meta"] += "example.org/kind" in (prompt.meta or {})
+            arguments = {each.name: "Text" for each in prompt.arguments or []}
+            if "resourceId" in arguments:
+                arguments["resourceId"] = "1"
+            got = await client.get_prompt(prompt.name, arguments)
+            self.count["messages"] += len(got.messages)
+            self.count["descriptions"] += got.description is not None
+            for argument in arguments:
+                reference = PromptReference(type="ref/prompt", name=prompt.name)
+                found = await client.complete(reference, {"name": argument, "value": ""})
+                self.count["completions"] += len(found.completion.values)
+        for resource in (await client.list_resources()).resources:
+            self.count["resources"] += 1
+            self.count["icons"] += len(resource.icons or [])
+            self.count["annotated"] += resource.annotations is not None
+            self.count["sizes"] += resource.size is not None
+            self.count["meta"] += "example.org/kind" in (resource.meta or {})
+            read = await client.read_resource(str(resource.uri))
+            self.count["contents"] += len(read.contents)
+            self.count["meta"] += "example.org/mark" in (read.contents[0].meta or {})
+        for template in (await client.list_resource_templates()).resource_templates:
+            self.count["templates"] += 1
+            uri = template.uri_template.replace("{name}", "monday").replace("{resourceId}", "1")
+            self.count["contents"] += len((await client.read_resource(uri)).contents)
+
+    async def watch(self, client: Client, uri: str) -> None:
+        """Subscribe to a resource, change it, and count the change."""
+        (touch,) = [tool.name for tool in await self._tools(client) if "touch" in tool.name]
+        if client.session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            async with client.listen(resource_subscriptions=[uri]) as changes:
+                await client.call_tool(touch, {"uri": "note://today"})
+                async for change in changes:
+                    assert change.uri == uri  # type: ignore[union-attr]
+                    break
+        else:
+            await client.subscribe_resource(uri)
+            self.updated = anyio.Event()
+            await client.call_tool(touch, {"uri": "note://today"})
+            await self.updated.wait()
+            await client.unsubscribe_resource(uri)
+        self.count["updates"] += 1
+
+    async def _tools(self, client: Client) -> list[Any]:
+        tools = (await client.list_tools()).tools
+        # Those that answer in the background are out of scope: tasks are not served.
+        return [tool for tool in tools if not re.search("async|research", tool.name)]
+
+
+def _hints(tool: Any) -> dict[str, Any]:
+    hints = {} if tool.annotations is None else tool.annotations.model_dump(exclude_none=True)
+    return {name: value for name, value in hints.items() if name.endswith("hint")}
+
+
+@asynccontextmanager
+async def upstream() -> AsyncGenerator[str]:
+    """The address of the Python server, in a process of its own."""
+    port = free_port()
+    command = [sys.executable, str(HERE / "upstream.py"), str(port)]
+    async with await anyio.open_process(command, env=dict(os.environ)) as process:
+        try:
+            await _reachable(f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
+
+
+async def _reachable(url: str) -> None:
+    async with httpx2.AsyncClient() as client:
+        with anyio.fail_after(30):
+            while True:
+                try:
+                    await client.get(url)
+                except httpx2.TransportError:
+                    await anyio.sleep(0.05)
+                else:
+                    return
+
+
+@asynccontextmanager
+async def hub(**configs: MCPClientConfig) -> AsyncGenerator[str]:
+    """The address of a hub in front of these servers."""
+    async with AsyncExitStack() as stack:
+        registry = OperationRegistry()
+        for name, config in configs.items():
+            client = await stack.enter_async_context(connect_mcp(name, config))
+            registry.register_all(client)
+        base = await stack.enter_async_context(serving(to_mcp(registry).asgi_app()))
+        yield f"{base}/mcp"
+
+
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
+    direct, through = Person(), Person()
+    with anyio.fail_after(60):
+        async with upstream() as url:
+            mode = "legacy" if version == "2025-11-25" else "auto"
+            async with direct.connected(url, mode) as client:
+                await direct.take(client)
+                await direct.watch(client, "note://today")
+            config = MCPClientConfig(url=url, version=version)
+            async with hub(shelf=config) as address, through.connected(address, era) as client:
+                await through.take(client)
+                await through.watch(client, "note://today")
+
+    assert through.count == direct.count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("era", ERAS)
+async def test_two_servers_behind_a_hub_give_what_each_gives_directly(era: str) -> None:
+    if not EVERYTHING.exists():
+        pytest.skip("the servers from npm are not installed; tests/mcp_import installs them")
+    direct, through = Person(), Person()
+    with anyio.fail_after(90):
+        async with upstream() as url:
+            for server in (url, StdioServerParameters(command=str(EVERYTHING))):
+                async with direct.connected(server, "legacy") as client:
+                    await direct.take(client)
+            shelf = MCPClientConfig(url=url, version="2025-11-25")
+            everything = MCPClientConfig(command=str(EVERYTHING))
+            async with (
+                hub(shelf=shelf, everything=everything) as address,
+                through.connected(address, era) as client,
+            ):
+                await through.take(client)
+
+    # The one server asks for roots when it is connected, on its own account.
+    del direct.count["roots"], through.count["roots"]
+    assert through.count == direct.count
