@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx2
@@ -23,6 +23,7 @@ from mcp_types import (
     TextContent,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import FileUrl
 from tests.mcp_import.support import free_port
 from tests.mcp_serving.support import ERAS, serving
 
@@ -69,7 +70,7 @@ class Person:
 
     async def roots(self, context: Any) -> ListRootsResult:
         self.count["roots"] += 1
-        return ListRootsResult(roots=[Root(uri="file:///a", name="a")])
+        return ListRootsResult(roots=[Root(uri=FileUrl("file:///a"), name="a")])
 
     async def log(self, params: Any) -> None:
         if "Roots updated" not in str(params.data):
@@ -107,7 +108,7 @@ class Person:
             name = tool.name.rpartition("__")[2].rpartition(".")[2]
             if name in CALLS:
                 result = await client.call_tool(
-                    tool.name, CALLS[name], progress_callback=self.progress
+                    tool.name, CALLS[name], progress_callback=cast("Any", self.progress)
                 )
                 assert not result.is_error, (tool.name, result)
                 self.count["blocks"] += len(result.content)

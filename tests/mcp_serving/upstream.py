@@ -72,10 +72,11 @@ async def call_tool(context: Any, params: types.CallToolRequestParams) -> Any:
 
 async def ask(context: Any, params: types.CallToolRequestParams) -> Any:
     name, session = params.name, context.session
+    answer: Any
     if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
         if params.input_responses is not None:
-            answer = params.input_responses["q"]
-            return types.CallToolResult(content=text(answer.model_dump_json(exclude_none=True)))
+            given = params.input_responses["q"]
+            return types.CallToolResult(content=text(given.model_dump_json(exclude_none=True)))
         question: Any
         if name == "ask_person":
             form = types.ElicitRequestFormParams(message="Your name?", requested_schema=FORM)
@@ -86,7 +87,6 @@ async def ask(context: Any, params: types.CallToolRequestParams) -> Any:
         else:
             question = types.ListRootsRequest()
         return types.InputRequiredResult(input_requests={"q": question}, request_state="s")
-    answer: Any
     if name == "ask_person":
         answer = await session.elicit_form("Your name?", FORM, context.request_id)
     elif name == "ask_model":
