@@ -11,8 +11,8 @@ from tests.server.asgi import Client
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.front.body import read_body
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
+from operations.front.messages import read_body
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.call_sockets import WebSocketEntry

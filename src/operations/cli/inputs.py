@@ -28,8 +28,8 @@ from operations._json import (
 )
 from operations.cli.outline import Outline
 from operations.errors import CallError, ErrorCode
-from operations.front.http_errors import too_large
 from operations.front.limits import Limits
+from operations.front.public_errors import too_large
 from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)

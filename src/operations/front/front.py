@@ -10,11 +10,9 @@ from typing import Any
 from operations.access import Identity, access_denied
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError
-from operations.front.challenges import Challenge
-from operations.front.http_errors import RequestError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
-from operations.front.public_errors import public_wire
+from operations.front.public_errors import Challenge, RequestError, public_wire
 from operations.front.search import BatchCall, Gateway, may_call
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec

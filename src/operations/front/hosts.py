@@ -12,8 +12,8 @@ from typing import Final
 
 from operations._host_rules import HostRules
 from operations.errors import ErrorCode
-from operations.front.http_errors import Header, RequestError
-from operations.front.replies import Reply, error_reply, reject_handshake, route_path
+from operations.front.messages import Reply, error_reply, reject_handshake, route_path
+from operations.front.public_errors import Header, RequestError
 from operations.front.timing import App, Message, Receive, Scope, Send
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})

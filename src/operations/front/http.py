@@ -17,13 +17,7 @@ from operations._text import in_seconds
 from operations.access import Identity
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, map_error, timed_out, timeout_error
-from operations.front.body import check_json_body, decode_json, read_body
 from operations.front.front import Front
-from operations.front.http_errors import (
-    ClientDisconnectedError,
-    malformed,
-    slow_body,
-)
 from operations.front.identity import (
     Credential,
     CredentialError,
@@ -34,7 +28,19 @@ from operations.front.identity import (
     credentials_in,
 )
 from operations.front.limits import UNCOUNTED_OUTPUT, Slot
-from operations.front.replies import Reply, error_reply, send_parts
+from operations.front.messages import (
+    Reply,
+    check_json_body,
+    decode_json,
+    error_reply,
+    read_body,
+    send_parts,
+)
+from operations.front.public_errors import (
+    ClientDisconnectedError,
+    malformed,
+    slow_body,
+)
 from operations.front.timing import Message, PeekableReceive, Receive, RequestTimeout, Scope, Send
 from operations.specs import OperationSpec
 

@@ -1,12 +1,16 @@
-"""What callers outside this process see of an error, and its HTTP status.
+"""Errors as callers outside this process see them: their public form, their HTTP status, and how to authenticate.
 
 Rule 1: an unexpected exception becomes its code, a neutral message and the request id; its text and traceback go to
         the log, unless the operator exposes them.
 Rule 2: an upstream's error passes, without headers that contain credentials and up to a size.
 Rule 3: the status comes from one table (`HTTP_STATUS`), from a declared error, or from the request error itself.
+Rule 4: a response to a missing or invalid credential has `WWW-Authenticate` (RFC 6750), which names the metadata of the
+        resource (RFC 9728) if clients can use OAuth.
 """
 
 import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,9 +19,75 @@ from operations._json import JSONValueError, to_json
 from operations._text import printable
 from operations.access import Identity
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
-from operations.front.http_errors import RequestError
 from operations.specs import OperationSpec
 from operations.types import JSONObject
+
+Header = tuple[bytes, bytes]
+
+CLOSE: Header = (b"connection", b"close")
+
+
+class RequestError(CallError):
+    """A request that cannot be answered with a call.
+
+    Attributes:
+        status: Of the response.
+        headers: Sent with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        headers: Sequence[Header] = (),
+    ) -> None:
+        super().__init__(code, message, details)
+        self.status = status
+        self.headers = tuple(headers)
+
+
+class ClientDisconnectedError(Exception):
+    """The client has disconnected, so no response is sent."""
+
+
+def malformed(message: str) -> RequestError:
+    """Return the error for a request that cannot be read."""
+    return RequestError(400, ErrorCode.VALIDATION_ERROR, message)
+
+
+def too_large(message: str, *, headers: Sequence[Header] = ()) -> RequestError:
+    """Return the error for a request beyond a size limit."""
+    return RequestError(413, ErrorCode.RESOURCE_EXHAUSTED, message, headers=headers)
+
+
+def slow_body() -> RequestError:
+    """Return the error for a body that arrives too slowly."""
+    return RequestError(408, ErrorCode.TIMEOUT, "The body took too long to arrive", headers=[CLOSE])
+
+
+def unsupported(message: str) -> RequestError:
+    """Return the error for a body of an unsupported type."""
+    return RequestError(415, ErrorCode.VALIDATION_ERROR, message)
+
+
+def wrong_method(allowed: Sequence[str]) -> RequestError:
+    """Return the error for a method that the path does not have."""
+    methods = ", ".join(allowed)
+    return RequestError(
+        405,
+        ErrorCode.VALIDATION_ERROR,
+        f"Use {methods} here",
+        headers=[(b"allow", methods.encode())],
+    )
+
+
+def not_found() -> RequestError:
+    """Return the error for a path where nothing is served to this caller."""
+    return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")
+
 
 logger = logging.getLogger("operations")
 
@@ -108,3 +178,51 @@ def _relayed_status(error: CallError) -> int | None:
         return None
     status: Any = cast("JSONObject", details).get("statusCode")
     return status if type(status) is int and status not in _OUR_FAULT else None
+
+
+METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """What a client is told if its credential is missing, invalid or not sufficient.
+
+    Attributes:
+        resource: The public address of the server, which is also the audience of its tokens.
+        authorization_servers: The addresses of the servers that issue tokens; empty if clients cannot use OAuth.
+        scopes_supported: The scopes that a client may request.
+    """
+
+    resource: str = ""
+    authorization_servers: Collection[str] = ()
+    scopes_supported: Collection[str] = ()
+
+    def header(self, **parameters: str) -> Header:
+        """Return `WWW-Authenticate` with these parameters and, if clients can use OAuth, where its metadata is."""
+        if self.authorization_servers:
+            parameters["resource_metadata"] = f"{self.resource}{METADATA_PATH}"
+        text = ", ".join(f'{name}="{value}"' for name, value in parameters.items())
+        return b"www-authenticate", f"Bearer {text}".rstrip().encode()
+
+    def metadata(self) -> JSONObject:
+        """Return the metadata of the server as a protected resource."""
+        return {
+            "resource": self.resource,
+            "authorization_servers": list(self.authorization_servers),
+            "scopes_supported": sorted(self.scopes_supported),
+            "bearer_methods_supported": ["header"],
+        }
+
+    def missing(self) -> RequestError:
+        """Return the error for a request without a credential."""
+        message = "Sign in first: this server requires a credential"
+        return RequestError(401, ErrorCode.ACCESS_DENIED, message, headers=[self.header()])
+
+    def invalid(self, headers: Collection[Header] = ()) -> RequestError:
+        """Return the error for a credential that is wrong or could not be checked."""
+        return RequestError(
+            401,
+            ErrorCode.ACCESS_DENIED,
+            "The credential is not valid",
+            headers=[self.header(error="invalid_token"), *headers],
+        )

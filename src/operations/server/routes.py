@@ -25,7 +25,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.envelopes import HTTPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.front.body import decode_json
 from operations.front.http import (
     IDENTITY,
     OPEN,
@@ -34,8 +33,15 @@ from operations.front.http import (
     RequestPipeline,
     RequestState,
 )
-from operations.front.http_errors import Header, malformed, not_found, wrong_method
-from operations.front.replies import JSON, Reply, error_reply, reject_handshake, route_path
+from operations.front.messages import (
+    JSON,
+    Reply,
+    decode_json,
+    error_reply,
+    reject_handshake,
+    route_path,
+)
+from operations.front.public_errors import Header, malformed, not_found, wrong_method
 from operations.openapi.exporting.export import BINARY, has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema import validate_or_raise

@@ -24,9 +24,8 @@ from operations._json import is_object
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, map_error
 from operations.front.http import REQUEST_ID, RequestPipeline, RequestState
-from operations.front.http_errors import ClientDisconnectedError, Header, malformed
-from operations.front.public_errors import public_wire
-from operations.front.replies import SAFE
+from operations.front.messages import SAFE
+from operations.front.public_errors import ClientDisconnectedError, Header, malformed, public_wire
 from operations.front.timing import wait_for_disconnect
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.specs import OperationSpec

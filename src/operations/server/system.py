@@ -25,12 +25,10 @@ import msgspec
 from operations.access import Identity
 from operations.calls.graph import CallGraph, CallRecord
 from operations.errors import CallError, ErrorCode
-from operations.front.body import decode_json
-from operations.front.challenges import METADATA_PATH
 from operations.front.config import Ready
 from operations.front.http import RequestPipeline, RequestState
-from operations.front.http_errors import malformed
-from operations.front.replies import JSON, Reply, json_reply
+from operations.front.messages import JSON, Reply, decode_json, json_reply
+from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import BatchCall, visible_specs
 from operations.openapi.exporting.export import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions

@@ -18,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 from operations._host_rules import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError
-from operations.front.body import enforce_size, pause_collector, read_body
 from operations.front.hosts import HostGuard
 from operations.front.http import (
     PIPELINE,
@@ -28,8 +27,8 @@ from operations.front.http import (
     RequestState,
     counted_send,
 )
-from operations.front.http_errors import not_found
-from operations.front.replies import Reply, route_path
+from operations.front.messages import Reply, enforce_size, pause_collector, read_body, route_path
+from operations.front.public_errors import not_found
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.handshake import HandshakeTransport, is_handshake_version
 from operations.mcp.serving.service import Service

@@ -24,8 +24,8 @@ from starlette.requests import Request
 
 from operations.errors import CallError
 from operations.front.http import RequestPipeline, RequestState
-from operations.front.http_errors import Header
-from operations.front.replies import JSON, SAFE, Reply
+from operations.front.messages import JSON, SAFE, Reply
+from operations.front.public_errors import Header
 from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
 from operations.types import JSONObject
 

@@ -15,7 +15,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
-from operations.front.replies import JSON, Reply
+from operations.front.messages import JSON, Reply
 from operations.mcp.serving.conversations import can_answer
 from operations.mcp.serving.service import Asker, Service
 from operations.types import JSONObject

@@ -29,8 +29,8 @@ from pydantic import ValidationError
 
 from operations._json import JSONValueError, decode_json
 from operations.front.http import RequestPipeline, RequestState
-from operations.front.http_errors import Header
-from operations.front.replies import JSON, Reply
+from operations.front.messages import JSON, Reply
+from operations.front.public_errors import Header
 from operations.mcp.serving.channels import channel_for
 from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
 from operations.mcp.serving.fastpath import PlainRequest, decode_plain, is_handshake_request

@@ -18,9 +18,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 
 from operations.errors import CallError
-from operations.front.body import enforce_size
-from operations.front.http_errors import too_large
 from operations.front.limits import Limits
+from operations.front.messages import enforce_size
+from operations.front.public_errors import too_large
 
 logger = logging.getLogger("operations")
 
