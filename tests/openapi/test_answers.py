@@ -16,7 +16,7 @@ from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.exchange.retrying import retry_after
+from operations.openapi.exchange.attempts import retry_after
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
@@ -376,7 +376,7 @@ async def test_time_that_runs_out_is_a_timeout() -> None:
             with pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {})
             assert caught.value.code == ErrorCode.TIMEOUT
-            assert caught.value.message == f"GET {url} did not answer within 0.1 s"
+            assert caught.value.message == f"GET {url} did not respond within 0.1 s"
         async with imported(SCHEMALESS, base_url=url) as registry:
             context = OperationContext(deadline=time.time() * 1000 + 100)
             with anyio.fail_after(5), pytest.raises(CallError) as caught:

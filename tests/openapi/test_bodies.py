@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from operations import CallError, ErrorCode
-from operations.openapi.exchange.content_coding import decoded
+from operations.openapi.exchange.responses import decoded
 from operations.openapi.reading.model import Media, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.requests.bodies import Payload, write_body
-from operations.openapi.requests.styles import (
+from operations.openapi.requests.parameters import (
     header_value,
     path_value,
     percent_reserved,

@@ -23,8 +23,8 @@ from operations.openapi.exchange.aiohttp_transport import AiohttpTransport
 from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.requests.parameters import query_pairs
 from operations.openapi.requests.plan import Plan
-from operations.openapi.requests.styles import query_pairs
 from operations.openapi.transport import HTTPRequest
 
 STRING = {"type": "string"}

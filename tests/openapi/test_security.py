@@ -522,7 +522,7 @@ async def test_a_provider_that_cannot_answer_now_is_unavailable(status: int) -> 
         serving(fail) as url,
         imported(oauth("/token"), base_url=url, credentials={"key": CLIENT}, retries=0) as registry,
     ):
-        with pytest.raises(CallError, match=f"answered HTTP {status}") as caught:
+        with pytest.raises(CallError, match=f"responded with HTTP {status}") as caught:
             await registry.execute("api.call", {})
 
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, True)

@@ -276,7 +276,7 @@ class HTTPServiceConfig:
     """
 
     retry_refused: bool = False
-    """Also repeat a request of any method after a 503: this API answers so only if it did nothing."""
+    """Also repeat a request of any method after a 503: this API responds so only if it did nothing."""
 
     restore: bool = False
     """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""

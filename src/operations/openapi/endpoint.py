@@ -1,4 +1,4 @@
-"""The handler of one imported operation: arguments to a request, an exchange, an answer to an envelope."""
+"""The handler of one imported operation: arguments to a request, an exchange, a response to an envelope."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -12,22 +12,22 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.answers import (
-    Answer,
+from operations.openapi.exchange.attempts import Draft
+from operations.openapi.exchange.client import Client
+from operations.openapi.exchange.responses import (
+    WholeResponse,
     described_envelope,
     read_data,
     shown_headers,
-    with_answer,
+    with_response,
 )
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.drafts import Draft
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.streaming import EventStream
 from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Described, Expected
-from operations.openapi.requests.paths import template_names
+from operations.openapi.requests.parameters import template_names
 from operations.openapi.requests.plan import Plan
 from operations.openapi.requests.uploads import HeldFiles, hold_files
 from operations.schema import Schema
@@ -123,13 +123,15 @@ class Endpoint:
         """One exchange.
 
         Raises:
-            CallError: If it fails, or its answer is an error.
+            CallError: If it fails, or its response is an error.
         """
         shared = self._shared
         given = object_of(input).get((self._plan or self._ready()).save_to)
         target = None if given is None else self._target(given)
-        answer = await shared.client.exchange(self._draft(input), shared.security, context, target)
-        return self._envelope(answer) if target is None else _saved(answer, given)
+        response = await shared.client.exchange(
+            self._draft(input), shared.security, context, target
+        )
+        return self._envelope(response) if target is None else _saved(response, given)
 
     @property
     def save_to(self) -> str:
@@ -165,7 +167,7 @@ class Endpoint:
         """An event stream: one envelope per event.
 
         Raises:
-            CallError: If it fails, or its answer is an error.
+            CallError: If it fails, or its response is an error.
         """
         shared = self._shared
         config = shared.config
@@ -204,14 +206,16 @@ class Endpoint:
         for _ in range(MAX_PAGES):
             here = _question(draft)
             asked.add(here)
-            answer = await shared.client.exchange(draft, shared.security, context)
-            envelope = self._envelope(answer)
+            response = await shared.client.exchange(draft, shared.security, context)
+            envelope = self._envelope(response)
             if paging.counts and envelope.data == last:
                 # Asked for what is behind the end, many servers give the last page again.
                 return
             last = envelope.data
             yield envelope
-            following = paging.following(Page(arguments, answer.url, answer.headers, envelope.data))
+            following = paging.following(
+                Page(arguments, response.url, response.headers, envelope.data)
+            )
             if isinstance(following, NextArguments):
                 arguments = following.arguments
                 draft = self._draft(arguments)
@@ -226,7 +230,7 @@ class Endpoint:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:
-        """The same request at the address an answer named, which must be of the same origin."""
+        """The same request at the address a response named, which must be of the same origin."""
         origin = origin_of(draft.base)
         try:
             is_same = origin_of(url) == origin
@@ -260,27 +264,29 @@ class Endpoint:
             CallError: `EXECUTION_ERROR` if the content is not what the document declares.
         """
         self._ready()
-        return self._envelope(Answer("", status, {"content-type": content_type}, content, []))
+        return self._envelope(
+            WholeResponse("", status, {"content-type": content_type}, content, [])
+        )
 
-    def _envelope(self, answer: Answer) -> ResponseEnvelope[Any]:
-        kind = answer.headers.get("content-type", "")
-        described = self._describe(answer.status, kind)
+    def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
+        kind = response.headers.get("content-type", "")
+        described = self._describe(response.status, kind)
         try:
             data = read_data(
-                answer.content,
+                response.content,
                 kind,
-                status=answer.status,
+                status=response.status,
                 expects_json=described.is_json,
                 expects_items=described.is_stream,
                 expects_text=described.is_text,
                 max_values=self._shared.config.max_response_values,
             )
         except CallError as error:
-            raise with_answer(error, answer, self._shared.config.max_error_bytes) from None
+            raise with_response(error, response, self._shared.config.max_error_bytes) from None
         return described_envelope(
             data,
-            status=answer.status,
-            headers=shown_headers(answer.headers),
+            status=response.status,
+            headers=shown_headers(response.headers),
             content_type=kind,
             schema=described.listed if described.is_stream else described.schema,
         )
@@ -352,16 +358,16 @@ class Endpoint:
         return server, query
 
 
-def _saved(answer: Answer, given: Any) -> ResponseEnvelope[Any]:
+def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
     """Return the envelope of a response that was saved to a file: what is known of the file."""
-    kind = answer.headers.get("content-type", "")
-    data: JSONObject = {"size": answer.saved, "contentType": kind}
+    kind = response.headers.get("content-type", "")
+    data: JSONObject = {"size": response.saved, "contentType": kind}
     if isinstance(given, (str, Path)):
         data = {"path": str(given), **data}
     return described_envelope(
         data,
-        status=answer.status,
-        headers=shown_headers(answer.headers),
+        status=response.status,
+        headers=shown_headers(response.headers),
         content_type=kind,
         # The document describes the response, not the file that it was saved to.
         schema=None,

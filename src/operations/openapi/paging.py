@@ -1,6 +1,6 @@
 """How the pages of a list follow one another, where a document or a rule tells.
 
-Each way says what the next request changes, given the answer to the last one; None ends the list. One that `counts`
+Each way says what the next request changes, given the response to the last one; None ends the list. One that `counts`
 goes on until a page is empty, so it depends on the server to have an end.
 """
 
@@ -19,7 +19,7 @@ _REL = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One answer, and the request it answers."""
+    """One response, and its request."""
 
     arguments: JSONObject
     url: str
@@ -61,10 +61,10 @@ class LinkPaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class URLPaging:
-    """A field of the answer holds the next page's address."""
+    """A field of the response holds the next page's address."""
 
     next: str
-    """A JSON pointer into the answer."""
+    """A JSON pointer into the response."""
 
     counts: ClassVar = False
 
@@ -76,13 +76,13 @@ class URLPaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorPaging:
-    """A field of the answer goes into an argument of the next request."""
+    """A field of the response goes into an argument of the next request."""
 
     argument: str
     """The argument that takes it."""
 
     next: str
-    """A JSON pointer into the answer."""
+    """A JSON pointer into the response."""
 
     counts: ClassVar = False
 
@@ -107,7 +107,7 @@ class PagePaging:
     """The number of the first page."""
 
     items: str = ""
-    """A JSON pointer to the list in the answer."""
+    """A JSON pointer to the list in the response."""
 
     counts: ClassVar = True
 
@@ -130,7 +130,7 @@ class OffsetPaging:
     """The argument that says how many items a page has."""
 
     items: str = ""
-    """A JSON pointer to the list in the answer."""
+    """A JSON pointer to the list in the response."""
 
     counts: ClassVar = True
 
@@ -160,7 +160,7 @@ def value_at(data: Any, pointer: str) -> Any:
 
 
 def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | None:
-    """What a document itself says: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header in an answer."""
+    """What a document itself says: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header in a response."""
     ms = object_of(operation.get("x-ms-pageable"))
     if link := text_of(ms.get("nextLinkName")):
         return URLPaging(next="/" + link.replace("~", "~0").replace("/", "~1"))

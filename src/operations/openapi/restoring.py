@@ -14,7 +14,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.exchange.drafts import Draft
+from operations.openapi.exchange.attempts import Draft
 from operations.openapi.exporting.extension import Exported, item_schema, restore_schema
 from operations.openapi.reading.document import Entry
 from operations.openapi.reading.model import EVENT_STREAM
@@ -98,7 +98,7 @@ def _schema_in(holder: JSONObject, media_type: str) -> JSONSchema:
 
 
 def told(error: CallError) -> CallError:
-    """The error that an exported operation raised, which its answer tells; any other as it is."""
+    """The error that an exported operation raised, which its response reports; any other as it is."""
     body = object_of(object_of(error.details).get("body"))
     if text_of(body.get("code")) and isinstance(body.get("message"), str):
         return CallError.from_wire(body)

@@ -29,12 +29,11 @@ from operations.openapi.exchange.security import Security
 from operations.openapi.exporting.extension import Exported, read_extension
 from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging, declared_paging
-from operations.openapi.reading.collector import collector_at_rest
-from operations.openapi.reading.declared_answers import Declared, DeclaredAnswers
-from operations.openapi.reading.declared_requests import DeclaredRequests
+from operations.openapi.reading.declared import Declared, DeclaredRequests, DeclaredResponses
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
 from operations.openapi.reading.names import operation_names, safe_name, unused_name
+from operations.openapi.reading.texts import gc_paused
 from operations.openapi.restoring import restored
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
@@ -216,7 +215,7 @@ def _limits(config: HTTPServiceConfig) -> Limits:
 def _import(
     bundle: Bundle, config: HTTPServiceConfig, address: str | None, source: str | None
 ) -> OpenAPIService:
-    with collector_at_rest():
+    with gc_paused():
         try:
             return _Importer(bundle, config, address=address, source=source).service()
         except DocumentError as error:
@@ -269,7 +268,7 @@ class _Importer:
         self._shared = Shared(
             config=config, description=description, client=client, security=security, base=address
         )
-        self._answers = DeclaredAnswers(description)
+        self._responses = DeclaredResponses(description)
         has_header = any(name.lower() == "authorization" for name in config.headers)
         self._requests = DeclaredRequests(
             description, is_signed=config.auth is not None or has_header
@@ -363,7 +362,7 @@ class _Importer:
         if is_object(description):
             description = self._description.references.text_at(description)
         wanted, tags = operation.get("operationId"), operation.get("tags")
-        declared = self._answers.read(entry)
+        declared = self._responses.read(entry)
         self._requests.read(entry)
         meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
         if operation.get("deprecated") is True:

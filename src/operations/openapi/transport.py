@@ -71,7 +71,7 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | StreamedBody | None = None
 
     timeout: float | None = None
-    """Seconds until the whole answer has arrived; for a stream, until its head has; while a streamed body is sent,
+    """Seconds until the whole response has arrived; for a stream, until its head has; while a streamed body is sent,
     between two pieces of it."""
 
     is_stream: bool = False
@@ -85,7 +85,7 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HTTPResponse(Protocol):
-    """The head of an answer, and its body to come."""
+    """The head of a response, and its body to come."""
 
     @property
     def status(self) -> int:
@@ -115,10 +115,10 @@ class HTTPTransport(Protocol):
     """Sends requests."""
 
     def send(self, request: HTTPRequest) -> AbstractAsyncContextManager[HTTPResponse]:
-        """Send `request`; the answer lives for the length of the block, and leaving early closes it.
+        """Send `request`; the response lives for the length of the block, and leaving early closes it.
 
         Raises:
-            CallError: `UNAVAILABLE` if nobody answers, `TIMEOUT` if it takes too long, `ACCESS_DENIED` if
+            CallError: `UNAVAILABLE` if the server does not respond, `TIMEOUT` if it takes too long, `ACCESS_DENIED` if
                 `request.public_only` and the host has no public address.
         """
         ...

@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
-from operations.openapi.exchange.retrying import REPEATABLE
+from operations.openapi.exchange.attempts import REPEATABLE
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import HTTPRequest, HTTPResponse, TLSFiles
 
@@ -151,7 +151,7 @@ async def _watched(
     async with aclosing(body.chunks()) as chunks:
         async for chunk in chunks:
             yield chunk
-            # An answer may come before the body has been sent.
+            # A response may come before the body has been sent.
             with suppress(RuntimeError):
                 if waiting is not None and seconds is not None:
                     waiting.reschedule(loop.time() + seconds)
@@ -251,7 +251,7 @@ class _Exchange:
 
 
 class _Response:
-    """aiohttp's answer as the seam wants it."""
+    """aiohttp's response as the seam wants it."""
 
     __slots__ = ("_request", "_response", "headers")
 
@@ -320,7 +320,7 @@ class NotPublicError(OSError):
 
 
 def _call_error(error: Exception, request: HTTPRequest) -> CallError:
-    """The error for a request that got no whole answer. It never repeats the request: that may hold a secret."""
+    """The error for a request that got no whole response. It never repeats the request: that may hold a secret."""
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:
@@ -331,7 +331,7 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             return not_public(origin.host)
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, TimeoutError):
-        return timed_out(where, request.timeout, "answer")
+        return timed_out(where, request.timeout, "respond")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.")
     if isinstance(error, aiohttp.ClientSSLError):
@@ -348,5 +348,5 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             or isinstance(error, aiohttp.ClientConnectorError),
         )
     if isinstance(error, aiohttp.ClientError):
-        return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the answer was not valid HTTP.")
+        return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the response was not valid HTTP.")
     return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the request could not be sent.")

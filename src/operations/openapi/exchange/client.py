@@ -19,17 +19,23 @@ from operations._text import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.answers import Answer, http_error, oauth_error, read_data
-from operations.openapi.exchange.connections import Connections, OpenResponse
-from operations.openapi.exchange.content_coding import ACCEPTED, decoded
-from operations.openapi.exchange.drafts import (
+from operations.openapi.exchange.attempts import (
     REDIRECTS,
+    Attempts,
     Draft,
     redirected,
     signed_request,
 )
+from operations.openapi.exchange.connections import Connections, OpenResponse
 from operations.openapi.exchange.oauth import TokenRefusedError
-from operations.openapi.exchange.retrying import Attempts
+from operations.openapi.exchange.responses import (
+    ACCEPTED,
+    WholeResponse,
+    decoded,
+    http_error,
+    oauth_error,
+    read_data,
+)
 from operations.openapi.exchange.security import NOTHING, Security, Signature
 from operations.openapi.files import StreamedBody, Target, save
 from operations.openapi.headers import merged_headers
@@ -79,8 +85,8 @@ class Client(Connections):
         security: Security,
         context: OperationContext,
         target: Target | None = None,
-    ) -> Answer:
-        """Send a request and read the whole answer, or save its body to `target`.
+    ) -> WholeResponse:
+        """Send a request and read the whole response, or save its body to `target`.
 
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
@@ -102,7 +108,7 @@ class Client(Connections):
                     elif request.method != "HEAD":
                         content = await self._read(response, self._config.max_response_bytes)
                     secrets = call.signature.secrets
-                    return Answer(
+                    return WholeResponse(
                         request.url, response.status, response.headers, content, secrets, saved
                     )
             except CallError as error:
@@ -117,7 +123,7 @@ class Client(Connections):
     async def stream(
         self, draft: Draft, security: Security, context: OperationContext
     ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
-        """Send a request; give the head of a good answer and its bytes as they come.
+        """Send a request; give the head of a good response and its bytes as they come.
 
         Raises:
             CallError: As `exchange` does.
@@ -144,7 +150,7 @@ class Client(Connections):
         """One small exchange that is no operation's: JSON from a provider of tokens.
 
         Raises:
-            CallError: `UNAVAILABLE` if the provider cannot answer now.
+            CallError: `UNAVAILABLE` if the provider cannot respond now.
             TokenRefusedError: If it will not.
         """
         origin, is_trusted = self.enforce_reachable(url)
@@ -161,11 +167,9 @@ class Client(Connections):
             content = await self._read(response, 1 << 20)
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
-            # Nothing else of the answer is passed on: it is about the operator's credentials.
+            # Nothing else of the response is passed on: it is about the operator's credentials.
             said = oauth_error(content)
-            message = (
-                f"The provider of tokens answered HTTP {response.status}{said and f' ({said})'}."
-            )
+            message = f"The provider of tokens responded with HTTP {response.status}{said and f' ({said})'}."
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)
@@ -198,7 +202,7 @@ class Client(Connections):
                     there = without_secrets(urljoin(url, response.headers.get("location", "")))
                     raise DocumentError(f"{shown} has moved: import {there} instead")
                 if response.status != 200:
-                    raise DocumentError(f"{shown} answered HTTP {response.status}")
+                    raise DocumentError(f"{shown} responded with HTTP {response.status}")
                 return await self._read(response, self._config.max_document_bytes)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
@@ -246,7 +250,7 @@ class Client(Connections):
         origin, is_trusted = self.enforce_reachable(draft.base)
         seconds = call.end - monotonic()
         if seconds <= 0:
-            raise timed_out(f"{draft.method} {origin}", self._config.timeout, "answer")
+            raise timed_out(f"{draft.method} {origin}", self._config.timeout, "respond")
         request = signed_request(
             draft,
             call.signature,
@@ -316,14 +320,14 @@ class Client(Connections):
                 return await self._read(response, self._config.max_response_bytes)
         except TimeoutError:
             where = f"{request.method} {origin_of(request.url)}"
-            raise timed_out(where, self._config.timeout, "answer") from None
+            raise timed_out(where, self._config.timeout, "respond") from None
 
     async def _read(self, response: HTTPResponse, limit: int) -> bytes:
         coding = response.headers.get("content-encoding", "")
         length = response.headers.get("content-length", "")
         if length.isdigit() and int(length) > limit and not coding:
             raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
             )
         chunks = response.chunks()
         if coding:
@@ -336,14 +340,14 @@ class Client(Connections):
             if size > limit:
                 await chunks.aclose()
                 raise CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED, f"The answer is larger than {limit} bytes."
+                    ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
                 )
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _error(
         self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
     ) -> CallError:
-        """The error that a bad answer is, with as much of its body as is kept and arrives in time.
+        """The error that a bad response is, with as much of its body as is kept and arrives in time.
 
         A token that was refused is not used again.
         """
@@ -364,7 +368,7 @@ class Client(Connections):
                         content, is_cut = content[:limit], True
                         break
         except (CallError, TimeoutError):
-            # The status is the answer; a body that breaks off does not change it.
+            # The status decides; a body that breaks off does not change it.
             is_cut = True
         return http_error(
             response.status,

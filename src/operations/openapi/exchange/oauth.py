@@ -49,12 +49,12 @@ class TokenRefusedError(CallError):
 
 
 class Fetch(Protocol):
-    """One small HTTP exchange with a JSON answer."""
+    """One small HTTP exchange with a JSON response."""
 
     async def __call__(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
     ) -> Any:
-        """The decoded answer.
+        """The decoded response.
 
         Raises:
             CallError: If there is none, or it is an error.
@@ -109,19 +109,19 @@ class TokenSource:
 
     async def _renew(self) -> str:
         started = monotonic()
-        answer = await self._ask()
-        token = text_of(answer.get("access_token"))
+        response = await self._ask()
+        token = text_of(response.get("access_token"))
         if not token:
             raise CallError(ErrorCode.EXECUTION_ERROR, "The token endpoint gave no access token.")
-        lifetime = _seconds(answer.get("expires_in"))
+        lifetime = _seconds(response.get("expires_in"))
         if not isinstance(self._credentials, ClientCredentials):
-            self._refresh_token = text_of(answer.get("refresh_token")) or self._refresh_token
+            self._refresh_token = text_of(response.get("refresh_token")) or self._refresh_token
         self._token = token
         self._renew_at = started + lifetime - min(RENEW_BEFORE, lifetime / 10)
         return token
 
     async def _ask(self) -> JSONObject:
-        """The provider's answer to the best grant there is."""
+        """The provider's response to the best grant there is."""
         user = self._credentials
         if self._refresh_token:
             try:

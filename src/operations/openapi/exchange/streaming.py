@@ -23,16 +23,15 @@ from operations._json import (
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.openapi.exchange.answers import (
+from operations.openapi.exchange.attempts import REPEATABLE, Draft
+from operations.openapi.exchange.client import Client
+from operations.openapi.exchange.responses import (
     DONE,
     described_envelope,
     event_data,
     read_data,
     shown_headers,
 )
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.drafts import Draft
-from operations.openapi.exchange.retrying import REPEATABLE
 from operations.openapi.exchange.security import Security
 from operations.openapi.exchange.sse import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
 from operations.openapi.reading import media
@@ -59,7 +58,7 @@ class EventStream:
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
         retries: How often to reconnect in vain.
         limits: `max_event_bytes`, `max_response_bytes`, `max_response_values`.
-        seconds: How long an answer that is no stream may take.
+        seconds: How long a response that is no stream may take.
     """
 
     def __init__(
@@ -221,10 +220,10 @@ class EventStream:
                     if len(content) > self._max_response:
                         raise CallError(
                             ErrorCode.RESOURCE_EXHAUSTED,
-                            f"The answer is larger than {self._max_response} bytes.",
+                            f"The response is larger than {self._max_response} bytes.",
                         )
         except TimeoutError:
-            raise timed_out("The answer", self._seconds, "end") from None
+            raise timed_out("The response", self._seconds, "end") from None
         return bytes(content)
 
 

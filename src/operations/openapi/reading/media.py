@@ -1,6 +1,6 @@
 """Media types: what kind each is, and which of several to prefer.
 
-Every call asks about the same few media types, so the answers are kept.
+Every call asks about the same few media types, so the results are kept.
 """
 
 import re

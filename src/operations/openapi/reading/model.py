@@ -69,7 +69,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One declared answer."""
+    """One declared response."""
 
     status: str
     """Three digits, `4XX` or `default`."""

@@ -134,7 +134,7 @@ def _part_headers(references: References, encoding: JSONObject) -> Iterator[Para
 
 
 def read_responses(references: References, operation: JSONObject) -> tuple[Response, ...]:
-    """The declared answers; those that cannot be read are left out."""
+    """Return the declared responses; those that cannot be read are left out."""
     result: list[Response] = []
     for key, entry in object_of(operation.get("responses")).items():
         status = str(key)

@@ -1,24 +1,289 @@
-"""Schemas of any OpenAPI version as JSON Schema 2020-12 documents that contain what they refer to.
+"""Convert schemas of any OpenAPI version to JSON Schema 2020-12 documents that contain what they refer to.
 
 A converted schema contains only the definitions it reaches, as `$defs`. Definitions are converted once per
 document and direction and shared, so that thousands of operations cost what they use.
 
-Rule: nothing is converted before it is used.
+Rule 1: nothing is converted before it is used.
+Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or left out; it never makes the
+        rest of the schema unusable.
+Rule 3: a schema that no value fits, although its parts do, is read as it was meant.
 """
 
 from operator import attrgetter
 from typing import Any
 
-from operations._json import object_of
-from operations.openapi.reading.conversion import Conversion
-from operations.openapi.reading.definitions import Definition, Definitions, Direction
+from operations._json import is_list, is_object, object_of
+from operations.openapi.reading.definitions import Definition, Definitions, Direction, is_closed
+from operations.openapi.reading.keywords import (
+    apply_exclusive,
+    as_object,
+    count_of,
+    data_of,
+    dependent_names,
+    discriminated,
+    is_file,
+    names_of,
+    number_of,
+    put,
+    repair_enum,
+    type_of,
+    with_null,
+)
 from operations.types import JSONObject, JSONSchema
+
+MAX_DEPTH = 100
+"""How deep one definition may nest; what is deeper may be anything."""
+
+_MARK = {
+    Direction.REQUEST: "readOnly",
+    Direction.UPLOAD: "readOnly",
+    Direction.RESPONSE: "writeOnly",
+}
+_TEXT = frozenset(
+    {"title", "description", "pattern", "format", "contentEncoding", "contentMediaType"}
+)
+_ANY = frozenset({"default", "const"})
+_FLAGS = frozenset({"uniqueItems", "deprecated", "readOnly", "writeOnly"})
+_NUMBERS = frozenset({"maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "multipleOf"})
+_COUNTS = frozenset(
+    {
+        "maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties",
+        "maxContains", "minContains",
+    }
+)  # fmt: skip
+_SCHEMA = frozenset(
+    {
+        "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
+        "unevaluatedItems", "unevaluatedProperties", "contentSchema",
+    }
+)  # fmt: skip
+_VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
+"""Keywords that hold a schema, or data: no `$ref` stands for their whole value."""
+
+_CLOSING = frozenset({"additionalProperties", "unevaluatedProperties"})
+_SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
+_SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
 
 __all__ = ["Direction", "SchemaConverter", "SchemaDraft"]
 
-
 MAX_SUBTYPES = 64
 """How many subtypes a union lists; a base with more allows any other property instead."""
+
+
+class Conversion:
+    """Converts one schema and records the definitions that it refers to.
+
+    Args:
+        definitions: The schemas of the document.
+        direction: Which way the data goes.
+        refs: Receives the definitions.
+        bases: Pointers of the bases that the schema extends.
+    """
+
+    __slots__ = ("_bases", "_definitions", "_direction", "_inlined", "_mark", "_refs")
+
+    def __init__(
+        self,
+        definitions: Definitions,
+        direction: Direction,
+        refs: set[Definition],
+        bases: frozenset[str] = frozenset(),
+    ) -> None:
+        self._definitions = definitions
+        self._direction = direction
+        self._mark = _MARK[direction]
+        self._refs = refs
+        self._bases = bases
+        self._inlined: set[str] = set()
+
+    def convert(self, schema: Any) -> JSONSchema:
+        """Return `schema` in 2020-12; True for a value that is not a schema."""
+        return self._convert(schema, 0, is_part=True)
+
+    def _convert(
+        self,
+        schema: Any,
+        depth: int,
+        hidden: frozenset[str] = frozenset(),
+        *,
+        is_part: bool = False,
+        is_opened: bool = False,
+    ) -> JSONSchema:
+        """Convert a schema.
+
+        Args:
+            schema: What the document has.
+            depth: How deep inside its definition this is.
+            hidden: Properties that a schema around this one hides.
+            is_part: Whether it is the definition itself or an `allOf` part of it.
+            is_opened: Whether a schema around this one forbids undeclared properties instead of it.
+        """
+        if type(schema) is bool:
+            return schema
+        if not is_object(schema) or depth > MAX_DEPTH:
+            return True
+        ref = schema.get("$ref")
+        if type(ref) is str:
+            return self._reference(schema, ref, depth, hidden, is_part=is_part)
+        if self._direction is Direction.UPLOAD and is_file(schema):
+            described = schema.get("description")
+            schema = self._definitions.file_schema
+            return {**schema, "description": described} if described else schema
+        result = self._keywords(schema, depth, hidden, is_part=is_part, is_opened=is_opened)
+        return with_null(result) if schema.get("nullable") is True else result
+
+    def _reference(
+        self, schema: JSONObject, ref: str, depth: int, hidden: frozenset[str], *, is_part: bool
+    ) -> JSONSchema:
+        found = self._found(ref, is_part=is_part)
+        result: JSONObject = {}
+        if found is not None:
+            self._refs.add(found)
+            result = found.ref
+        if len(schema) == 1:
+            return result
+        if self._definitions.ref_siblings:
+            others = {key: item for key, item in schema.items() if key != "$ref"}
+            result = {**self._keywords(others, depth, hidden, is_part=is_part), **result}
+        elif isinstance(description := schema.get("description"), str):
+            result["description"] = description
+        return with_null(result) if schema.get("nullable") is True else result
+
+    def _found(self, ref: str, *, is_part: bool) -> Definition | None:
+        return self._definitions.definition(ref, self._direction, self._bases if is_part else ())
+
+    def _part(
+        self, item: Any, depth: int, hidden: frozenset[str], *, is_part: bool, is_opened: bool
+    ) -> JSONSchema:
+        """Convert an `allOf` part; one that would forbid the properties of the others is opened and inlined."""
+        ref = object_of(item).get("$ref")
+        if is_opened and type(ref) is str:
+            found = self._found(ref, is_part=is_part)
+            if found is not None and found.pointer not in self._inlined:
+                target = self._definitions.resolve(found.target)
+                if any(map(is_closed, self._definitions.parts(target))):
+                    self._inlined.add(found.pointer)
+                    try:
+                        return self._convert(target, depth, hidden, is_part=is_part, is_opened=True)
+                    finally:
+                        self._inlined.discard(found.pointer)
+        return self._convert(item, depth, hidden, is_part=is_part, is_opened=is_opened)
+
+    def _keywords(
+        self,
+        schema: JSONObject,
+        depth: int,
+        hidden: frozenset[str],
+        *,
+        is_part: bool = False,
+        is_opened: bool = False,
+    ) -> JSONObject:
+        closes = False
+        if "properties" in schema or "allOf" in schema:
+            hidden = hidden | self._definitions.hidden(schema, self._mark)
+            closes = not is_opened and self._definitions.has_closed_parts(schema)
+            is_opened = is_opened or closes
+        below = depth + 1
+        out: JSONObject = {}
+        for key, value in schema.items():
+            if is_object(value) and "$ref" in value and key not in _VALUES:
+                value = self._definitions.value(value)  # noqa: PLW2901 - the same keyword, found
+            if key in _TEXT:
+                if type(value) is str:
+                    out[key] = value
+            elif key == "type":
+                put(out, "type", type_of(value))
+            elif key == "properties":
+                if is_object(value):
+                    out[key] = {
+                        str(name): self._convert(item, below)
+                        for name, item in value.items()
+                        if name not in hidden
+                    }
+            elif key == "items":
+                self._items(schema, value, below, out)
+            elif key in _CLOSING and value is False and is_opened:
+                continue
+            elif key in _SCHEMA:
+                if is_object(value) or type(value) is bool:
+                    out[key] = self._convert(value, below)
+            elif key == "allOf":
+                if is_list(value) and value:
+                    out[key] = [
+                        self._part(item, below, hidden, is_part=is_part, is_opened=is_opened)
+                        for item in value
+                    ]
+            elif key in _SCHEMA_LISTS:
+                if is_list(value) and value:
+                    # Where a property tells the members apart, that more than one fits is no fault.
+                    told = key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
+                    out["anyOf" if told else key] = [self._convert(item, below) for item in value]
+            elif key in _SCHEMA_MAPS:
+                if is_object(value):
+                    out[key] = {name: self._convert(item, below) for name, item in value.items()}
+            elif key == "enum":
+                if is_list(value) and value:
+                    put(out, key, data_of(value))
+            elif key == "required":
+                put(out, key, names_of(value, hidden))
+            elif key in _NUMBERS:
+                put(out, key, number_of(value))
+            elif key in _COUNTS:
+                put(out, key, count_of(value))
+            elif key in _ANY:
+                if value is None or (value := data_of(value)) is not None:
+                    out[key] = value
+            elif key in _FLAGS:
+                if type(value) is bool:
+                    out[key] = value
+            elif key == "example":
+                if "examples" not in schema:
+                    put(out, "examples", data_of([value]))
+            elif key == "examples":
+                if is_list(value):
+                    put(out, key, data_of(value))
+            elif key == "$dynamicRef":
+                if type(value) is str:
+                    out.update(
+                        as_object(
+                            self._reference({"$ref": value}, value, depth, hidden, is_part=False)
+                        )
+                    )
+            elif key == "dependentRequired":
+                put(out, key, dependent_names(value))
+            elif key == "dependencies":
+                self._dependencies(value, below, out)
+        apply_exclusive(schema, out)
+        if "discriminator" in schema:
+            put(out, "description", discriminated(schema, out.get("description", "")))
+        if out.get("multipleOf", 1) <= 0:
+            del out["multipleOf"]
+        if "enum" in out:
+            repair_enum(out)
+        if closes:
+            out["unevaluatedProperties"] = False
+        return out
+
+    def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
+        """`items`: a schema, or before 2020-12 a list of them with `additionalItems` for the rest."""
+        if is_list(value):
+            if value:
+                out["prefixItems"] = [self._convert(item, depth) for item in value]
+            if "additionalItems" in schema:
+                out["items"] = self._convert(schema["additionalItems"], depth)
+        else:
+            out["items"] = self._convert(value, depth)
+
+    def _dependencies(self, value: Any, depth: int, out: JSONObject) -> None:
+        """`dependencies` of earlier drafts: names and schemas in one keyword."""
+        if not is_object(value):
+            return
+        names = {key: item for key, item in value.items() if is_list(item)}
+        schemas = {
+            key: self._convert(item, depth) for key, item in value.items() if is_object(item)
+        }
+        put(out, "dependentRequired", dependent_names(names) or None)
+        put(out, "dependentSchemas", schemas or None)
 
 
 class SchemaConverter(Definitions):

@@ -147,7 +147,7 @@ def _encoding(node: JSONObject) -> JSONObject:
 def read_responses(
     references: References, document: JSONObject, operation: JSONObject
 ) -> tuple[Response, ...]:
-    """The declared answers; those that cannot be read are left out."""
+    """Return the declared responses; those that cannot be read are left out."""
     produces = _media_types(document, operation, "produces")
     result: list[Response] = []
     for key, entry in object_of(operation.get("responses")).items():

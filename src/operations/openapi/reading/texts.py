@@ -1,10 +1,12 @@
-"""From the bytes of a document to JSON builtins, within a size.
+"""Decode the bytes of a document to JSON builtins, within a size.
 
 JSON goes through msgspec, anything else through YAML 1.2.
 """
 
 import codecs
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,7 +18,6 @@ from operations._json import (
     decode_json,
 )
 from operations.errors import DocumentError
-from operations.openapi.reading.collector import collector_at_rest
 
 MAX_DOCUMENT_BYTES = 64 << 20
 
@@ -28,6 +29,26 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 """Byte order marks: UTF-32 before UTF-16, whose marks begin alike."""
+
+
+@contextmanager
+def gc_paused() -> Generator[None]:
+    """No collection for the length of a short block.
+
+    Decoding and importing a large document make tens of thousands of objects, all of which stay. Each
+    collection meanwhile visits every node there is, which can cost more than the work itself.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                # All of it is here to stay: count it as old at once, instead of visiting it as new.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
 
 
 def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
@@ -45,7 +66,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
             break
     if raw.lstrip()[:1] in (b"{", b"["):
         try:
-            with collector_at_rest():
+            with gc_paused():
                 return decode_json(
                     raw, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH
                 )
@@ -56,7 +77,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
     # Only now is a YAML reader needed, and a missing extra worth a complaint.
     decode_yaml: Callable[[str], Any] = import_module("operations.openapi.reading.yaml").decode_yaml
     try:
-        with collector_at_rest():
+        with gc_paused():
             return decode_yaml(raw.decode())
     except UnicodeDecodeError:
         raise DocumentError("not UTF-8 text") from None

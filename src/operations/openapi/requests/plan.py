@@ -7,24 +7,27 @@ import msgspec
 
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi.exchange.drafts import Draft
+from operations.openapi.exchange.attempts import Draft
 from operations.openapi.headers import enforce_header, enforce_unowned, is_owned, name_key
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, with_null
 from operations.openapi.reading.model import Model, Parameter, Response
 from operations.openapi.reading.names import argument_names, unused_name
 from operations.openapi.reading.schemas import Direction, SchemaConverter
+from operations.openapi.requests.bodies import NO_VALUE, only_value
 from operations.openapi.requests.body_plan import STREAM, BodyPlan, closed_object, described
-from operations.openapi.requests.multipart import NO_VALUE, only_value
-from operations.openapi.requests.paths import (
+from operations.openapi.requests.parameters import (
+    cookie_text,
     enforce_argument,
     enforce_segments,
+    header_value,
     literal,
+    path_value,
+    query_pairs,
     refusal,
     split_template,
     template_names,
 )
-from operations.openapi.requests.styles import cookie_text, header_value, path_value, query_pairs
 from operations.types import JSONObject, JSONSchema
 
 SAVE_TO = "save_to"

@@ -1,7 +1,7 @@
-"""What an operation's spec needs of its declared answers: errors, links, and whether it is a stream.
+"""Read what an import needs to know about every operation: its declared responses, and what is odd about its request.
 
-One look at each answer, as there are more of them than of anything else. Most documents write the same few
-answers at every operation, so what a reference leads to is worked out once.
+Each response is looked at once, as there are more of them than of anything else. Most documents repeat the same few
+responses at every operation, so the target of a reference is read once.
 """
 
 from functools import partial
@@ -12,8 +12,8 @@ import msgspec
 from operations._json import is_object, list_of, object_of, text_of
 from operations.errors import DocumentError
 from operations.openapi.reading import media, openapi3, swagger2
-from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.media import is_stream
+from operations.openapi.reading.document import Description, Entry, Problem
+from operations.openapi.reading.media import intended, is_stream
 from operations.openapi.reading.schemas import Direction
 from operations.schema import Schema
 from operations.specs import ErrorDefinition
@@ -21,7 +21,7 @@ from operations.types import JSONObject, JSONSchema
 
 
 class Declared(msgspec.Struct, gc=False):
-    """What the answers of one operation say."""
+    """What the responses of one operation declare."""
 
     errors: tuple[ErrorDefinition, ...]
     links: JSONObject | None
@@ -33,8 +33,8 @@ class Declared(msgspec.Struct, gc=False):
     """Whether a successful response can be something else."""
 
 
-class DeclaredAnswers:
-    """Reads the answers of one document's operations."""
+class DeclaredResponses:
+    """Reads the declared responses of one document's operations."""
 
     def __init__(self, description: Description) -> None:
         self._description = description
@@ -44,7 +44,7 @@ class DeclaredAnswers:
         self._others: set[str] = set()
 
     def read(self, entry: Entry) -> Declared:
-        """What the answers of this operation say."""
+        """Return what the responses of this operation declare."""
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
         streams = others = False
@@ -64,7 +64,7 @@ class DeclaredAnswers:
                     errors.append(self._error(entry, status, node))
                 continue
             if ref is not None:
-                node = self._followed(node)  # noqa: PLW2901 - the same answer, found
+                node = self._followed(node)  # noqa: PLW2901 - the same response, found
             if "links" in node:
                 links = {**(links or {}), **object_of(node["links"])}
             content = node.get("content")
@@ -100,7 +100,7 @@ class DeclaredAnswers:
         return known
 
     def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
-        """The error an answer declares; shared where two answers must be the same."""
+        """Return the error that a response declares; shared if two responses must be the same."""
         key = node.get("$ref")
         if key is None:
             if "content" in node or "schema" in node:
@@ -148,3 +148,58 @@ class DeclaredAnswers:
                     body = chosen.schema
         draft = description.schemas.draft(Direction.RESPONSE)
         return draft.close({"type": "object", "properties": {"body": draft.convert(body)}})
+
+
+class DeclaredRequests:
+    """Collects what callers should know about one document's requests.
+
+    Args:
+        description: The document.
+        is_signed: Whether configuration sets the `Authorization` header.
+    """
+
+    def __init__(self, description: Description, *, is_signed: bool) -> None:
+        self._description = description
+        self._is_signed = is_signed
+        self._has_security = bool(description.document.get("security"))
+        self._correct: set[Any] = set()
+        self._corrected: dict[str, str] = {}
+        self._unsigned: list[str] = []
+
+    def read(self, entry: Entry) -> None:
+        """Note what is odd about the request of an operation."""
+        operation, authorized = entry.operation, self._description.authorized
+        if authorized and not self._is_signed:
+            security = operation.get("security")
+            is_secured = self._has_security if security is None else security
+            if not is_secured and (id(entry.item) in authorized or id(operation) in authorized):
+                self._unsigned.append(f"{entry.method} {entry.path}")
+        body = operation.get("requestBody")
+        if is_object(body):
+            for kind in object_of(body.get("content")):
+                if kind not in self._correct:
+                    self._note(entry, kind)
+        elif "consumes" in operation:
+            for kind in list_of(operation["consumes"]):
+                self._note(entry, kind)
+
+    def problems(self) -> list[Problem]:
+        """Return what was noted, as problems that cost no operation."""
+        found = [
+            Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
+            for where, kind in self._corrected.items()
+        ]
+        if self._unsigned:
+            first, *others = self._unsigned
+            where = f"{first} and {len(others)} more" if others else first
+            reason = "a required header 'Authorization' has no security scheme: set auth="
+            found.append(Problem(where, reason, False))
+        return found
+
+    def _note(self, entry: Entry, kind: Any) -> None:
+        text = text_of(kind)
+        meant = intended(text)
+        if meant != text:
+            self._corrected[f"{entry.method} {entry.path}"] = meant
+        else:
+            self._correct.add(text)

@@ -1,12 +1,23 @@
-"""Requests before they are signed, as they are sent, and as a redirect repeats them."""
+"""The requests of one call: as drafted, signed, redirected and sent again.
 
+Rule 1: a request that may have been carried out is sent again only if its method is repeatable.
+Rule 2: a request that the server refused is sent again whatever its method: after a 401 with a new token, after a 429
+        that says when to come back, and after a 503 if the operator knows that it means the same (`retry_refused`).
+"""
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urljoin
 
 import msgspec
 
+from operations._backoff import Backoff
 from operations._hosts import normal_url, origin_of
-from operations.openapi.exchange.content_coding import ACCEPTED
+from operations._json import object_of
+from operations._upstreams import CircuitOpenError
+from operations.errors import CallError, ErrorCode
+from operations.openapi.exchange.responses import ACCEPTED
 from operations.openapi.exchange.security import NOTHING, Signature
 from operations.openapi.files import StreamedBody
 from operations.openapi.headers import header_key, merged_headers
@@ -18,6 +29,11 @@ _UNIQUE = frozenset({*_OURS, "Accept", "Content-Type"})
 """Headers as they are spelled here: if there are no others, none is there twice."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
+"""Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
+
+_FIRST_PAUSE = 0.2
 
 
 class Draft(msgspec.Struct, kw_only=True):
@@ -38,7 +54,7 @@ class Draft(msgspec.Struct, kw_only=True):
     """The operation's own security requirement; None for the document's."""
 
     keeps_redirects: bool = False
-    """Whether the document declares redirects as answers."""
+    """Whether the document declares redirects as responses."""
 
 
 def signed_request(
@@ -108,3 +124,70 @@ def redirected(
         body=body,
         timeout=max(seconds, 0.001),
     )
+
+
+class Attempts:
+    """The attempts of one call.
+
+    Args:
+        method: Of the request.
+        retries: How often the request may be repeated, without the repetition for a new token.
+        retry_refused: Whether a 503 means that the request was not carried out.
+    """
+
+    __slots__ = ("_backoff", "_has_new_token", "_is_repeatable", "_left", "_retry_refused")
+
+    def __init__(self, method: str, *, retries: int, retry_refused: bool) -> None:
+        self._is_repeatable = method in REPEATABLE
+        self._retry_refused = retry_refused
+        self._left = retries
+        self._has_new_token = False
+        self._backoff: Backoff | None = None
+
+    def pause_after(self, error: CallError, *, has_token: bool) -> float | None:
+        """Return the seconds to wait before the request is sent again, or None if it must not be.
+
+        Args:
+            error: The error that the last attempt ended with.
+            has_token: Whether that attempt used a token that can be renewed.
+        """
+        if isinstance(error, CircuitOpenError):
+            return None
+        details = object_of(error.details)
+        status = details.get("statusCode")
+        if status == 401 and has_token and not self._has_new_token:
+            self._has_new_token = True
+            return 0
+        text = str(object_of(details.get("headers")).get("retry-after", ""))
+        if self._left <= 0 or not self._may_repeat(error, status, is_dated=bool(text)):
+            return None
+        self._left -= 1
+        if self._backoff is None:
+            self._backoff = Backoff(_FIRST_PAUSE)
+        return self._backoff.pause() + retry_after(text)
+
+    def _may_repeat(self, error: CallError, status: object, *, is_dated: bool) -> bool:
+        match status:
+            case None:
+                return self._is_repeatable and error.code == ErrorCode.UNAVAILABLE
+            case 429:
+                return self._is_repeatable or is_dated
+            case 503:
+                return self._is_repeatable or self._retry_refused
+            case 502 | 504:
+                return self._is_repeatable
+            case _:
+                return False
+
+
+def retry_after(text: str) -> float:
+    """Return the seconds that a Retry-After header asks for, as a number or a date; 0 if it asks for none."""
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

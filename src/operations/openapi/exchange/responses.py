@@ -1,7 +1,12 @@
-"""What an answer says: data by its media type, or the error it is."""
+"""Read a response: without its content coding, as data by its media type, or as the error it is.
 
+Rule: no more than the limit is ever held, however little was sent: decompression goes in bounded steps.
+"""
+
+import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
@@ -26,11 +31,17 @@ from operations.openapi.reading.texts import MARKS
 from operations.schema import Schema
 from operations.types import JSONObject
 
+ACCEPTED = "gzip, deflate"
+"""What we ask for: what the standard library decodes in bounded steps."""
+
+_STEP = 1 << 16
+_MAX_LAYERS = 3
+
 DONE = "[DONE]"
 """The data with which many APIs end a stream."""
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
-"""Headers of an answer that are credentials; they stay here."""
+"""Headers of a response that are credentials; they stay here."""
 
 _EMPTY = frozenset({204, 205, 304})
 _OAUTH_ERRORS = frozenset({
@@ -47,8 +58,100 @@ _WIDTHS = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A good answer, read to its end."""
+async def decoded(
+    chunks: AsyncGenerator[bytes], coding: str, *, max_bytes: int | None
+) -> AsyncGenerator[bytes]:
+    """`chunks` without their content coding.
+
+    Args:
+        chunks: The body as it arrives.
+        coding: The Content-Encoding header.
+        max_bytes: How many decoded bytes to let through in all; None for a stream that has no end.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` beyond `max_bytes`, `EXECUTION_ERROR` for an unknown or broken coding.
+    """
+    names = [name for part in coding.split(",") if (name := part.strip().lower())]
+    layers = [_Layer(name) for name in reversed(names) if name != "identity"]
+    if len(layers) > _MAX_LAYERS:
+        raise CallError(ErrorCode.EXECUTION_ERROR, "The response has too many content codings.")
+    total = 0
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if not chunk:
+                continue
+            for piece in _through(chunk, layers) if layers else (chunk,):
+                total += len(piece)
+                if max_bytes is not None and total > max_bytes:
+                    raise CallError(
+                        ErrorCode.RESOURCE_EXHAUSTED,
+                        f"The response is larger than {max_bytes} bytes.",
+                    )
+                yield piece
+    if max_bytes is not None and not all(layer.is_whole for layer in layers):
+        raise CallError(ErrorCode.EXECUTION_ERROR, "The response's content coding breaks off.")
+
+
+def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:
+    if not layers:
+        yield chunk
+        return
+    first, *rest = layers
+    for piece in first.steps(chunk):
+        yield from _through(piece, rest)
+
+
+class _Layer:
+    """One content coding, taken off step by step."""
+
+    def __init__(self, name: str) -> None:
+        self._is_gzip = name in {"gzip", "x-gzip"}
+        if not self._is_gzip and name != "deflate":
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR,
+                f"The response has the content coding {name!r}, not asked for.",
+            )
+        self._decoder = zlib.decompressobj(31 if self._is_gzip else 15)
+        self._raw_fallback = not self._is_gzip
+        self._is_fresh = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether what arrived has come to its end, or nothing arrived."""
+        return self._is_fresh or self._decoder.eof
+
+    def steps(self, chunk: bytes) -> Generator[bytes]:
+        waiting = chunk
+        while True:
+            if self._decoder.eof:
+                if not self._is_gzip or not waiting.strip(b"\0"):
+                    # What stands behind the end is padding.
+                    return
+                # A gzip file may consist of several, one behind the other.
+                self._decoder = zlib.decompressobj(31)
+            self._is_fresh = False
+            try:
+                piece = self._decoder.decompress(waiting, _STEP)
+            except zlib.error:
+                if not self._raw_fallback:
+                    raise CallError(
+                        ErrorCode.EXECUTION_ERROR, "The response's content coding is broken."
+                    ) from None
+                # "deflate" means zlib, and some servers send it bare.
+                self._raw_fallback = False
+                self._decoder = zlib.decompressobj(-15)
+                continue
+            self._raw_fallback = False
+            if piece:
+                yield piece
+            waiting = self._decoder.unconsumed_tail or self._decoder.unused_data
+            # A full step may have left output behind even where all input was taken.
+            if not waiting and (self._decoder.eof or len(piece) < _STEP):
+                return
+
+
+class WholeResponse(msgspec.Struct, frozen=True):
+    """A good response, read to its end."""
 
     url: str
     status: int
@@ -79,7 +182,7 @@ def read_data(
     expects_text: bool = False,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
-    """The data of a good answer: JSON, text, bytes, or None where there is nothing.
+    """The data of a good response: JSON, text, bytes, or None where there is nothing.
 
     Args:
         content: The body, without content coding.
@@ -161,10 +264,10 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
             return decode_json(_text(content, content_type), max_values=max_values)
     except JSONValueError as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The answer {error.reason}.") from None
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
         raise CallError(
-            ErrorCode.EXECUTION_ERROR, f"The answer ({kind}) is not the JSON it should be."
+            ErrorCode.EXECUTION_ERROR, f"The response ({kind}) is not the JSON it should be."
         ) from None
 
 
@@ -201,7 +304,7 @@ def http_error(
     is_cut: bool,
     secrets: list[str],
 ) -> CallError:
-    """The error that a bad answer is. What was sent to authenticate is not in it."""
+    """The error that a bad response is. What was sent to authenticate is not in it."""
     content_type = headers.get("content-type", "")
     redactor = Redactor(part for secret in secrets for part in parts_of(secret))
     details: JSONObject = {
@@ -227,11 +330,11 @@ def http_error(
     )
 
 
-def with_answer(error: CallError, answer: Answer, limit: int) -> CallError:
-    """`error`, with the answer it is about in its details, as `http_error` has it."""
-    content, is_cut = answer.content[:limit], len(answer.content) > limit
+def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
+    """`error`, with the response it is about in its details, as `http_error` has it."""
+    content, is_cut = response.content[:limit], len(response.content) > limit
     about = http_error(
-        answer.status, "", answer.headers, content, is_cut=is_cut, secrets=answer.secrets
+        response.status, "", response.headers, content, is_cut=is_cut, secrets=response.secrets
     )
     return CallError(error.code, error.message, about.details)
 
