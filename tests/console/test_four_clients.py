@@ -78,8 +78,8 @@ def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
     async def use() -> None:
         async with Client(f"{demo}/mcp", mode=era) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-            assert {"cafe.quote", "cafe.brew", "shop.get_item", "money.convert"} <= set(tools)
-            assert "cafe.close" not in tools
+            assert {"cafe__quote", "cafe__brew", "shop__get_item", "money__convert"} <= set(tools)
+            assert "cafe__close" not in tools
             result = await client.call_tool("cafe__quote", ASKED)
             assert (result.structured_content, result.is_error) == (QUOTE, False)
             result = await client.call_tool("cafe__brew", {"cups": 3})
@@ -183,22 +183,22 @@ def test_our_own_client_by_every_door(demo: str) -> None:
         socket = demo.replace("http", "ws") + "/ws"
         async with OperationRegistry() as registry:
             registry.register_all(await from_openapi_url(f"{demo}/openapi.json", config))
-            await used(registry, "", streams=True)
+            await used(registry, "cafe.", streams=True)
         async with connect_mcp("hub", MCPClientConfig(url=f"{demo}/mcp", headers=BEARER)) as mcp:
-            await used(OperationRegistry(mcp), "hub.", streams=False)
+            await used(OperationRegistry(mcp), "hub.cafe__", streams=False)
         async with connect_websocket(socket, headers=BEARER) as target, from_calls(target) as there:
-            await used(OperationRegistry(there), "", streams=True)
+            await used(OperationRegistry(there), "cafe.", streams=True)
 
     async def used(registry: OperationRegistry, prefix: str, *, streams: bool) -> None:
-        quote = await registry.execute(f"{prefix}cafe.quote", ASKED)
+        quote = await registry.execute(f"{prefix}quote", ASKED)
         assert quote.data == QUOTE
         if streams:
-            brewed = [item.data async for item in registry.subscribe(f"{prefix}cafe.brew", {})]
+            brewed = [item.data async for item in registry.subscribe(f"{prefix}brew", {})]
         else:
-            brewed = (await registry.execute(f"{prefix}cafe.brew", {})).data["items"]
+            brewed = (await registry.execute(f"{prefix}brew", {})).data["items"]
         assert brewed == CUPS
         with pytest.raises(CallError) as caught:
-            (await registry.execute(f"{prefix}cafe.order", {"item": 3})).raise_for_error()
+            (await registry.execute(f"{prefix}order", {"item": 3})).raise_for_error()
         assert "SOLD_OUT" in f"{caught.value.code} {caught.value.message} {caught.value.details}"
 
     alone(use())

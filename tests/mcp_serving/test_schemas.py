@@ -2,9 +2,19 @@ from typing import Any
 
 import pytest
 
-from operations import Schema
+from operations import OperationSpec, OperationType, Schema
+from operations.mcp.exported import EXACT_OUTPUT, META_KEY
+from operations.mcp.restoring import restore_schemas
 from operations.mcp.serving.catalog import items_schema
-from operations.mcp.serving.schemas import as_object, boxed, is_never_null, is_object, pruned
+from operations.mcp.serving.schemas import (
+    WRAPPED,
+    as_object,
+    boxed,
+    is_never_null,
+    is_object,
+    pruned,
+    with_alternative,
+)
 
 TREE: dict[str, Any] = {
     "type": "array",
@@ -92,3 +102,38 @@ def test_a_schema_without_definitions_stays_as_it_is() -> None:
 
     assert pruned(document, 1) is document
     assert pruned(True, 1) is True
+
+
+def test_an_alternative_keeps_definitions_at_the_root_and_the_exact_schema() -> None:
+    exact: Any = {
+        "type": "object",
+        "properties": {"item": {"$ref": "#/$defs/Item"}, "self": {"$ref": "#"}},
+        "$defs": {"Item": {"properties": {"next": {"$ref": "#/$defs/Item"}}}},
+    }
+
+    listed = with_alternative(exact)
+
+    assert listed["anyOf"][0]["properties"]["item"] == {"$ref": "#/$defs/Item"}
+    assert listed["anyOf"][0]["properties"]["self"] == {"$ref": "#/anyOf/0"}
+    assert listed["$defs"] == exact["$defs"]
+    assert Schema(listed).check({"item": "x"}), "other results are accepted"
+    assert not Schema(listed).check("no object")
+    tool = OperationSpec(namespace="a", name="b", type=OperationType.QUERY, output_schema=listed)
+    restored = restore_schemas(tool, {META_KEY: {"outputSchema": EXACT_OUTPUT}})
+    assert restored.output_schema.document == exact
+
+
+def test_a_box_of_another_server_stays_marked() -> None:
+    """FastMCP's own servers mark boxed results like this, and its client reads the root only."""
+    theirs: Any = {
+        "type": "object",
+        "properties": {"result": {"type": "integer"}},
+        "required": ["result"],
+        WRAPPED: True,
+    }
+
+    listed = with_alternative(theirs)
+
+    assert listed[WRAPPED] is True
+    assert listed["properties"] == {"result": {}}
+    assert listed["anyOf"] == [theirs, {}]

@@ -26,6 +26,7 @@ from operations.mcp import to_mcp
 from operations.mcp.exported import META_KEY
 from operations.mcp.restoring import DATA_KEY
 from operations.mcp.serving.results import sniffed
+from operations.mcp.serving.schemas import WRAPPED
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -84,8 +85,13 @@ async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(er
     assert added.content[0].text == "2"  # type: ignore[union-attr]
     if era == "legacy":
         boxed = {"properties": {"result": {"type": "integer"}}, "required": ["result"]}
-        exact = {"type": "object", **boxed}
-        assert tools["math__add"] == {"type": "object", "anyOf": [exact, {}]}
+        exact = {"type": "object", **boxed, WRAPPED: True}
+        assert tools["math__add"] == {
+            "type": "object",
+            "properties": {"result": {}},
+            WRAPPED: True,
+            "anyOf": [exact, {}],
+        }
         assert added.structured_content == {"result": 2}
     else:
         assert tools["math__add"] == {"anyOf": [{"type": "integer"}, {}]}

@@ -42,6 +42,9 @@ INPUT: Final = "input"
 RESULT: Final = "result"
 """Where a result that is no object stands for clients that take objects alone."""
 
+DEFINITIONS: Final = ("$defs", "definitions")
+"""Keywords of a schema's root that contain shared definitions."""
+
 BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
 
 
@@ -65,7 +68,11 @@ def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
 def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
     """Return the exact output schema of a tool that accepts every result."""
     members = list_of(listed.get("anyOf")) if isinstance(listed, dict) else []
-    return moved(members[0], "#", "#/anyOf/0") if place == EXACT_OUTPUT and members else listed
+    if place != EXACT_OUTPUT or not members:
+        return listed
+    shared = {key: object_of(listed)[key] for key in DEFINITIONS if key in object_of(listed)}
+    exact: JSONSchema = {**object_of(members[0]), **shared} if shared else members[0]
+    return moved(exact, "#", "#/anyOf/0")
 
 
 def restore_arguments(input: Any, meta: Any) -> Any:

@@ -27,12 +27,13 @@ from operations._json import list_of, object_of
 from operations._names import NameStyle
 from operations.mcp.exported import EXACT_OUTPUT, export_spec, is_imported, with_passed
 from operations.mcp.resources import ResourceReader
-from operations.mcp.restoring import INPUT, RESULT, moved
+from operations.mcp.restoring import INPUT, moved
 from operations.mcp.serving.addresses import Addresses, Resource
 from operations.mcp.serving.names import mcp_meta, names_of
 from operations.mcp.serving.schemas import (
     as_object,
     boxed,
+    boxed_result,
     is_binary,
     is_never_null,
     is_object,
@@ -175,7 +176,7 @@ class Tool:
         document = pruned(self._output, self._budget)
         if self.gives_object:
             return as_object(document)
-        return boxed(document, RESULT) if self.is_boxed(modern=modern) else document
+        return boxed_result(document) if self.is_boxed(modern=modern) else document
 
     def _export(self, modern: bool) -> JSONObject:
         """What an import needs to give back the same operation."""

@@ -12,13 +12,14 @@ import msgspec
 
 from operations._json import object_of, unescape
 from operations._references import objects_in
-from operations.mcp.restoring import moved
+from operations.mcp.restoring import DEFINITIONS, RESULT, moved
 from operations.types import JSONObject, JSONSchema
 
 _Place: TypeAlias = tuple[str, str]
 """A definition: the keyword it stands under, and its name."""
 
-_DEFINITIONS: Final = ("$defs", "definitions")
+WRAPPED: Final = "x-fastmcp-wrap-result"
+"""Marks the output schema of a tool whose results are boxed: FastMCP's client unwraps `result`."""
 
 
 def is_object(document: JSONSchema) -> bool:
@@ -81,24 +82,43 @@ def as_object(document: JSONSchema) -> JSONObject:
 
 
 def with_alternative(document: JSONSchema) -> JSONObject:
-    """Return a schema that describes values of `document` and accepts any other value of its type too."""
-    schema: JSONObject = {"anyOf": [moved(document, "#/anyOf/0"), {}]}
-    is_typed = isinstance(document, dict) and document.get("type") == "object"
-    return {"type": "object", **schema} if is_typed else schema
+    """Return a schema that describes values of `document` and accepts any other value of its type too.
+
+    Shared definitions stay at the root: some clients follow references through objects only.
+    """
+    place = "#/anyOf/0"
+    exact = moved(document, place)
+    if not isinstance(exact, dict):
+        return {"anyOf": [exact, {}]}
+    definitions: JSONObject = {}
+    for keyword in DEFINITIONS:
+        if keyword in exact:
+            exact = cast("JSONObject", moved(exact, f"#/{keyword}", f"{place}/{keyword}"))
+            definitions[keyword] = exact.pop(keyword)
+    schema: JSONObject = {"anyOf": [exact, {}], **definitions}
+    if exact.get(WRAPPED):
+        # FastMCP's client looks for both at the root.
+        schema = {"properties": {RESULT: {}}, WRAPPED: True, **schema}
+    return {"type": "object", **schema} if exact.get("type") == "object" else schema
+
+
+def boxed_result(document: JSONSchema) -> JSONObject:
+    """Return the schema of an object that contains a value of `document` under `result`."""
+    return {**boxed(document, RESULT), WRAPPED: True}
 
 
 def boxed(document: JSONSchema, key: str) -> JSONObject:
-    """The schema of an object that holds a value of `document` under `key`."""
+    """Return the schema of an object that contains a value of `document` under `key`."""
     inside = moved(document, f"#/properties/{key}")
     return {"type": "object", "properties": {key: inside}, "required": [key]}
 
 
 def pruned(document: JSONSchema, budget: int) -> JSONSchema:
     """`document` with the definitions it uses, as many as fit into `budget` bytes of JSON."""
-    if not isinstance(document, dict) or not any(key in document for key in _DEFINITIONS):
+    if not isinstance(document, dict) or not any(key in document for key in DEFINITIONS):
         return document
     root: JSONObject = {
-        key: value for key, value in document.items() if key not in _DEFINITIONS or not value
+        key: value for key, value in document.items() if key not in DEFINITIONS or not value
     }
     kept: dict[_Place, Any] = {}
     waiting = deque(_references(root))
@@ -130,7 +150,7 @@ def _place(reference: Any) -> _Place | None:
         return None
     keyword, _, rest = reference[2:].partition("/")
     name = rest.partition("/")[0]
-    if keyword not in _DEFINITIONS or not name:
+    if keyword not in DEFINITIONS or not name:
         return None
     return keyword, unescape(name)
 
