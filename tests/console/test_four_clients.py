@@ -92,7 +92,7 @@ def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
             httpx2.AsyncClient(headers=BEARER) as http,
             Client(streamable_http_client(f"{demo}/mcp", http_client=http), mode=era) as client,
         ):
-            assert "cafe.close" in {tool.name for tool in (await client.list_tools()).tools}
+            assert "cafe__close" in {tool.name for tool in (await client.list_tools()).tools}
             result = await client.call_tool("cafe__close", {"reason": "holiday"})
             assert "closed: holiday" in str(result.structured_content)
 
