@@ -118,7 +118,9 @@ def test_an_alternative_keeps_definitions_at_the_root_and_the_exact_schema() -> 
     assert listed["$defs"] == exact["$defs"]
     assert Schema(listed).check({"item": "x"}), "other results are accepted"
     assert not Schema(listed).check("no object")
-    tool = OperationSpec(namespace="a", name="b", type=OperationType.QUERY, output_schema=listed)
+    tool = OperationSpec(
+        namespace="a", name="b", type=OperationType.QUERY, output_schema=Schema(listed)
+    )
     restored = restore_schemas(tool, {META_KEY: {"outputSchema": EXACT_OUTPUT}})
     assert restored.output_schema.document == exact
 

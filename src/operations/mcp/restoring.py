@@ -42,7 +42,7 @@ INPUT: Final = "input"
 RESULT: Final = "result"
 """Where a result that is no object stands for clients that take objects alone."""
 
-DEFINITIONS: Final = ("$defs", "definitions")
+DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
 """Keywords of a schema's root that contain shared definitions."""
 
 BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
