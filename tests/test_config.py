@@ -28,14 +28,17 @@ from operations.config import (
     parse_config,
 )
 from operations.config.model import (
+    AuditEntry,
     BrokerEntry,
     Entry,
     JWTEntry,
     KeyEntry,
     LimitsEntry,
+    LogEntry,
     MCPEntry,
     OpenAPIEntry,
     ServeEntry,
+    TelemetryEntry,
     entries_of,
 )
 from operations.config.places import Places
@@ -542,6 +545,9 @@ ENTRIES: dict[Any, str] = {
     JWTEntry: "[access.jwt]\n",
     ServeEntry: "[serve]\n",
     LimitsEntry: "[limits]\n",
+    LogEntry: "[log]\n",
+    AuditEntry: "[audit]\n",
+    TelemetryEntry: "[telemetry]\n",
 }
 
 CERTIFICATES = ("ca_file", "client_certificate", "client_key")
@@ -563,6 +569,7 @@ VALUES: dict[str, Any] = {
     "pagination": {"list": {"kind": "cursor", "argument": "after", "next": "/next"}},
     "auth": {"type": "bearer", "token": {"env": "A_SECRET"}},
     "host": "::1",
+    "endpoint": "https://a.example",
     "resources": {'"task:1"': ["read"]},
     "issuer": "https://a.example",
     "public_url": "https://a.example",
@@ -703,6 +710,8 @@ def test_every_field_of_a_config_class_can_be_set_from_the_file(
         if name not in ("jwks_url", "public_key", "secret"):
             needs["jwks_url"] = VALUES["jwks_url"]
         value = ["RS256"] if name == "algorithms" else value
+    elif name == "certificate_key":
+        needs = {"certificate": "certificate.pem"}
     if isinstance(key.default, bool):
         value = not key.default
 

@@ -1,7 +1,8 @@
 """`create_app` assembles everything that it is asked for, and its application can be started again."""
 
 import sys
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ from starlette.routing import Mount
 
 from operations import OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.mcp import MCPServerSettings
+from operations.mcp import MCPServerSettings, to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import create_app
 from operations.server.running import running
@@ -62,24 +63,39 @@ async def test_settings_of_mcp_are_used_and_those_of_the_server_hold() -> None:
 
 
 @pytest.mark.parametrize("framework", ["starlette", "fastapi"])
-async def test_an_app_works_when_it_is_mounted(framework: str) -> None:
+@pytest.mark.parametrize("has_lifespan", [True, False])
+async def test_an_app_works_when_it_is_mounted(framework: str, has_lifespan: bool) -> None:
     app = create_app(registry(), mcp=True, console=True, websocket=True)
 
     @asynccontextmanager
-    async def lifespan(_: Any) -> Any:
-        async with app.router.lifespan_context(app):
+    async def lifespan(_: Any) -> AsyncGenerator[None]:
+        async with app.router.lifespan_context(app) if has_lifespan else nullcontext():
             yield
 
-    if framework == "starlette":
-        site: Any = Starlette(routes=[Mount("/hub", app)], lifespan=lifespan)
-    else:
-        fastapi = pytest.importorskip("fastapi")
-        site = fastapi.FastAPI(lifespan=lifespan)
-        site.mount("/hub", app)
+    site = mounted(framework, "/hub", app, lifespan)
+
+    with anyio.fail_after(60):
+        for _ in range(2):
+            async with running(site) as url:
+                assert await tools_at(f"{url}/hub/mcp") == ["math__add"]
+
+
+@pytest.mark.parametrize("framework", ["starlette", "fastapi"])
+@pytest.mark.parametrize("path", ["/mcp", "/tools"])
+async def test_an_mcp_server_alone_works_when_it_is_mounted(framework: str, path: str) -> None:
+    site = mounted(framework, path, to_mcp(registry()).asgi_app(path=None))
 
     with anyio.fail_after(60):
         async with running(site) as url:
-            assert await tools_at(f"{url}/hub/mcp") == ["math__add"]
+            assert await tools_at(f"{url}{path}/") == ["math__add"]
+
+
+def mounted(framework: str, path: str, app: Any, lifespan: Any = None) -> Any:
+    if framework == "starlette":
+        return Starlette(routes=[Mount(path, app)], lifespan=lifespan)
+    site = pytest.importorskip("fastapi").FastAPI(lifespan=lifespan)
+    site.mount(path, app)
+    return site
 
 
 def test_mcp_is_imported_only_if_it_is_served() -> None:

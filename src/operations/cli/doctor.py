@@ -44,6 +44,7 @@ _EXTRAS = {
     "websocket": ("websockets",),
     "jwt": ("pyjwt",),
     "otel": ("opentelemetry-api",),
+    "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
 _SHOWN = 20
 """Changed examples that are listed unless --verbose asks for all."""

@@ -1,5 +1,7 @@
 """`operations serve`: everything of a config, for callers from outside."""
 
+from contextlib import AsyncExitStack
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -12,6 +14,7 @@ from operations.cli.render import Screen
 from operations.cli.session import open_session
 from operations.errors import OperationsError
 from operations.hub.hub import Hub
+from operations.hub.journal import writing_logs
 from operations.hub.serving import build_app, doors_of, listen_config, mcp_server
 from operations.server.running import InsecureBindError, is_loopback, running
 
@@ -39,7 +42,8 @@ async def serve(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub:
+    async with open_session(common, screen) as hub, AsyncExitStack() as stack:
+        stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
         if stdio:
             identity = None if as_ is None else hub.identity(as_)
             await mcp_server(hub, identity).run_stdio()
@@ -50,13 +54,7 @@ async def serve(
         number = listen.port if port is None else port
         app = build_app(hub, doors=doors, host=address)
         try:
-            async with running(
-                app,
-                host=address,
-                port=number,
-                public=listen.public,
-                trusted_proxies=listen.trusted_proxies,
-            ) as url:
+            async with running(app, **{**asdict(listen), "host": address, "port": number}) as url:
                 with shutdown_event() as shutdown:
                     announce(url, doors, hub, screen)
                     _point_out_open(address, hub, screen)

@@ -12,6 +12,7 @@ from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.errors import OperationsError
 from operations.hub.callers import credential_resolver
+from operations.hub.journal import writing_logs
 from operations.hub.sources.broker import connect_broker, worker_config
 
 
@@ -50,7 +51,7 @@ async def work(
             resolve=credential_resolver(file),
         ),
     ):
-        with shutdown_event() as shutdown:
+        with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
             if screen.json:
                 screen.item({"broker": name, "group": group, "operations": len(hub.registry)})
             else:

@@ -199,7 +199,8 @@ def _key(entry: KeyEntry, path: Path) -> Found:
 def _serve(serve: ServeEntry, config: Config) -> Found:
     options, access = serve.options, config.access
     origins: list[str] = options.get("allowed_origins", [])
-    guarded = access.keys or access.jwt is not None or options.get("public")
+    # The function may add a way to sign in; whether it did is checked before listening.
+    guarded = access.keys or access.jwt is not None or config.setup or options.get("public")
     if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),

@@ -185,6 +185,27 @@ class LimitsEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry(Entry):
+    """What `operations serve` and `operations work` write to standard error."""
+
+    derived: ClassVar = Derived(("operations.telemetry.config:LogConfig",), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry(Entry):
+    """Records of every call: who, what, outcome, duration and id, never arguments or results."""
+
+    derived: ClassVar = Derived(("operations.telemetry.config:AuditConfig",), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryEntry(Entry):
+    """Traces and metrics that are sent to an OpenTelemetry collector."""
+
+    derived: ClassVar = Derived(("operations.telemetry.config:TelemetryConfig",), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:
     """What `operations trace` shows: when calls began and ended, never what they carried.
 
@@ -203,6 +224,7 @@ class Config:
 
     Attributes:
         modules: Packages, folders or files of Python code to scan for operations.
+        setup: A function of your own, `module:function`, that is called with the hub before its sources are opened.
         mcp_json: Existing files that list MCP servers under `mcpServers`.
         output: How results are normalised, unless a source or an operation says otherwise.
         openapi: HTTP APIs, by namespace.
@@ -212,9 +234,13 @@ class Config:
         serve: What `operations serve` opens.
         limits: How much is allowed.
         trace: What `operations trace` can show.
+        log: What is written to standard error.
+        audit: Records of every call.
+        telemetry: Traces and metrics for a collector.
     """
 
     modules: Names = ()
+    setup: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None = None
     mcp_json: Names = ()
     output: OutputPolicy = "cast"
     openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])
@@ -224,6 +250,9 @@ class Config:
     serve: ServeEntry = field(default_factory=ServeEntry)
     limits: LimitsEntry = field(default_factory=LimitsEntry)
     trace: TraceEntry = field(default_factory=TraceEntry)
+    log: LogEntry = field(default_factory=LogEntry)
+    audit: AuditEntry = field(default_factory=AuditEntry)
+    telemetry: TelemetryEntry = field(default_factory=TelemetryEntry)
 
 
 def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]]:

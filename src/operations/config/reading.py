@@ -59,15 +59,15 @@ class ConfigFile:
         if secret.env is not None:
             found = (os.environ if environ is None else environ).get(secret.env)
             if not found:
-                raise self._absent(f"the environment variable {secret.env} is not set.")
+                raise self.fault(f"the environment variable {secret.env} is not set.")
             return found
         path = self.resolve(secret.file or "")
         try:
             found = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
-            raise self._absent(f"the secret in {path} cannot be read.") from None
+            raise self.fault(f"the secret in {path} cannot be read.") from None
         if not found:
-            raise self._absent(f"the secret in {path} is empty.")
+            raise self.fault(f"the secret in {path} is empty.")
         return found
 
     def secrets(self) -> list[tuple[KeyPath, Secret]]:
@@ -92,7 +92,7 @@ class ConfigFile:
         """
         found = self.resolve(path)
         if not found.is_file():
-            raise self._absent(f"names no file: there is no {path}.", key)
+            raise self.fault(f"names no file: there is no {path}.", key)
         return found
 
     def options(self, cls: Any, entry: Entry) -> dict[str, Any]:
@@ -109,7 +109,8 @@ class ConfigFile:
 
         return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
-    def _absent(self, message: str, key: str = "") -> ConfigError:
+    def fault(self, message: str, key: str = "") -> ConfigError:
+        """Return the error for something that this file names and that cannot be used."""
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
 
 

@@ -47,8 +47,16 @@ class ListenConfig:
     trusted_proxies: Collection[str] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used."""
 
+    certificate: str | Path | None = None
+    """A PEM file with the certificate chain, to serve HTTPS."""
+
+    certificate_key: str | Path | None = None
+    """A PEM file with the key of `certificate`, if it is in a file of its own."""
+
     def __post_init__(self) -> None:
         enforce_lists(trusted_proxies=self.trusted_proxies)
+        if self.certificate_key is not None and self.certificate is None:
+            raise ValueError("certificate_key is set without certificate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ Rule 3: a command may want a part of them (`Wish`); the others stay closed. An o
 """
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,12 @@ from operations.errors import CallError, ErrorCode, OperationsError, operation_n
 from operations.hub.journal import recording
 from operations.hub.known_ids import recall_ids
 from operations.hub.sources import Kind, MCPFile, Opened
-from operations.hub.sources.local import open_modules
+from operations.hub.sources.local import load_setup, open_modules
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
 from operations.specs import OperationSpec
+from operations.telemetry.audit import Audit, AuditFile
+from operations.telemetry.config import AuditConfig, TelemetryConfig
 
 _OPENERS: dict[Kind, str] = {
     "openapi": "operations.hub.sources.openapi:open_service",
@@ -122,11 +125,13 @@ class Hub:
         registry: Everything that is open.
         file: The config.
         sources: What became of each entry of the config.
+        resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
     """
 
     registry: OperationRegistry
     file: ConfigFile
     sources: list[Source] = field(default_factory=list[Source])
+    resolvers: list[Any] = field(default_factory=list[Any])
     _by_id: dict[str, Source] = field(default_factory=dict[str, Source])
 
     @cached_property
@@ -268,10 +273,40 @@ async def open_hub(
         )
         hub = Hub(registry=registry, file=file)
         late.hub, late.services = hub, services
-        async with registry:
+        async with registry, _set_up(hub):
             await _open_wanted(hub, wish, late)
             with recording(registry, file):
                 yield hub
+
+
+@asynccontextmanager
+async def _set_up(hub: Hub) -> AsyncGenerator[None]:
+    """Start what the config wants around all calls: audit records, telemetry, and the function `setup`."""
+    file, config = hub.file, hub.file.config
+    async with AsyncExitStack() as stack:
+        audit = AuditConfig(**file.options(AuditConfig, config.audit))
+        if audit.enabled:
+            sink = None if audit.file is None else AuditFile(audit.file)
+            if sink is not None:
+                stack.callback(sink.close)
+            stack.callback(hub.registry.observe(Audit(sink)))
+        telemetry = file.options(TelemetryConfig, config.telemetry)
+        if telemetry.get("endpoint") is not None:
+            exporting = import_module("operations.telemetry.export").exporting
+            sending = exporting(hub.registry, **telemetry)
+            sending.__enter__()
+            # Sending the rest may take seconds, during which calls go on.
+            stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
+        if config.setup is not None:
+            function = load_setup(file)
+            if inspect.isasyncgenfunction(function):
+                function = asynccontextmanager(function)
+            started: Any = function(hub)
+            if inspect.isawaitable(started):
+                await started
+            elif started is not None:
+                await stack.enter_async_context(started)
+        yield
 
 
 async def _open_wanted(hub: Hub, wish: Wish, late: "_Late") -> None:

@@ -7,7 +7,7 @@ Rule 3: it is bounded: a full file becomes the old one, and the old one goes.
 
 import os
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,6 +16,8 @@ import msgspec
 from operations.calls import CallGraph, CallRecord
 from operations.config import ConfigFile
 from operations.registry import OperationRegistry
+from operations.telemetry.config import LogConfig
+from operations.telemetry.logs import logging_to_stderr
 
 MAX_BYTES = 4 << 20
 
@@ -44,6 +46,14 @@ def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
     finally:
         stop()
         graph.close()
+
+
+@contextmanager
+def writing_logs(file: ConfigFile, *, verbose: bool) -> Generator[None]:
+    """Write logs as `[log]` of a config wants, unless it has no such table or the command line asks for everything."""
+    options = file.options(LogConfig, file.config.log)
+    with logging_to_stderr(**options) if options and not verbose else nullcontext():
+        yield
 
 
 def _graph(path: Path) -> CallGraph | None:

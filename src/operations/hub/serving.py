@@ -51,7 +51,7 @@ def build_app(
     return create_app(
         hub.registry,
         **options,
-        identity=resolvers(file) or None,
+        identity=[*resolvers(file), *hub.resolvers] or None,
         resolve=credential_resolver(file),
         anonymous=access.jwt is None if access.anonymous is None else access.anonymous,
         authorization_servers=issuers,

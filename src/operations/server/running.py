@@ -88,6 +88,8 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        ssl_certfile=config.certificate,
+        ssl_keyfile=config.certificate_key,
         proxy_headers=bool(proxies),
         forwarded_allow_ips=proxies or None,
         timeout_keep_alive=_KEEP_ALIVE,
@@ -128,7 +130,8 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
             if task.done():
                 task.result()
             name = f"[{host}]" if ":" in host else host
-            yield f"http://{name}:{listener.getsockname()[1]}"
+            scheme = "http" if config.certificate is None else "https"
+            yield f"{scheme}://{name}:{listener.getsockname()[1]}"
         finally:
             ready.cancel()
             server.should_exit = True

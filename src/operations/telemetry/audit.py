@@ -4,7 +4,11 @@ registry.observe(Audit())
 """
 
 import logging
+import os
 from collections.abc import Callable
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 
 import msgspec
 
@@ -31,6 +35,39 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     """`ok`, `abandoned`, or the error's code."""
 
     milliseconds: float = 0.0
+
+
+class _PrivateFile(WatchedFileHandler):
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)  # type: ignore[return-value]
+
+
+class AuditFile:
+    """Appends audit records to a file that only its owner can read, one line of JSON for each.
+
+    The file is opened again when it was moved or removed, as log rotation does.
+
+    Args:
+        path: The file; its folder must exist.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._handler = _PrivateFile(path, encoding="utf-8")
+
+    def __call__(self, record: AuditRecord) -> None:
+        """Append a record."""
+        line = msgspec.json.encode(record).decode()
+        self._handler.handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()
 
 
 class Audit:

@@ -1,11 +1,41 @@
 """Operations in Python modules of the operator's own."""
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
+from typing import Any
 
 from operations.config import ConfigFile
 from operations.hub.sources import Opened
 from operations.scanner import scan_operations
+
+
+@contextmanager
+def importing_beside(file: ConfigFile) -> Generator[None]:
+    """Let modules beside the config be imported by name, as `python -m` does, and print to standard error.
+
+    On standard output they would be mixed with results, or with MCP.
+    """
+    folder = str(file.folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def load_setup(file: ConfigFile) -> Any:
+    """Import the function that `setup` names.
+
+    Raises:
+        ConfigError: If it cannot be imported.
+    """
+    module, _, name = str(file.config.setup).partition(":")
+    with importing_beside(file):
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise file.fault(f"cannot be imported: {error}.", "setup") from error
 
 
 def open_modules(module: str, file: ConfigFile) -> Opened:
@@ -14,12 +44,7 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
     Raises:
         FileNotFoundError: If it is none of those.
     """
-    folder = str(file.folder)
-    if folder not in sys.path:
-        # As `python -m` does: what lies beside the config can be imported by its name.
-        sys.path.insert(0, folder)
     path = file.resolve(module)
-    # What a module prints while it is imported is no result of ours, and would break MCP on standard output.
-    with redirect_stdout(sys.stderr):
+    with importing_beside(file):
         found = scan_operations(path if path.exists() else module)
     return Opened(operations=found, origin=module, skipped=list(found.skipped))

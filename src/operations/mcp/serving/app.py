@@ -65,7 +65,7 @@ class AppOptions(TypedDict, total=False):
 
 
 class MCPApp:
-    """An ASGI application. Enter `async with app.running():` if the host does not pass on the lifespan.
+    """An ASGI application. If its host does not run its lifespan, it starts at the first request.
 
     Mounted in an application of `create_app`, it uses that application's identity and limits.
     """
@@ -99,6 +99,8 @@ class MCPApp:
             server, service, self._sessions, json_response=self._json_response, lean=lean
         )
         self._manager: StreamableHTTPSessionManager | None = None
+        self._background: asyncio.Task[None] | None = None
+        self._is_ready = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -131,13 +133,29 @@ class MCPApp:
             await self._lifespan(receive, send)
         elif scope["type"] != "http":
             raise RuntimeError("MCP is served over HTTP")
-        elif self._manager is None:
-            raise RuntimeError("the MCP application does not run: enter `async with app.running()`")
-        elif PIPELINE in scope:
-            pipeline: RequestPipeline = scope[PIPELINE]
-            await pipeline.serve(scope, receive, send, self._serve)
         else:
-            await self._guard(scope, receive, send)
+            if self._manager is None:
+                await self._start()
+            if PIPELINE in scope:
+                pipeline: RequestPipeline = scope[PIPELINE]
+                await pipeline.serve(scope, receive, send, self._serve)
+            else:
+                await self._guard(scope, receive, send)
+
+    async def _start(self) -> None:
+        """Run in the background: frameworks do not run the lifespan of an application that is mounted in another."""
+        if self._background is None or self._background.done():
+            self._is_ready = asyncio.Event()
+            self._background = asyncio.create_task(self._run(self._is_ready))
+        await self._is_ready.wait()
+
+    async def _run(self, is_ready: asyncio.Event) -> None:
+        try:
+            async with self.running():
+                is_ready.set()
+                await asyncio.Event().wait()
+        finally:
+            is_ready.set()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
