@@ -76,7 +76,9 @@ def test_no_module_is_a_god_file(path: Path) -> None:
 
 @pytest.mark.requirement("R45")
 def test_ids_come_from_the_system() -> None:
-    assert "urandom(16)" in (PROJECT / "src/operations/context.py").read_text(encoding="utf-8")
+    assert "os.urandom(16 * _BATCH)" in (PROJECT / "src/operations/context.py").read_text(
+        encoding="utf-8"
+    )
     offenders = [
         str(path)
         for path in SOURCES

@@ -18,7 +18,7 @@ from tests.calls.waiting import caller, lines, until
 from tests.calls.worlds import World, calling
 
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.ids import new_request_id
+from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry

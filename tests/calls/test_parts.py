@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from operations.calls.deadlines import NEVER, Deadlines
-from operations.calls.ids import new_request_id
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
-from operations.calls.recent import WEIGHT, Recent
+from operations.calls.reply_cache import WEIGHT, Recent
+from operations.context import new_request_id
 from operations.front.limits import Limits
 from operations.front.queue import AdmissionQueue
 
@@ -111,13 +111,13 @@ def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> Non
     for name in ("a", "b", "c", "d"):
         recent.add(name)
         recent.finish(name, name.encode() * 9, "box")
-    assert recent.last_word("d", "box") == b"d" * 9
+    assert recent.last_reply("d", "box") == b"d" * 9
     assert not recent.add("a")
     for index in range(20):
         recent.add(f"x{index}")
         recent.finish(f"x{index}", b"x" * 10, "box")
         assert len(recent) <= 6
-    assert recent.last_word("a", "box") is None
+    assert recent.last_reply("a", "box") is None
     assert {recent.add(f"x{index}") for index in (17, 18, 19)} == {False}
     assert recent.add("a")
 
@@ -128,7 +128,7 @@ def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
     recent.finish("a", b"a", "box")
 
     assert not recent.add("a")
-    assert recent.last_word("a", "box") is None
+    assert recent.last_reply("a", "box") is None
 
 
 @pytest.mark.requirement("R42")
@@ -154,8 +154,8 @@ def test_r11_the_last_word_is_for_whoever_it_was_said_to() -> None:
     recent.add("a")
     recent.finish("a", b"secret", "box.alice")
 
-    assert recent.last_word("a", "box.alice") == b"secret"
-    assert recent.last_word("a", "box.bob") is None
+    assert recent.last_reply("a", "box.alice") == b"secret"
+    assert recent.last_reply("a", "box.bob") is None
 
 
 @dataclass(eq=False)

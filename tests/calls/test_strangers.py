@@ -27,7 +27,7 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.ids import new_request_id
+from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket

@@ -1,18 +1,19 @@
-"""Finding out that a worker was lost, long before the deadline.
+"""Detect lost workers and lost callers long before a deadline, and a blocked event loop.
 
-Calls that take longer than a heartbeat are asked after: every worker of the group says which of them it has,
-and sends again what it has already answered. From that the caller knows
+A client probes calls that take longer than a heartbeat: every worker of the group reports which of them it has, and
+sends again the replies to those that have ended.
 
-    claimed by a worker                            -> wait on
-    the worker is gone, says the broker            -> lost, now
-    the worker is connected but silent             -> it may be busy: lost only after `silence`
-    every worker answered, and nobody has it       -> lost, after a second look
-    nobody ever answered, and nobody is there now  -> lost, after a second look
+    claimed by a worker                                    -> wait on
+    the broker reports that the worker is gone             -> lost, now
+    the worker is connected but silent                     -> it may be busy: lost only after `silence`
+    every worker responded, and none has the call          -> lost, after a second probe
+    no worker ever responded, and none is present now      -> lost, after a second probe
 
-Rule 1: a verdict needs the broker's word or a whole group's; a worker that is merely busy loses nothing.
-Rule 2: what is lost runs again if it is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
-        Everything else ends with `UNAVAILABLE`: it may have run.
-Rule 3: workers that never answer such questions (other implementations) are not judged by them.
+Rule 1: a verdict needs the broker's report or a whole group's; a worker that is merely busy loses nothing.
+Rule 2: a lost call runs again if that is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
+        Every other one ends with `UNAVAILABLE`: it may have run.
+Rule 3: workers that never respond to probes (other implementations) are not judged by them.
+Rule 4: a worker cancels the calls of callers that are gone.
 """
 
 import asyncio
@@ -29,13 +30,31 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
+from operations.calls.jobs import Job
 from operations.calls.pending_call import PendingCall
-from operations.calls.presence import SETTLING, is_there
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TransportError
+from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
+
+SETTLING = 2.0
+"""Seconds after a reconnect in which others may still be on their way back."""
+
+
+async def is_there(target: EventTarget, address: str) -> bool:
+    """Return whether a process listens at `address`; False for a malformed address.
+
+    Raises:
+        TransportError: If that cannot be known now.
+    """
+    try:
+        return await target.is_present(address)
+    except NotSentError:
+        if target.is_connected:
+            return False
+        raise
+
 
 MAX_ATTEMPTS = 3
 """How often a call is given to workers that are lost while they have it."""
@@ -268,3 +287,61 @@ class FailureDetector:
             elif call.worker is not None:
                 # The grant itself may have been lost; it says a total, so twice does no harm.
                 await self._calls.target.send(call.worker, call.stream.credit())
+
+
+_LOOK = 0.25
+"""Seconds between two checks of the callers; a caller that misses two is gone."""
+
+_STANDSTILL = 1.0
+"""Seconds for which the event loop may be blocked without a warning."""
+
+
+class Watched(Protocol):
+    """What the watchdog needs of a worker."""
+
+    target: EventTarget
+    jobs: dict[str, Job]
+    restored_at: float
+
+    def give_up(self, job: Job, reason: str) -> None:
+        """Cancel a job that will not be finished here."""
+        ...
+
+
+async def watch_callers(worker: Watched) -> None:
+    """Cancel the calls of callers that are gone."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_LOOK)
+        now = loop.time()
+        old = [job for job in worker.jobs.values() if now - job.arrived_at > _LOOK]
+        if not old or now - worker.restored_at < SETTLING or not worker.target.is_connected:
+            continue
+        callers = list({job.reply_to for job in old})
+        try:
+            present = await asyncio.gather(*(is_there(worker.target, caller) for caller in callers))
+        except TransportError:
+            continue
+        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+        for job in old:
+            job.absent = job.absent + 1 if job.reply_to in gone else 0
+            if job.absent > 1:
+                # A caller that was only disconnected receives the error when it is back.
+                worker.give_up(job, "the caller was gone")
+
+
+async def watch_loop_lag(worker: Watched) -> None:
+    """Warn when the event loop was blocked."""
+    loop = asyncio.get_running_loop()
+    tick = _STANDSTILL / 4
+    while True:
+        before = loop.time()
+        await asyncio.sleep(tick)
+        late = loop.time() - before - tick
+        if late > _STANDSTILL:
+            suspects = sorted({job.request.operation_id for job in worker.jobs.values()})
+            logger.warning(
+                "the event loop was blocked for %.1f s; running then: %s",
+                late,
+                ", ".join(suspects[:10]) or "nothing that still runs",
+            )

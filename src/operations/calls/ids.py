@@ -1,10 +1,4 @@
-"""Draw request ids, and check those that other processes send.
-
-Our own are 128 random bits in hex, drawn from the system's generator by the hundred: asking it once per call costs
-more than the rest of making a request.
-"""
-
-import os
+"""Check the ids and the metadata of requests that other processes send."""
 
 import msgspec
 
@@ -12,22 +6,6 @@ from operations.calls.events import RequestPayload
 
 MAX_METADATA = 16 * 1024
 """Bytes of JSON. Nested calls inherit metadata, and pass it on to other processes."""
-
-_BATCH = 256
-
-_drawn: list[str] = []
-
-
-def new_request_id() -> str:
-    """An id nobody can guess."""
-    if not _drawn:
-        text = os.urandom(16 * _BATCH).hex()
-        _drawn.extend(text[start : start + 32] for start in range(0, 32 * _BATCH, 32))
-    return _drawn.pop()
-
-
-# A forked child must not repeat what its parent says.
-os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def check_request(request: RequestPayload) -> str | None:

@@ -18,14 +18,13 @@ from operations.access import Identity
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import RequestPayload
 from operations.calls.failure_detector import FailureDetector
-from operations.calls.ids import new_request_id
 from operations.calls.incoming import Incoming
 from operations.calls.outgoing import Outgoing
 from operations.calls.pending_call import PendingCall
 from operations.calls.responder import Responder
 from operations.calls.states import Expects
 from operations.calls.streams import CallStream, StreamEntry
-from operations.context import OperationContext
+from operations.context import OperationContext, new_request_id
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,

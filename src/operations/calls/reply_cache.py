@@ -1,7 +1,9 @@
 """Replies of a worker to calls that have ended or never started, and its presence messages; sent in the background.
 
-Rule 1: the last reply of a call is cached, and sent again only to the client that made the call.
+Rule 1: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
 Rule 2: sending never delays the worker. A client asks again for a reply that did not arrive.
+Rule 3: no request runs twice: an id is remembered until `max_ids` others have come after it, and never longer than
+        twice that.
 """
 
 import asyncio
@@ -17,11 +19,56 @@ from operations.calls.events import (
     encode_event,
 )
 from operations.calls.jobs import Job
-from operations.calls.recent import Recent
 from operations.errors import CallError, TransportError
 from operations.pubsub.base import EventTarget
+from operations.pubsub.generations import Generations
 
 logger = logging.getLogger("operations")
+
+MAX_IDS = 20_000
+MAX_BYTES = 8 * 1024 * 1024
+
+WEIGHT = 320
+"""Bytes that a last reply takes besides its own: its id, whom it is for, and their places."""
+
+
+class Recent:
+    """Request ids, and the last event of those that ended.
+
+    Args:
+        max_ids: How many ids are remembered at least.
+        max_bytes: What the last events may take; the elder half of them goes when the younger is full.
+    """
+
+    def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
+        self._ids = Generations(max_ids)
+        self._younger: dict[str, tuple[bytes, str]] = {}
+        self._elder: dict[str, tuple[bytes, str]] = {}
+        self._half = max_bytes // 2
+        self._left = self._half
+        self.add = self._ids.add
+        """Remember that this request has come; False if it had."""
+        self.forget = self._ids.discard
+        """Let the request come again: it was refused, not run."""
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
+        """Keep the last event of a call, unless it alone would take a quarter of the room."""
+        weight = len(body) + len(reply_to) + WEIGHT
+        if weight > self._half // 2:
+            return
+        if weight > self._left:
+            self._elder, self._younger = self._younger, {}
+            self._left = self._half
+        self._left -= weight
+        self._younger[request_id] = (body, reply_to)
+
+    def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
+        """The last event of a call that ended, for the one it was sent to, while it is remembered."""
+        word = self._younger.get(request_id) or self._elder.get(request_id)
+        return word[0] if word is not None and word[1] == reply_to else None
 
 
 class ReplyCache:
@@ -62,7 +109,7 @@ class ReplyCache:
 
     def repeat(self, request_id: str, reply_to: str) -> "asyncio.Task[Any] | None":
         """Send the last reply of a call again to its caller, in the background; None if there is no reply."""
-        word = self._recent.last_word(request_id, reply_to)
+        word = self._recent.last_reply(request_id, reply_to)
         return None if word is None else self._spawn(self._send(reply_to, word))
 
     def refuse(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
@@ -75,14 +122,14 @@ class ReplyCache:
         return self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
     def account(self, probe: ProbePayload) -> None:
-        """Say which calls are here, and repeat the last word on those that have ended."""
+        """Say which calls are here, and repeat the last reply on those that have ended."""
         self._spawn(self._account(probe))
 
     async def _account(self, probe: ProbePayload) -> None:
         held: list[str] = []
         for request_id in dict.fromkeys(probe.request_ids):
             job = self._jobs.get(request_id)
-            word = self._recent.last_word(request_id, probe.reply_to)
+            word = self._recent.last_reply(request_id, probe.reply_to)
             # To whoever made the call: for everybody else it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
                 held.append(request_id)

@@ -33,6 +33,7 @@ from operations.calls.events import (
     encode_error,
     read_event,
 )
+from operations.calls.failure_detector import watch_callers, watch_loop_lag
 from operations.calls.ids import check_request
 from operations.calls.jobs import (
     Job,
@@ -47,7 +48,6 @@ from operations.calls.jobs import (
 from operations.calls.reply_cache import ReplyCache, undisturbed
 from operations.calls.services import SERVICES, serves_itself, service_operations
 from operations.calls.task_pool import TaskPool
-from operations.calls.watchdog import watch_callers, watch_loop_lag
 from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.front.front import Front
