@@ -1,4 +1,4 @@
-"""What of a config is not there: it is told once, it costs nobody else anything, and whoever needs it fails."""
+"""What of a config is not available: it is told once, it costs nobody else anything, and whoever needs it fails."""
 
 import json
 import sys
@@ -40,10 +40,10 @@ def test_commands_go_on_with_what_is_there_and_say_what_is_not(run: Run) -> None
 
     assert (listed.code, len(listed.out.split())) == (0, 12)
     for words in (
-        "local is not there: ./gone.py is neither",
-        "openapi:shop is not there: operations.toml: openapi.shop.document names no file: there is no gone.json",
-        "mcp:gone.json is not there: operations.toml: mcp_json names no file",
-        "mcp:files is not there: files cannot be started: there is no such folder",
+        "local is not available: ./gone.py is neither",
+        "openapi:shop is not available: operations.toml: openapi.shop.document names no file: there is no gone.json",
+        "mcp:gone.json is not available: operations.toml: mcp_json names no file",
+        "mcp:files is not available: files cannot be started: there is no such folder",
     ):
         assert listed.err.count(words) == 1
     assert run("call", "work.add", "a=1").json == 2
@@ -103,7 +103,7 @@ def test_why_a_server_did_not_start_is_told_once(run: Run, folder: Path, config:
     ran = run("call", "bad.tool", "--config", config)
 
     assert ran.code == 8
-    assert ran.err.startswith("UNAVAILABLE: bad.tool is not there")
+    assert ran.err.startswith("UNAVAILABLE: bad.tool is not available")
     assert ran.err.count("no disk") == 2, "in the command, and as its last words"
     asked = run("call", "bad.tool", "--config", config, "--json")
     assert asked.error["code"] == "UNAVAILABLE"
@@ -116,7 +116,7 @@ def test_another_source_that_is_away_is_told_beside(run: Run, folder: Path) -> N
     ran = run("call", "far.sleep")
 
     assert ran.code == 8
-    assert ran.err.count("broker:main is not there") == 1
+    assert ran.err.count("broker:main is not available") == 1
     assert "broker:main cannot be asked" in ran.err
     assert run("call", "work.nothing").code == 4
 
@@ -147,7 +147,7 @@ def test_what_is_away_stays_known(run: Run, folder: Path) -> None:
     asked = run("call", "more.run")
 
     assert asked.code == 8
-    assert "more.run was there before, and is not now; these are not: local" in asked.err
+    assert "more.run was available before, and is not now; these are not: local" in asked.err
     assert run("call", "more.walk").code == 4
 
 

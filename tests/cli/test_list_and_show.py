@@ -135,8 +135,8 @@ def test_a_source_that_fails_costs_no_other_anything(run: Run, folder: Path) -> 
     for words in (
         "nothing_of_the_kind",
         "no_such_package",
-        "openapi:shop is not there",
-        "mcp:gone is not there",
+        "openapi:shop is not available",
+        "mcp:gone is not available",
     ):
         assert words in ran.err
     asked = run("call", "shop.anything", "--json")

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations import OperationSpec, OperationType
-from operations.mcp.names import hides_something, safe_name, safe_namespace
+from operations._names import safe_name, safe_namespace
+from operations.mcp.names import hides_something
 
 
 @given(st.text(max_size=300))

@@ -190,11 +190,11 @@ def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
 async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
     async with open_hub(file) as hub:
         for source in hub.sources:
-            if source.failure is not None:
-                yield Finding(source.label, "failed", source.failure)
+            if not source.is_enabled:
                 continue
-            for part in source.failed:
-                yield Finding(f"{source.label} {part.where}", "failed", part.reason)
+            if source.problem is not None:
+                yield Finding(source.label, "failed", source.problem)
+                continue
             for part in source.doubts:
                 yield Finding(source.label, "warning", f"{part.where} {part.reason}")
             words = f"{counted(len(source.operations), 'operation')} in {source.seconds:.1f} s"

@@ -59,7 +59,7 @@ def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[Operat
     specs = sorted(visible_specs(hub.registry, caller(hub, as_)), key=lambda spec: spec.id)
     for pattern in patterns:
         if not any(fnmatchcase(spec.id, pattern) for spec in specs):
-            hub.enforce_there(pattern)
+            hub.enforce_open(pattern)
             near = suggestion(pattern, (spec.id for spec in specs))
             raise CallError(ErrorCode.OPERATION_NOT_FOUND, f"nothing is called {pattern}.{near}")
     if not patterns:

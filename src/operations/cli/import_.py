@@ -21,7 +21,7 @@ from operations.cli.render import STYLES, Screen, first_line, plain
 from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
 from operations.errors import OperationsError
-from operations.hub.hub import Source, open_hub
+from operations.hub import Hub, Source, open_hub
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
@@ -56,17 +56,19 @@ async def import_source(
         raise OperationsError("name a source: a document, an address, a command, a module")
     file, snippet = _file(source, kind, name, base_url, common)
     async with open_hub(file) as hub:
-        found = hub.sources[0]
-        specs = [hub.spec(operation_id) for operation_id in found.operations]
-        failure = "\n".join(each.reason for each in found.absent()) if not specs else ""
         if screen.json:
-            screen.value(_report(found, specs))
-        elif not failure:
-            _show(found, specs, snippet, screen, verbose=common.verbose)
-        if failure:
-            screen.failed(f"{found.label}: {failure}")
-            return ExitCode.UNAVAILABLE
-    return ExitCode.DONE
+            reports = [_report(each, _specs(hub, each)) for each in hub.sources]
+            screen.value(reports[0] if len(reports) == 1 else reports)
+        for found in hub.sources:
+            if found.problem is not None:
+                screen.failed(f"{found.label}: {found.problem}")
+            elif not screen.json:
+                _show(found, _specs(hub, found), snippet, screen, verbose=common.verbose)
+        return ExitCode.UNAVAILABLE if hub.absent() else ExitCode.DONE
+
+
+def _specs(hub: Hub, source: Source) -> list[OperationSpec]:
+    return [hub.spec(operation_id) for operation_id in source.operations]
 
 
 def _file(
@@ -209,7 +211,7 @@ def _show(
 def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
     for doubt in source.doubts:
         screen.show(Text(f"\n{plain(doubt.where)} {plain(doubt.reason)}", style="yellow"))
-    parts = (*source.failed, *source.skipped)
+    parts = source.skipped
     if not parts:
         return
     screen.show(Text(f"\n{counted(len(parts), 'part')} cannot be used:", style="yellow"))

@@ -11,7 +11,7 @@ from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
 from operations.context import OperationContext
 from operations.front.search import Gateway
-from operations.hub.hub import Hub, Wish, is_called
+from operations.hub.hub import Hub, Wish
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -80,7 +80,7 @@ def caller(hub: Hub, name: str | None) -> OperationContext:
 
 def _is_from(hub: Hub, spec: OperationSpec, wanted: str | None) -> bool:
     source = hub.source_of(spec.id)
-    return wanted is None or (source is not None and is_called(wanted, source.kind, source.name))
+    return wanted is None or (source is not None and source.is_called(wanted))
 
 
 def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) -> None:

@@ -70,8 +70,8 @@ def _tell(hub: Hub, wish: Wish, screen: Screen, *, hints: str, verbose: bool) ->
     # Why the one that is wanted is not there is told by the failure that follows.
     told = None if wanted is None or wanted in hub.registry else wanted.partition(".")[0]
     for absent in hub.absent():
-        if absent.namespace != told:
-            screen.warn(f"{absent.label} is not there: {absent.reason}")
+        if absent.name != told:
+            screen.warn(f"{absent.label} is not available: {absent.problem}")
     for source in hub.sources:
         for part in source.doubts:
             screen.warn(f"{source.label}: {part.where} {part.reason}")

@@ -15,7 +15,7 @@ from operations.cli.render import STYLES, Screen, encoded, first_line, plain
 from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.front.search import Gateway
-from operations.hub.hub import Source, Wish
+from operations.hub import Source, Wish
 from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec
 

@@ -1,6 +1,6 @@
 """Open the sources that a config names, and put their operations into one registry.
 
-Rule 1: sources are opened concurrently. A source that fails is reported, and the others work.
+Rule 1: sources are opened concurrently and kept open. A source that fails is reported and retried; the others work.
 Rule 2: a kind of source is imported when the config has one of it.
 Rule 3: a command may want a part of them (`Wish`); the others stay closed. An operation that a handler calls is opened
         when it is called.
@@ -8,13 +8,13 @@ Rule 3: a command may want a part of them (`Wish`); the others stay closed. An o
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any
 
 from operations._text import suggestion
 from operations.access import Identity
@@ -22,28 +22,17 @@ from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.config.reading import FILE_NAME
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
+from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.hub.journal import recording
 from operations.hub.known_ids import recall_ids
-from operations.hub.sources import Kind, MCPFile, Opened
-from operations.hub.sources.local import load_setup, open_modules
+from operations.hub.source import ListedServer, Source
+from operations.hub.sources import open_source, sources_of
+from operations.hub.sources.local import load_setup
+from operations.hub.supervisor import Supervisor
 from operations.registry import OperationRegistry
-from operations.scanner import Skipped
 from operations.specs import OperationSpec
 from operations.telemetry.audit import Audit, AuditFile
 from operations.telemetry.config import AuditConfig, TelemetryConfig
-
-_OPENERS: dict[Kind, str] = {
-    "openapi": "operations.hub.sources.openapi:open_service",
-    "mcp": "operations.hub.sources.mcp:open_server",
-    "broker": "operations.hub.sources.broker:open_workers",
-}
-
-Opener = Callable[[str, Any, ConfigFile], Awaitable[Opened]]
-
-
-Entry: TypeAlias = tuple[Kind, str, Any]
-"""One entry of a config: its kind, its name, and what it says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +49,17 @@ class Wish:
     namespace: str | None = None
     source: str | None = None
 
+    def includes(self, source: Source) -> bool:
+        """Return whether a source is wanted; workers and local modules may have operations in any namespace."""
+        if self.source is not None:
+            return source.is_called(self.source)
+        return (
+            self.namespace is None
+            or source.kind in ("local", "broker")
+            or source.name == self.namespace
+            or _is_unreadable(source)
+        )
+
     @property
     def is_all(self) -> bool:
         """Whether every source is to be opened."""
@@ -69,70 +69,27 @@ class Wish:
 ALL = Wish()
 
 
-class Absent(NamedTuple):
-    """Something of a config that is not there."""
-
-    namespace: str
-    label: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One entry of a config, and what became of it."""
-
-    kind: Kind
-    name: str
-    origin: str = ""
-    title: str = ""
-
-    operations: tuple[str, ...] = ()
-    """The ids it gave."""
-
-    skipped: tuple[Skipped, ...] = ()
-    failed: tuple[Skipped, ...] = ()
-    doubts: tuple[Skipped, ...] = ()
-
-    failure: str | None = None
-    """Why it is not there."""
-
-    seconds: float = 0
-    """How long it took to open."""
-
-    def absent(self) -> Iterator[Absent]:
-        """What of it is not there: all of it, or parts."""
-        if self.failure is not None:
-            yield Absent(self.name, self.label, self.failure)
-        for part in self.failed:
-            yield Absent(part.where, f"{self.label}: {part.where}", part.reason)
-
-    @property
-    def problems(self) -> tuple[Skipped, ...]:
-        """Everything about it that is not as somebody wanted, though it is there."""
-        return (*self.failed, *self.doubts, *self.skipped)
-
-    @property
-    def label(self) -> str:
-        """The source in a word: its kind, and its name where that says more."""
-        return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Hub:
-    """A registry, the source of each of its operations, and the application that serves them.
+    """A registry, the sources of its operations, and the application that serves them.
 
     Attributes:
         registry: Everything that is open.
         file: The config.
-        sources: What became of each entry of the config.
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
     """
 
-    registry: OperationRegistry
-    file: ConfigFile
-    sources: list[Source] = field(default_factory=list[Source])
-    resolvers: list[Any] = field(default_factory=list[Any])
-    _by_id: dict[str, Source] = field(default_factory=dict[str, Source])
+    def __init__(self, registry: OperationRegistry, file: ConfigFile) -> None:
+        self.registry = registry
+        self.file = file
+        self.resolvers: list[Any] = []
+        self._supervisors: list[Supervisor] = []
+        self._by_id: dict[str, Source] = {}
+        self._indexed = -1
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources that were wanted, in the order of the config."""
+        return [supervisor.source for supervisor in self._supervisors]
 
     @cached_property
     def app(self) -> Any:
@@ -143,31 +100,87 @@ class Hub:
         """
         return import_module("operations.hub.serving").build_app(self)
 
-    def add(self, source: Source) -> None:
-        """Note a source."""
-        self.sources.append(source)
-        for operation_id in source.operations:
-            self._by_id[operation_id] = source
+    # ------------------------------------------------------------ opening
+
+    async def open(self, sources: Iterable[Source], wait: float | None) -> None:
+        """Open sources concurrently, and keep them open.
+
+        Brokers come last, one by one: operations of workers are used if no other source has their ids.
+
+        Args:
+            sources: Those that are opened; the others of the config stay closed.
+            wait: Seconds to wait until each has connected or failed; None for as long as it takes.
+        """
+        for source in sources:
+            self._supervisors.append(self._supervise(source))
+        started = [each for each in self._supervisors if each.source.is_enabled]
+        brokers = [each for each in started if each.source.kind == "broker"]
+        others = [each for each in started if each.source.kind != "broker"]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                for some in (others, *([each] for each in brokers)):
+                    for supervisor in some:
+                        supervisor.start()
+                    await asyncio.gather(*(each.attempted() for each in some))
+        for supervisor in started:
+            supervisor.start()
+
+    def _supervise(self, source: Source) -> Supervisor:
+        return Supervisor(
+            source,
+            lambda each: open_source(each, self.file),
+            self.registry,
+            owner=self._owner,
+            drain_seconds=self.file.config.limits.timeout,
+        )
+
+    def _owner(self, operation_id: str) -> str:
+        source = self.source_of(operation_id)
+        return "this process" if source is None else source.label
+
+    async def aclose(self) -> None:
+        """Close all sources."""
+        await asyncio.gather(*(each.aclose() for each in self._supervisors))
+
+    def supervisor(self, name: str) -> Supervisor:
+        """Return what keeps a source open, by its name or `kind:name`.
+
+        Raises:
+            KeyError: If there is no such source.
+        """
+        for supervisor in self._supervisors:
+            if supervisor.source.is_called(name):
+                return supervisor
+        raise KeyError(name)
+
+    # ------------------------------------------------------------ finding
 
     def source_of(self, operation_id: str) -> Source | None:
-        """Where an operation comes from."""
+        """Return the source that an operation comes from."""
+        revision = self.registry.revision
+        if self._indexed != revision:
+            self._indexed = revision
+            self._by_id = {each: source for source in self.sources for each in source.operations}
         return self._by_id.get(operation_id)
 
     def has_namespace(self, namespace: str) -> bool:
-        """Whether a source is there, or should be, that is called `namespace` or gave operations in it."""
-        return bool(self.absent(namespace)) or any(
+        """Return whether a source is called `namespace`, or offers operations in it."""
+        return any(
             source.name == namespace
             or any(each.partition(".")[0] == namespace for each in source.operations)
             for source in self.sources
         )
 
-    @property
-    def failures(self) -> list[Source]:
-        """The sources that are not there."""
-        return [source for source in self.sources if source.failure is not None]
+    def absent(self, namespace: str | None = None) -> list[Source]:
+        """Return the sources that cannot be called now; of one namespace, or all."""
+        return [
+            source
+            for source in self.sources
+            if source.is_enabled and source.problem is not None and namespace in (None, source.name)
+        ]
 
     def spec(self, operation_id: str) -> OperationSpec:
-        """The contract of one operation.
+        """Return the contract of one operation.
 
         Raises:
             CallError: `OPERATION_NOT_FOUND` with what was probably meant, or `UNAVAILABLE` if its source failed.
@@ -175,27 +188,27 @@ class Hub:
         spec = self.registry.get_spec(operation_id)
         if spec is not None:
             return spec
-        self.enforce_there(operation_id)
+        self.enforce_open(operation_id)
         known = [spec.id for spec in self.registry.specs()]
         recalled = recall_ids(self.file)
-        if operation_id in recalled and self.failures:
-            missing = ", ".join(source.label for source in self.failures)
+        absent = self.absent()
+        if operation_id in recalled and absent:
+            missing = ", ".join(source.label for source in absent)
             raise CallError(
                 ErrorCode.UNAVAILABLE,
-                f"{operation_id} was there before, and is not now; these are not: {missing}",
+                f"{operation_id} was available before, and is not now; these are not: {missing}",
             )
         near = suggestion(operation_id, {*known, *recalled} - {operation_id})
         unasked = self._unasked(operation_id.partition(".")[0])
         if unasked:
             message = (
-                f"nobody who is there has {operation_id}, and {unasked} cannot be asked.{near}"
+                f"no connected source has {operation_id}, and {unasked} cannot be asked.{near}"
             )
             raise CallError(ErrorCode.UNAVAILABLE, message)
         raise operation_not_found(operation_id, f"there is no operation {operation_id}.{near}")
 
     def _unasked(self, namespace: str) -> str:
-        """The brokers that are not there and whose workers may have a namespace that nobody else has."""
-        brokers = self.file.config.brokers
+        """Return the brokers that are not connected and whose workers may have a namespace that no source has."""
         if any(
             each.partition(".")[0] == namespace
             for source in self.sources
@@ -204,34 +217,25 @@ class Hub:
             return ""
         return ", ".join(
             source.label
-            for source in self.failures
+            for source in self.absent()
             if source.kind == "broker"
-            and brokers[source.name].options.get("namespace") in (None, namespace)
+            and source.entry.options.get("namespace") in (None, namespace)
         )
 
-    def enforce_there(self, operation_id: str) -> None:
-        """Fail where what would have an operation is not there.
+    def enforce_open(self, operation_id: str) -> None:
+        """Fail if the source that would have an operation is not connected.
 
         Raises:
-            CallError: `UNAVAILABLE`, saying what is not there and why.
+            CallError: `UNAVAILABLE`, with the sources and reasons.
         """
         absent = self.absent(operation_id.partition(".")[0])
         if absent:
-            reasons = "\n".join(f"{each.label} is not: {each.reason}" for each in absent)
-            message = f"{operation_id} is not there, because {reasons}"
+            reasons = "\n".join(f"{each.label} is not: {each.problem}" for each in absent)
+            message = f"{operation_id} is not available, because {reasons}"
             raise CallError(ErrorCode.UNAVAILABLE, message)
 
-    def absent(self, namespace: str | None = None) -> list[Absent]:
-        """What is not there; of one namespace, or everything."""
-        return [
-            each
-            for source in self.sources
-            for each in source.absent()
-            if namespace in (None, each.namespace)
-        ]
-
     def identity(self, name: str) -> Identity | None:
-        """Who somebody in `[access.keys]` is; `anonymous` is nobody.
+        """Return the identity of a caller in `[access.keys]`; `anonymous` is nobody.
 
         Raises:
             ConfigError: If nobody is called that.
@@ -250,33 +254,37 @@ class Hub:
 
 @asynccontextmanager
 async def open_hub(
-    config: ConfigFile | Path | str = FILE_NAME, wish: Wish = ALL
+    config: ConfigFile | Path | str = FILE_NAME, wish: Wish = ALL, *, wait: float | None = 30
 ) -> AsyncGenerator[Hub]:
-    """Open the sources of a config for the length of an `async with` block.
+    """Open the sources of a config for the length of an `async with` block, and keep them open.
+
+    A source that cannot be reached is retried in the background until it can.
 
     Args:
         config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
         wish: The sources that are wanted; all by default.
+        wait: Seconds to wait at first until each source has connected or failed.
 
     Raises:
         ConfigError: If the file cannot be used.
     """
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
     settings = file.config
-    # What is open is closed in any case: also where opening is interrupted, or an id is taken.
-    async with AsyncExitStack() as services:
-        late = _Late()
-        registry = OperationRegistry(
-            output=settings.output,
-            max_threads=settings.limits.threads,
-            remote=None if wish.operation is None else late,
-        )
-        hub = Hub(registry=registry, file=file)
-        late.hub, late.services = hub, services
-        async with registry, _set_up(hub):
-            await _open_wanted(hub, wish, late)
-            with recording(registry, file):
-                yield hub
+    late = _Late()
+    registry = OperationRegistry(
+        output=settings.output,
+        max_threads=settings.limits.threads,
+        remote=None if wish.operation is None else late,
+    )
+    hub = late.hub = Hub(registry, file)
+    # Sources are closed in any case: also if opening is interrupted.
+    async with aclosing(hub), registry, _set_up(hub):
+        if wish.operation is None:
+            await hub.open(filter(wish.includes, sources_of(file)), wait)
+        else:
+            await late.open(wish.operation)
+        with recording(registry, file):
+            yield hub
 
 
 @asynccontextmanager
@@ -309,51 +317,42 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
         yield
 
 
-async def _open_wanted(hub: Hub, wish: Wish, late: "_Late") -> None:
-    entries = _entries(hub.file)
-    if wish.operation is not None:
-        await late.open([entry for entry in entries if entry[0] == "local"])
-        if wish.operation not in hub.registry:
-            await late.open_namespace(wish.operation.partition(".")[0])
-        return
-    if wish.source is not None:
-        entries = [entry for entry in entries if is_called(wish.source, entry[0], entry[1])]
-    elif wish.namespace is not None:
-        entries = [
-            *(entry for entry in entries if entry[0] in ("local", "broker")),
-            *_of_namespace(hub.file, wish.namespace),
-        ]
-    await late.open(entries)
-
-
 class _Late:
-    """Sources that are opened when somebody calls what they may have: the remote of the hub's registry."""
+    """Opens sources when an operation is called that they may have: the remote of the hub's registry."""
 
     hub: Hub
-    services: AsyncExitStack
 
     def __init__(self) -> None:
         self._opened: set[str] = set()
         self._lock = asyncio.Lock()
 
-    async def open(self, entries: list[Entry]) -> None:
-        """Open sources side by side, and register what they have."""
-        opened = await asyncio.gather(
-            *(_open(*entry, self.hub.file, self.services) for entry in entries)
-        )
-        for source, found in opened:
-            self.hub.add(_register(source, found, self.hub))
-
-    async def open_namespace(self, namespace: str) -> None:
-        """Open what may have operations in a namespace: what is called that, else the workers of brokers."""
+    async def open(self, operation_id: str) -> None:
+        """Open what may have an operation: local modules, then what has its namespace, then the workers of brokers."""
+        hub, namespace = self.hub, operation_id.partition(".")[0]
         async with self._lock:
-            if namespace in self._opened:
-                return
-            self._opened.add(namespace)
-            await self.open(_of_namespace(self.hub.file, namespace))
-            if "" not in self._opened and not self.hub.has_namespace(namespace):
-                self._opened.add("")
-                await self.open([each for each in _entries(self.hub.file) if each[0] == "broker"])
+            if not self._opened:
+                await self._open("local", lambda source: source.kind == "local")
+            if operation_id not in hub.registry:
+                await self._open(
+                    f"namespace {namespace}",
+                    lambda source: (
+                        source.kind in ("openapi", "mcp")
+                        and (source.name == namespace or _is_unreadable(source))
+                    ),
+                )
+            if operation_id not in hub.registry and not hub.has_namespace(namespace):
+                await self._open("broker", lambda source: source.kind == "broker")
+
+    async def _open(self, what: str, wanted: Callable[[Source], bool]) -> None:
+        if what not in self._opened:
+            self._opened.add(what)
+            already = {(each.kind, each.name) for each in self.hub.sources}
+            sources = [
+                each
+                for each in sources_of(self.hub.file)
+                if wanted(each) and (each.kind, each.name) not in already
+            ]
+            await self.hub.open(sources, None)
 
     async def call(
         self, operation_id: str, input: Any, context: OperationContext
@@ -376,98 +375,10 @@ class _Late:
                 yield item
 
     async def _find(self, operation_id: str) -> None:
-        await self.open_namespace(operation_id.partition(".")[0])
+        await self.open(operation_id)
         self.hub.spec(operation_id)
 
 
-def is_called(wanted: str, kind: Kind, name: str) -> bool:
-    """Whether a source is meant by its kind, its name, or both."""
-    return wanted in (kind, name, f"{kind}:{name}")
-
-
-def _entries(file: ConfigFile) -> list[Entry]:
-    """What to open, in the order in which ids are given away."""
-    config = file.config
-    named: list[tuple[Kind, dict[str, Any]]] = [
-        ("local", {module: module for module in config.modules}),
-        ("openapi", {name: entry for name, entry in config.openapi.items() if entry.enabled}),
-        ("mcp", {name: entry for name, entry in config.mcp.items() if entry.enabled}),
-        ("mcp", {path: MCPFile(path) for path in config.mcp_json}),
-        (
-            "broker",
-            {n: each for n, each in config.brokers.items() if each.enabled and each.workers},
-        ),
-    ]
-    return [(kind, name, entry) for kind, entries in named for name, entry in entries.items()]
-
-
-def _of_namespace(file: ConfigFile, namespace: str) -> list[Entry]:
-    """The entries that are called `namespace`; of a file of servers, the one that is."""
-    return [
-        (kind, name, MCPFile(name, namespace) if isinstance(entry, MCPFile) else entry)
-        for kind, name, entry in _entries(file)
-        if isinstance(entry, MCPFile) or (kind in ("openapi", "mcp") and name == namespace)
-    ]
-
-
-async def _open(
-    kind: Kind, name: str, entry: Any, file: ConfigFile, services: AsyncExitStack
-) -> tuple[Source, Opened | None]:
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    source, found = Source(kind=kind, name=name), None
-    try:
-        if kind == "local":
-            found = open_modules(entry, file)
-        else:
-            module, _, function = _OPENERS[kind].partition(":")
-            opener = cast("Opener", getattr(import_module(module), function))
-            found = await opener(name, entry, file)
-            if hasattr(found.operations, "aclose"):
-                services.push_async_callback(cast("Any", found.operations).aclose)
-    except (OperationsError, OSError, ValueError) as error:
-        source = Source(kind=kind, name=name, failure=str(error) or type(error).__name__)
-    if found is None:
-        return source, None
-    return (
-        Source(
-            kind=kind,
-            name=name,
-            origin=found.origin,
-            title=found.title,
-            skipped=tuple(found.skipped),
-            failed=tuple(found.failed),
-            doubts=tuple(found.doubts),
-            seconds=loop.time() - started,
-        ),
-        found,
-    )
-
-
-def _register(source: Source, found: Opened | None, hub: Hub) -> Source:
-    if found is None:
-        return source
-    operations = found.operations
-    if source.kind == "broker":
-        # What workers offer is not ours to rename: what is free is taken.
-        offered = list(operations)
-        operations = [each for each in offered if each.spec.id not in hub.registry]
-        source = replace(source, doubts=(*source.doubts, *_taken(source, offered, hub)))
-    try:
-        added = hub.registry.register_all(operations)
-    except OperationsError as error:
-        return replace(source, failure=str(error))
-    return replace(source, operations=tuple(each.spec.id for each in added))
-
-
-def _taken(source: Source, offered: list[Any], hub: Hub) -> Iterator[Skipped]:
-    """What is not imported because another source has the id, by that source."""
-    taken: dict[str, list[str]] = {}
-    for each in offered:
-        if each.spec.id in hub.registry:
-            owner = hub.source_of(each.spec.id)
-            taken.setdefault(owner.label if owner else "this process", []).append(each.spec.id)
-    for label, ids in taken.items():
-        shown = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-        remedy = f'set namespace = "{source.name}" in [brokers.{source.name}] to have both'
-        yield Skipped(shown, f"not imported, for {label} has the same: {remedy}")
+def _is_unreadable(source: Source) -> bool:
+    """Return whether a source is an `mcp.json` that cannot be read: it may have any server."""
+    return isinstance(source.entry, ListedServer) and source.entry.entry is None

@@ -18,6 +18,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
+from operations._names import safe_namespace
 from operations._text import counted
 from operations._upstreams import Bulkhead, CircuitBreaker
 from operations.context import OperationContext
@@ -30,7 +31,6 @@ from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import list_everything, pages
-from operations.mcp.names import safe_namespace
 from operations.mcp.session import OnProgress, RelaySession
 from operations.mcp.watching import ResourceWatches
 from operations.registry import OperationRegistry
@@ -126,6 +126,12 @@ class MCPClient:
     def is_connected(self) -> bool:
         """Whether a call made now would find the server."""
         return self._connection.session is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server cannot be called now; None if it can, or if it is only started for the next call."""
+        failure = self._connection.failure
+        return None if failure is None else failure.message
 
     @property
     def is_listening(self) -> bool:

@@ -108,6 +108,11 @@ class Connection:
         return session if session is not None and session.is_open else None
 
     @property
+    def failure(self) -> CallError | None:
+        """What went wrong when the connection was lost or could not be opened; None while it is open or not wanted."""
+        return None if self.session is not None else self._failure
+
+    @property
     def is_closed(self) -> bool:
         """Whether this connection was given up for good."""
         return self._closed

@@ -21,6 +21,7 @@ from mcp.shared.uri_template import UriTemplate
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._mcp_config import MCPClientConfig
+from operations._names import safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
@@ -32,7 +33,6 @@ from operations.mcp.content import (
 )
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.listing import Listing
-from operations.mcp.names import safe_name
 from operations.mcp.pins import PIN_FIELDS, Pins, pin_key
 from operations.mcp.tools import Request, in_quarantine
 from operations.schema import from_schema

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
+from operations._names import safe_name
 from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -20,7 +21,6 @@ from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec
 from operations.mcp.interaction import is_question, question_envelope, settle
-from operations.mcp.names import safe_name
 from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
 from operations.schema import Schema, from_schema, validate_or_raise
 from operations.specs import Operation, OperationSpec, OperationType

@@ -82,8 +82,8 @@ async def open_demo(key: str) -> AsyncGenerator[Hub]:
     """
     with TemporaryDirectory(prefix="operations-demo-") as folder:
         async with running(build_api()) as api, open_hub(_file(Path(folder), api, key)) as hub:
-            for source in hub.failures:
-                raise OperationsError(f"{source.label} did not start: {source.failure}")
+            for source in hub.absent():
+                raise OperationsError(f"{source.label} did not start: {source.problem}")
             yield hub
 
 

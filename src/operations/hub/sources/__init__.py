@@ -1,51 +1,70 @@
-"""Where operations come from: one file per kind of source.
+"""Where operations come from: the entries of a config, and one file per kind of source that opens them.
 
-Each opens what one entry of the config describes and gives an `Opened`. The kinds whose packages take long to import,
-or may not be installed, are named here and imported when the config has such an entry.
+Kinds whose packages take long to import, or may not be installed, are imported when a config has one of them.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator
+from importlib import import_module
+from typing import Any, cast
 
-from operations.config import ConfigFile
-from operations.front.limits import Limits
+from operations._mcp_config import read_servers, unknown_keys
+from operations._names import safe_namespace
+from operations.config import ConfigError, ConfigFile
+from operations.hub.source import Kind, ListedServer, Opened, Source
+from operations.hub.sources.local import open_modules
 from operations.scanner import Skipped
 
-Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
+_OPENERS: dict[Kind, str] = {
+    "openapi": "operations.hub.sources.openapi:open_service",
+    "mcp": "operations.hub.sources.mcp:open_server",
+    "broker": "operations.hub.sources.broker:open_workers",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class MCPFile:
-    """An `mcp.json`, or the servers in it that have one namespace."""
-
-    path: str
-    only: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A source that is there."""
-
-    operations: Iterable[Any]
-    """What `registry.register_all` takes; a service is closed with the registry."""
-
-    origin: str
-    """What it was made from, in words that hold no secret."""
-
-    skipped: list[Skipped] = field(default_factory=list[Skipped])
-    """What it offered that cannot be used, with the reason."""
-
-    failed: list[Skipped] = field(default_factory=list[Skipped])
-    """Parts of it that could be there and are not, by their namespaces: servers of an `mcp.json`."""
-
-    doubts: list[Skipped] = field(default_factory=list[Skipped])
-    """What is written about it that nobody understands, or is missing there."""
-
-    title: str = ""
-    """What it calls itself."""
+def sources_of(file: ConfigFile) -> Iterator[Source]:
+    """Yield every source that a config names, in the order in which they are opened."""
+    config = file.config
+    for module in config.modules:
+        yield Source(kind="local", name=module, entry=module)
+    for name, api in config.openapi.items():
+        yield Source(kind="openapi", name=name, entry=api, is_enabled=api.enabled)
+    for name, server in config.mcp.items():
+        yield Source(kind="mcp", name=name, entry=server, is_enabled=server.enabled)
+    for path in config.mcp_json:
+        yield from _listed(path, file)
+    for name, broker in config.brokers.items():
+        if broker.workers:
+            yield Source(kind="broker", name=name, entry=broker, is_enabled=broker.enabled)
 
 
-def per_source(file: ConfigFile) -> int:
-    """Return the concurrent calls to one API or MCP server: fewer than one caller has, to leave some for others."""
-    return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)
+def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
+    try:
+        servers = read_servers(file.existing(path, "mcp_json"))
+    except (ConfigError, OSError, ValueError):
+        # Opening it tells why.
+        yield Source(kind="mcp", name=path, entry=ListedServer(path))
+        return
+    for name, entry in servers.items():
+        namespace = str(entry.get("namespace") or safe_namespace(name))
+        yield Source(
+            kind="mcp",
+            name=namespace,
+            entry=ListedServer(path, {"name": name, **entry}),
+            doubts=tuple(Skipped(key, words) for key, words in unknown_keys(entry).items()),
+        )
+
+
+async def open_source(source: Source, file: ConfigFile) -> Opened:
+    """Open a source.
+
+    Raises:
+        OperationsError, OSError, ValueError: If it cannot be opened.
+    """
+    if source.kind == "local":
+        return open_modules(source.entry, file)
+    module, _, function = _OPENERS[source.kind].partition(":")
+    opener = cast(
+        "Callable[[str, Any, ConfigFile], Awaitable[Opened]]",
+        getattr(import_module(module), function),
+    )
+    return await opener(source.name, source.entry, file)

@@ -1,6 +1,6 @@
 """Operations that workers serve on a broker, and the broker itself."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import cast
@@ -9,9 +9,8 @@ from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
-from operations.hub.sources import Opened
+from operations.hub.source import Opened
 from operations.pubsub.base import EventTarget
-from operations.specs import Operation
 
 _CONNECTORS = {
     False: "operations.pubsub.redis:connect_redis",
@@ -37,25 +36,11 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         await stack.aclose()
         raise
     return Opened(
-        operations=_Workers(service.operations, stack),
+        operations=service.operations,
+        close=stack.aclose,
         origin=entry.url,
         title=f"group {worker_config(entry, file).group}",
     )
-
-
-class _Workers:
-    """What the workers offer; closing it leaves the broker."""
-
-    def __init__(self, operations: list[Operation], stack: AsyncExitStack) -> None:
-        self._operations = operations
-        self._stack = stack
-
-    def __iter__(self) -> Iterator[Operation]:
-        return iter(self._operations)
-
-    async def aclose(self) -> None:
-        """End what is under way there."""
-        await self._stack.aclose()
 
 
 @asynccontextmanager

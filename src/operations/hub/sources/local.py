@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from operations.config import ConfigFile
-from operations.hub.sources import Opened
+from operations.hub.source import Opened
 from operations.scanner import scan_operations
 
 

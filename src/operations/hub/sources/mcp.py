@@ -5,68 +5,51 @@ from typing import Any
 from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
-from operations.hub.sources import MCPFile, Opened, per_source
-from operations.mcp import (
-    MCPClient,
-    MCPClientConfig,
-    MCPClientLoader,
-    read_servers,
-    unknown_keys,
-)
-from operations.mcp.names import safe_namespace
+from operations.hub.source import ListedServer, Opened, per_source
+from operations.mcp import MCPClient, MCPClientConfig, read_servers
 from operations.scanner import Skipped
-
-_PATIENCE_SECONDS = 60
-"""For a server that is wanted: longer than it may take to connect."""
+from operations.types import JSONObject
 
 
-async def open_server(name: str, entry: MCPEntry | MCPFile, file: ConfigFile) -> Opened:
-    """Connect to one server, or to all that an `mcp.json` lists.
+async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFile) -> Opened:
+    """Connect to a server.
 
     Raises:
         ConfigError: If a secret, or an `mcp.json`, is not where the config says.
         CallError: `UNAVAILABLE`, if the server cannot be reached.
+        ValueError: If an `mcp.json` is wrong.
     """
-    if isinstance(entry, MCPFile):
-        return await _open_file(entry, file)
-    client = MCPClient(name, client_config(name, entry, file))
+    if isinstance(entry, ListedServer):
+        title, listed = _listed(entry, file)
+        config = MCPClientConfig.from_entry(listed)
+        origin = entry.path
+    else:
+        title, config = name, client_config(name, entry, file)
+        origin = config.target
+    client = MCPClient(title, config)
     await client.open()
+    info = client.server_info
     return Opened(
         operations=client,
-        origin=client.config.target,
+        close=client.aclose,
+        origin=origin,
         skipped=_skipped(client),
-        title=client.server_info.title or client.server_info.name if client.server_info else "",
+        title=info.title or info.name if info is not None else "",
+        problem=lambda: client.problem,
     )
 
 
-async def _open_file(listed: MCPFile, file: ConfigFile) -> Opened:
-    path, only = listed.path, listed.only
-    listing = file.existing(path, "mcp_json")
-    folder = listing.parent
-    entries = {
-        # Relative paths start at the file, as everywhere in the configuration.
-        name: {**entry, "cwd": str(folder / entry.get("cwd", ""))} if "command" in entry else entry
-        for name, entry in read_servers(listing).items()
-        if only in (None, entry.get("namespace"), safe_namespace(name))
-    }
-    # Where nothing else is asked for, one that is slow to start keeps nobody waiting.
-    loader = MCPClientLoader() if only is None else MCPClientLoader(wait=_PATIENCE_SECONDS)
-    await loader.load(entries)
-    reasons = {
-        **{name: str(error) for name, error in loader.failures.items()},
-        **dict.fromkeys(loader.pending, "it is still starting"),
-    }
-    failed = [
-        Skipped(entries[name].get("namespace") or safe_namespace(name), reason)
-        for name, reason in reasons.items()
-    ]
-    skipped = [each for client in loader.clients for each in _skipped(client)]
-    doubts = [
-        Skipped(f"{name}.{key}", words)
-        for name, entry in entries.items()
-        for key, words in unknown_keys(entry).items()
-    ]
-    return Opened(operations=loader, origin=path, failed=failed, skipped=skipped, doubts=doubts)
+def _listed(server: ListedServer, file: ConfigFile) -> tuple[str, JSONObject]:
+    """Return the name and the entry of a server in an `mcp.json`; relative paths start at that file."""
+    listing = file.existing(server.path, "mcp_json")
+    if server.entry is None:
+        read_servers(listing)
+        raise ValueError(f"{server.path} cannot be read")
+    entry = dict(server.entry)
+    name = entry.pop("name")
+    if "command" in entry:
+        entry["cwd"] = str(listing.parent / entry.get("cwd", ""))
+    return name, entry
 
 
 def _skipped(client: MCPClient) -> list[Skipped]:

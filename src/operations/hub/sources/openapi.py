@@ -5,7 +5,7 @@ from typing import Any
 from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import OpenAPIEntry
-from operations.hub.sources import Opened, per_source
+from operations.hub.source import Opened, per_source
 from operations.openapi import (
     HTTPServiceConfig,
     OpenAPIService,
@@ -30,6 +30,7 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
         service = await from_openapi_file(path, config)
     return Opened(
         operations=service,
+        close=service.aclose,
         origin=entry.document,
         skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
         doubts=_doubts(name, service),

@@ -1,0 +1,151 @@
+"""A source of operations: one entry of a config, and what became of it."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeAlias
+
+from operations.config import ConfigFile
+from operations.front.limits import Limits
+from operations.registry import OperationRegistry
+from operations.scanner import Skipped
+from operations.types import JSONObject
+
+Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
+
+
+class SourceState(StrEnum):
+    """Whether a source can be called."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedServer:
+    """A server of an `mcp.json`; without an `entry`, a file that cannot be read."""
+
+    path: str
+    entry: JSONObject | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A source that is open."""
+
+    operations: Iterable[Any]
+    """What it offers now: a list, or a service, which may change."""
+
+    origin: str
+    """What it was made from, in words that hold no secret."""
+
+    skipped: list[Skipped] = field(default_factory=list[Skipped])
+    """What it offered that cannot be used, with the reason."""
+
+    doubts: list[Skipped] = field(default_factory=list[Skipped])
+    """What is written about it that nobody understands, or is missing there."""
+
+    title: str = ""
+    """What it calls itself."""
+
+    problem: Callable[[], str | None] = lambda: None
+    """Returns why it cannot be called at the moment."""
+
+    close: Callable[[], Awaitable[object]] | None = None
+    """Closes it."""
+
+    def attach(self, registry: OperationRegistry) -> None:
+        """Let a service that changes keep `registry` up to date."""
+        attach = getattr(self.operations, "attach", None)
+        if attach is not None:
+            attach(registry)
+
+    async def aclose(self) -> None:
+        """Close it, if there is anything to close."""
+        if self.close is not None:
+            await self.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Source:
+    """One entry of a config, and what became of it."""
+
+    kind: Kind
+    name: str
+    entry: Any = None
+
+    opened: Opened | None = None
+    """What was opened; also while a connection is lost."""
+
+    failure: str | None = None
+    """Why it could not be opened."""
+
+    doubts: tuple[Skipped, ...] = ()
+    """What is questionable about it."""
+
+    seconds: float = 0
+    """How long it took to open."""
+
+    is_enabled: bool = True
+
+    @property
+    def state(self) -> SourceState:
+        """Whether it can be called now."""
+        if not self.is_enabled:
+            return SourceState.DISABLED
+        if self.opened is None:
+            return SourceState.CONNECTING if self.failure is None else SourceState.DISCONNECTED
+        return SourceState.CONNECTED if self.problem is None else SourceState.DISCONNECTED
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be called now; None if it can."""
+        if not self.is_enabled:
+            return "it is disabled"
+        if self.opened is not None:
+            return self.opened.problem()
+        return self.failure or "it is still connecting"
+
+    @property
+    def label(self) -> str:
+        """The source in a word: its kind, and its name where that says more."""
+        return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The ids it offers now."""
+        return () if self.opened is None else tuple(each.spec.id for each in self.opened.operations)
+
+    @property
+    def origin(self) -> str:
+        """What it was made from."""
+        return "" if self.opened is None else self.opened.origin
+
+    @property
+    def title(self) -> str:
+        """What it calls itself."""
+        return "" if self.opened is None else self.opened.title
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What it offered that cannot be used."""
+        return () if self.opened is None else tuple(self.opened.skipped)
+
+    @property
+    def problems(self) -> tuple[Skipped, ...]:
+        """Everything about it that is not as somebody wanted, though it is open."""
+        return (*self.doubts, *self.skipped)
+
+    def is_called(self, wanted: str) -> bool:
+        """Return whether a name means this source: its kind, its name, both, or the file that lists it."""
+        names = (
+            [self.name, self.entry.path] if isinstance(self.entry, ListedServer) else [self.name]
+        )
+        return wanted == self.kind or any(wanted in (each, f"{self.kind}:{each}") for each in names)
+
+
+def per_source(file: ConfigFile) -> int:
+    """Return the concurrent calls to one API or MCP server: fewer than one caller has, to leave some for others."""
+    return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)

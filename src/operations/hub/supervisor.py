@@ -1,0 +1,214 @@
+"""Keep one source connected: open it in the background, retry with jitter, replace it, close it.
+
+Rule 1: a source that fails does not affect any other.
+Rule 2: operations of a source that was open once stay registered while it is disconnected; calls of them fail with
+        `UNAVAILABLE`. They are removed when the source is closed.
+Rule 3: a source that is replaced is opened anew first. Calls that run on the old one are finished before it is closed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from operations._backoff import Backoff
+from operations.errors import OperationsError, RegistrationError
+from operations.hub.source import Opened, Source
+from operations.registry import OperationRegistry
+from operations.scanner import Skipped
+
+logger = logging.getLogger("operations.hub")
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+"""Upper bounds of the first pause and of any pause between two attempts, in seconds."""
+
+Open = Callable[[Source], Awaitable[Opened]]
+"""Opens a source. Raises `OperationsError`, `OSError` or `ValueError` if that fails."""
+
+
+class Supervisor:
+    """Keeps one source open until it is closed.
+
+    Args:
+        source: The source, which is kept up to date.
+        open: Opens it.
+        registry: Where its operations are registered.
+        owner: Returns the label of the source that an operation id belongs to.
+        drain_seconds: How long calls may go on that run on a source when it is replaced or disabled.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        open: Open,
+        registry: OperationRegistry,
+        *,
+        owner: Callable[[str], str],
+        drain_seconds: float,
+    ) -> None:
+        self.source = source
+        self._open = open
+        self._registry = registry
+        self._owner = owner
+        self._drain_seconds = drain_seconds
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._given_doubts = source.doubts
+        self._attempted = asyncio.Event()
+        self._again = asyncio.Event()
+        self._retired: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self.source.is_enabled = True
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"source {self.source.label}")
+
+    async def attempted(self) -> None:
+        """Wait until the first attempt has succeeded or failed."""
+        await self._attempted.wait()
+
+    async def open_again(self) -> None:
+        """Try at once if the source is disconnected, replace it if it is connected; wait for the result."""
+        self._attempted.clear()
+        self._again.set()
+        self.start()
+        await self._attempted.wait()
+
+    async def disable(self) -> None:
+        """Close the source and remove its operations; calls that run on it are finished first."""
+        await self._stop()
+        source = self.source
+        source.is_enabled = False
+        source.failure = None
+        opened, source.opened = source.opened, None
+        if opened is not None:
+            self._remove(opened)
+            self._retire(opened)
+
+    async def aclose(self) -> None:
+        """Close the source and everything that it replaced, without waiting for calls."""
+        await self._stop()
+        opened, self.source.opened = self.source.opened, None
+        if opened is not None:
+            self._remove(opened)
+            await opened.aclose()
+        for task in list(self._retired):
+            task.cancel()
+        if self._retired:
+            await asyncio.wait(self._retired)
+
+    async def _stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _run(self) -> None:
+        while True:
+            self._again.clear()
+            is_open = await self._attempt()
+            self._attempted.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_open else self._backoff.pause()):
+                    await self._again.wait()
+
+    async def _attempt(self) -> bool:
+        source, loop = self.source, asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            opened = await self._open(source)
+            try:
+                opened = self._register(opened)
+            except BaseException:
+                await opened.aclose()
+                raise
+        except (OperationsError, OSError, ValueError) as error:
+            self._failed(str(error) or type(error).__name__)
+            return False
+        except Exception as error:
+            logger.exception("%s could not be opened", source.label)
+            self._failed(f"{type(error).__name__}: {error}")
+            return False
+        old, source.opened = source.opened, opened
+        source.seconds = loop.time() - began
+        if source.failure is not None:
+            logger.warning("%s is connected", source.label)
+        source.failure = None
+        self._backoff.reset()
+        if old is not None:
+            self._retire(old)
+        return True
+
+    def _failed(self, reason: str) -> None:
+        source = self.source
+        if reason != source.failure:
+            logger.info("%s is not available and will be retried: %s", source.label, reason)
+        source.failure = reason
+
+    def _register(self, opened: Opened) -> Opened:
+        """Register what a source offers in place of what it offered before; return what is registered.
+
+        Raises:
+            RegistrationError: If another source has one of the ids; then nothing has changed.
+        """
+        registry, source = self._registry, self.source
+        before = set(source.operations)
+        operations = list(opened.operations)
+        taken = [
+            each.spec.id
+            for each in operations
+            if each.spec.id in registry and each.spec.id not in before
+        ]
+        source.doubts = (*self._given_doubts, *opened.doubts)
+        if taken and source.kind != "broker":
+            raise RegistrationError(
+                f"{taken[0]} is registered already, by {self._owner(taken[0])}: rename one of them"
+            )
+        if taken:
+            # Operations of workers are not ours to rename: those whose ids are free are used.
+            source.doubts += tuple(self._conflicts(taken))
+            operations = [each for each in operations if each.spec.id not in taken]
+            opened = replace(opened, operations=operations)
+        registry.register_all(operations, replace=True)
+        self._remove_ids(before - {each.spec.id for each in operations})
+        opened.attach(registry)
+        return opened
+
+    def _conflicts(self, taken: list[str]) -> list[Skipped]:
+        """Return what is not imported because another source has the id, by that source."""
+        by_owner: dict[str, list[str]] = {}
+        for operation_id in taken:
+            by_owner.setdefault(self._owner(operation_id), []).append(operation_id)
+        name = self.source.name
+        remedy = f'set namespace = "{name}" in [brokers.{name}] to have both'
+        return [
+            Skipped(
+                ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else ""),
+                f"not imported, because {owner} has the same: {remedy}",
+            )
+            for owner, ids in by_owner.items()
+        ]
+
+    def _remove(self, opened: Opened) -> None:
+        self._remove_ids({each.spec.id for each in opened.operations})
+
+    def _remove_ids(self, ids: set[str]) -> None:
+        for operation_id in ids:
+            if operation_id in self._registry:
+                self._registry.unregister(operation_id)
+
+    def _retire(self, opened: Opened) -> None:
+        """Close something later, so that the calls that run on it can finish."""
+
+        async def close() -> None:
+            try:
+                await asyncio.sleep(self._drain_seconds)
+            finally:
+                await asyncio.shield(asyncio.ensure_future(opened.aclose()))
+
+        task = asyncio.create_task(close(), name=f"closing {self.source.label}")
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
