@@ -5,7 +5,7 @@ import datetime as dt
 import enum
 import uuid
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import attrs
 import msgspec
@@ -242,6 +242,37 @@ async def test_objects_have_one_json_form(value: Any) -> None:
             if isinstance(single, dict):
                 assert single == {name: expected.get(name, single[name]) for name in single}
             assert "secret" not in repr((single, several))
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("policy", ["cast", "keep", "create", "warn", "strict", "off"])
+async def test_objects_inside_dicts_have_the_same_form(value: Any, policy: OutputPolicy) -> None:
+    registry = OperationRegistry(output=policy)
+    single = {"own": value, "listed": [value], "mapped": {"a": value}}
+    plain = to_json(single)
+    results: list[Any] = [single, [single], [plain, plain], [plain, single]]
+    fields = {
+        "own": type(value),
+        "listed": list[type(value)],  # type: ignore[misc]
+        "mapped": dict[str, type(value)],  # type: ignore[misc]
+    }
+    holder = TypedDict("holder", fields)  # type: ignore[misc]
+
+    async def give(index: int) -> Any:
+        return results[index]
+
+    give.__annotations__["return"] = holder | list[holder]
+    registry.operation("test.union")(give)
+    give.__annotations__["return"] = list[holder]
+    registry.operation("test.list")(give)
+    for name, indices in (("test.union", range(4)), ("test.list", range(1, 4))):
+        for index in (*indices, *indices):
+            data = (await registry.execute(name, {"index": index})).data
+            assert "secret" not in repr(data)
+            assert to_json(data) == data
+            for item in [data] if isinstance(data, dict) else data:
+                assert item["own"] == item["listed"][0] == item["mapped"]["a"]
 
 
 @pytest.mark.parametrize(

@@ -497,6 +497,52 @@ def test_properties_stay_in_the_order_of_the_value() -> None:
             assert list(result["in"][0]) == expected
 
 
+class _Key(enum.Enum):
+    X = "x"
+
+
+def test_lists_of_objects_with_the_same_names_are_cast_like_others() -> None:
+    point: Any = {
+        "type": "object",
+        "properties": {
+            "x": {"type": "integer"},
+            "y": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}, "default": ["new"]},
+        },
+        "required": ["x"],
+    }
+    schema = Schema({"type": "array", "items": point})
+    few = [{"more": 1, "x": 1}, {"more": 2, "x": 2}]
+    many = [{"x": index, "more": index} for index in range(3)]
+    values: list[Any] = [
+        few,
+        [{"y": "a", "x": 1, "z": 2}, {"x": 2, "y": "b", "z": 2}],
+        [*few, {"x": 3, "y": "a"}],
+        [*few, {"x": 3, "other": 1}],
+        [{_Key.X: 1, "more": 1}, {_Key.X: 2, "more": 2}],
+        [*few, {_Key.X: 3, "more": 1}],
+        [*many, {"x": 3, "more": {"x": 1}}],
+        [{"x": 1, "tags": ["a"]}],
+        many,
+        [],
+    ]
+    first: list[CastResult] = []
+    for value in (*values, *values):
+        result = schema.cast(value)
+        lists = [item["tags"] for item in result.value]
+        assert len(set(map(id, lists))) == len(lists)
+        plain = to_json(value)
+        assert [list(item) for item in result.value] == [
+            [name for name in {**item, "tags": None} if name in point["properties"]]
+            for item in plain
+        ]
+        for kind, names in (("stripped", {"more", "other", "z"}), ("filled", {"tags"})):
+            count = sum((name in item) is (kind == "stripped") for item in plain for name in names)
+            assert sum(c.count for c in result.changes if c.kind == kind) == count
+        first.append(result)
+    assert first[: len(values)] == first[len(values) :]
+
+
 # Intersections and references
 
 

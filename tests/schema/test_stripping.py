@@ -64,7 +64,6 @@ def _is_exact(document: Any) -> bool:
             "properties": {"not an identifier!": {"type": "string", "default": "x"}},
         },
         {"type": "object", "properties": {"a": {"enum": ["a", 1]}, "b": {"const": None}}},
-        {"type": "object", "properties": {"never": {"enum": []}}},
     ],
 )
 def test_plain_shapes_are_done_in_c(document: Any) -> None:
@@ -136,7 +135,6 @@ def test_a_type_that_tells_all_of_its_schema_is_exact(document: Any) -> None:
         {"oneOf": [POINT, {"type": "null"}]},
         {"anyOf": [POINT, {"enum": ["none"]}]},
         {"anyOf": [{"type": "string"}, {"enum": ["a", "b"]}], "type": ["string", "null"]},
-        {"type": "object", "additionalProperties": {"type": "string"}},
         {"type": "array", "items": {"allOf": [False], "type": "string"}},
         {
             "type": "array",
@@ -186,18 +184,13 @@ _EXACT = {
 )
 def test_what_an_exact_type_accepts_is_valid_json_and_what_closures_would_give(value: Any) -> None:
     shape = _shape(_EXACT)
-    planner = Planner(Checker(_EXACT))
-    closed = Shaper(_caster(planner).default, closed=True).shape(
-        planner.plan((planner.document.root,))
-    )
     assert shape is not None
-    assert closed is not None
     assert shape.exact
     try:
-        stripped, is_clean = TypedStrip(closed.type, shape.type, has_numbers=True).strip(value)
+        stripped, differs = TypedStrip(shape).strip(value)
     except NeedsRepair:
         return
-    assert is_clean is (stripped == value)
+    assert differs is (stripped != value)
     assert Checker(_EXACT).is_valid(stripped)
     assert to_json(stripped) == stripped == _strip(_EXACT, value)
 

@@ -12,7 +12,7 @@ from operations._json import is_list, is_object, kind_of, lift, pointer, to_json
 from operations._text import counted
 from operations.schema.planning.assertions import same, shown
 from operations.schema.planning.conversion import conversions
-from operations.schema.planning.places import Place, Places
+from operations.schema.planning.places import Place
 from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValueFault
 
 _MAX_NAMES = 100
@@ -22,7 +22,8 @@ _MAX_REPORTS = 100
 """How many reports of one place are kept, for lists of the same length and the same names."""
 
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
-_OBJECTS = {dict}
+_CONTAINERS = frozenset({dict, list})
+_OBJECTS = frozenset({dict})
 _TYPES = ("string", "integer", "number", "boolean")
 
 _Path: TypeAlias = tuple[Any, ...]
@@ -33,13 +34,11 @@ class Changes:
     """Collects the changes to one value.
 
     Args:
-        places: The locations of the schema.
         root: The location of the value.
         creates: Whether the policy creates values, so that an added one need not be a declared default.
     """
 
-    def __init__(self, places: Places, root: Place, *, creates: bool = False) -> None:
-        self._places = places
+    def __init__(self, root: Place, *, creates: bool = False) -> None:
         self._root = root
         self._creates = creates
         self._found: _Found = {}
@@ -93,9 +92,9 @@ class Changes:
             items = place.items
             if not after or not place.holds_objects:
                 return
-            found = _uniform(self._places, items, before, after, path) if items else None
-            if found is not None:
-                self._merge(found)
+            uniform = items and _uniform(items, before, after)
+            if uniform:
+                self._merge(uniform.changes(len(before), path))
             else:
                 for index, item in enumerate(after):
                     self._shape(place.item(index), before[index], item, (index, path))
@@ -110,12 +109,14 @@ class Changes:
 
     def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
         """Note which names an object had and has. Most objects of one place have the same and count as one."""
+        if before.keys() == after.keys():
+            return
         key = place, tuple(before), tuple(after)
         known = self._shapes.get(key)
         if known is not None:
             known[0] += 1
-        elif before.keys() != after.keys():
-            self._shapes[key] = [1, path, before, after]
+        else:
+            self._shapes[key] = [1, path, _plain(before), after]
 
     def add_properties(
         self, place: Place | None, before: Any, after: Any, path: str, count: int
@@ -177,7 +178,7 @@ class Changes:
             self._add("created", here, _written((index, path)), words)
 
     def _scalar(self, before: Any, after: Any, path: _Path, location: "_Location") -> None:
-        if type(before) not in {dict, list} and _is_conversion(before, after):
+        if type(before) not in _CONTAINERS and _is_conversion(before, after):
             words = f"was converted from {kind_of(before)} to {kind_of(after)}"
             self._add("converted", location, _written(path), words)
         else:
@@ -203,33 +204,39 @@ class Changes:
             found[key] = Change(known.path, kind, known.count + count, known.message)
 
 
-class _Uniform:
-    """Objects of a place that have certain names.
+class Uniform:
+    """Objects of a flat place that all have the same names, as in most lists.
 
-    Attributes:
-        reports: The changes to a list of them, by its length and path.
+    Args:
+        place: Their place.
+        before: One of them.
+        after: What became of it.
     """
 
-    __slots__ = ("_optional", "_size", "reports")
+    __slots__ = ("_after", "_before", "_filled", "_optional", "_place", "_reports", "_size")
 
-    def __init__(self, place: Place, names: tuple[str, ...]) -> None:
+    def __init__(self, place: Place, before: dict[str, Any], after: dict[str, Any]) -> None:
         (plan,) = place.objects
         # The others are known to be there: the result is valid, and they cannot have been filled.
         optional = [
             name
-            for name in names
+            for name in before
             if name not in plan.required
             or (child := place.child(name)) is None
             or child.has_default
         ]
         self._optional = itemgetter(*optional) if optional else None
-        self._size = {len(names)}
-        self.reports: dict[tuple[int, _Path], _Found] = {}
+        self._place = place
+        self._before = dict.fromkeys(_plain(before))
+        self._filled = [(name, to_json(after[name])) for name in after if name not in self._before]
+        self._after = dict.fromkeys(after) | dict(self._filled)
+        self._size = {len(before)}
+        self._reports: dict[tuple[int, _Path], _Found] = {}
 
     def describes(self, objects: list[Any]) -> bool:
-        """Return whether all of the objects have exactly these names."""
+        """Return whether each of the objects has exactly these names."""
         try:
-            if set(map(len, objects)) != self._size:
+            if set(map(len, objects)) != self._size or not _OBJECTS.issuperset(map(type, objects)):
                 return False
             if self._optional is not None:
                 list(map(self._optional, objects))
@@ -237,38 +244,43 @@ class _Uniform:
             return False
         return True
 
+    def fill(self, objects: list[dict[str, Any]]) -> None:
+        """Add the declared defaults that objects with these names do not have."""
+        for name, default in self._filled:
+            if type(default) in _CONTAINERS:
+                for item in objects:
+                    item[name] = to_json(default)
+            else:
+                for item in objects:
+                    item[name] = default
 
-def _uniform(
-    places: Places, place: Place, before: list[Any], after: list[Any], path: _Path
-) -> "_Found | None":
-    """Return the changes to flat objects that all have the same names, as in most lists; None for others."""
-    if not place.is_flat or set(map(type, before)) != _OBJECTS:
+    def changes(self, count: int, path: _Path = ()) -> "_Found":
+        """Return the changes to a list of `count` objects at `path`."""
+        found = self._reports.get((count, path))
+        if found is None:
+            first = _written((0, path))
+            within = Changes(self._place)
+            found = within.add_properties(self._place, self._before, self._after, first, count)
+            if len(self._reports) < _MAX_REPORTS:
+                self._reports[count, path] = found
+        return found
+
+    def report(self, before: list[Any], _after: list[Any]) -> list[Change]:
+        """Return the changes to a list that is the whole value."""
+        return list(self.changes(len(before)).values())
+
+
+def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | None:
+    """Return what is known of the objects in a list, if all have the same names; None for other lists."""
+    if not place.is_flat or not is_object(before[0]):
         return None
     names = tuple(before[0])
-    known: _Uniform | None = place.reports.get(names)
+    known: Uniform | None = place.reports.get(names)
     if known is None:
         if len(place.reports) >= _MAX_REPORTS:
             place.reports.clear()
-        known = place.reports[names] = _Uniform(place, names)
-    if not known.describes(before):
-        return None
-    found = known.reports.get((len(before), path))
-    if found is None:
-        first = _written((0, path))
-        within = Changes(places, place)
-        found = within.add_properties(place, before[0], after[0], first, len(before))
-        if len(known.reports) < _MAX_REPORTS:
-            known.reports[len(before), path] = found
-    return found
-
-
-def stripped_and_filled(places: Places, root: Place, before: Any, after: Any) -> list[Change]:
-    """Return the changes of the quick pass to a value at `root`."""
-    items = root.items if is_list(before) else None
-    found = _uniform(places, items, before, after, ()) if items else None
-    if found is not None:
-        return list(found.values())
-    return Changes(places, root).compare_names(before, after).listed()
+        known = place.reports[names] = Uniform(place, before[0], after[0])
+    return known if known.describes(before) else None
 
 
 _Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]

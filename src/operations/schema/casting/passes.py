@@ -8,12 +8,11 @@ Rule 3: clean data, which is most data, is found to be clean before anything is 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, canonical, to_json
+from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
 from operations._json_objects import without_objects
-from operations.schema.casting.changes import Changes, is_unchanged, stripped_and_filled
+from operations.schema.casting.changes import Changes, Uniform, is_unchanged
 from operations.schema.casting.creation import CreatingPass
-from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
-from operations.schema.casting.structs import Shaper
+from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.thorough import Caster, Pass
 from operations.schema.explain import explain
 from operations.schema.planning.leaves import scalar_types
@@ -32,6 +31,14 @@ Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
 
 Raises `JSONValueError` if some part that the schema does not strip is not JSON and cannot become it.
 """
+
+_Report: TypeAlias = Callable[[Any, Any], list[Change]]
+"""Returns the changes between a value and its result."""
+
+_Quick: TypeAlias = Callable[[Any], tuple[Any, _Report | None]]
+"""Strips, fills and checks a value. Returns the result, and what finds the changes; None if there are none.
+
+Raises `NeedsRepair` or `ValueError` if that is not enough."""
 
 _MAX_MISMATCHES = 1_000
 """How many mismatches of one value are counted."""
@@ -57,7 +64,6 @@ class Caches:
         self.places = Places()
         self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
         self.stripper = Stripper(self.planner, self.caster)
-        self.closed = Shaper(self.caster.default, closed=True, most=scope.max_plans // 25)
 
 
 def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
@@ -79,7 +85,7 @@ def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
     """Return the parts of a JSON value that do not fit, one entry per location."""
     faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
     place = caches.places.place([caches.planner.plan((root,))])
-    return Changes(caches.places, place).add_mismatches(faults, value).listed()
+    return Changes(place).add_mismatches(faults, value).listed()
 
 
 class Normaliser:
@@ -93,46 +99,42 @@ class Normaliser:
         self._root = caches.planner.plan((self._site,))
         self._place = caches.places.place([self._root])
         self._stage = caches.stripper.stage(self._root)
-        self._typed: TypedStrip | None = None
-        self._quick: Callable[[Any], tuple[Any, bool]] = self._choose
+        self._quick: _Quick = self._choose
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
         doubts = self._planner.doubts
+        report: _Report | None
         try:
-            result, is_clean = self._quick(value)
-            is_quick, edited = True, False
+            result, report = self._quick(value)
+            edited = False
         except (NeedsRepair, ValueError):
             result, edited = self._once(value)
-            is_quick, is_clean = False, False
+            report = self._compared
         unsettled = edited or self._planner.doubts != doubts
         if unsettled and (settled := self._settled(result)) is not result:
             changes = self._compared(value, settled)
             # A property that one round strips and the next one fills has been replaced.
             if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
-        if is_clean:
-            return result, None
-        if is_quick:
-            changes = stripped_and_filled(self._caches.places, self._place, value, result)
-            if self._typed is not None:
-                self._typed.expects_changes = bool(changes)
-        else:
-            changes = self._compared(value, result)
-        return result, changes or None
+        return result, (report and report(value, result)) or None
+
+    def _stripped(self, value: Any, result: Any) -> list[Change]:
+        """Return what the quick pass changed."""
+        return Changes(self._place).compare_names(value, result).listed()
 
     def _compared(self, value: Any, result: Any) -> list[Change]:
         """Return all changes between `value` and `result`, and what does not fit in it."""
-        changes = Changes(self._caches.places, self._place, creates=self._caches.creates)
+        changes = Changes(self._place, creates=self._caches.creates)
         changes.compare(value, result)
         if not self._accepts(result):
             faults = explain(self._planner, self._site, result, _MAX_MISMATCHES)
             changes.add_mismatches(faults, result)
         return changes.listed()
 
-    # The quick pass: returns the result, and whether it is known to be unchanged.
+    # The quick pass.
 
-    def _choose(self, value: Any) -> tuple[Any, bool]:
+    def _choose(self, value: Any) -> tuple[Any, "_Report | None"]:
         """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
         if self._root.is_bare:
             self._quick = self._bare
@@ -140,42 +142,68 @@ class Normaliser:
             self._quick = self._find_types() or self._checked
         return self._quick(value)
 
-    def _bare(self, value: Any) -> tuple[Any, bool]:
+    def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
         """Where a container of any kind is valid, it only has to be JSON."""
         name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
         if name and self._root.allows(name):
-            return to_json(value), True
+            return to_json(value), None
         return self._checked(value)
 
-    def _checked(self, value: Any) -> tuple[Any, bool]:
+    def _checked(self, value: Any) -> tuple[Any, "_Report | None"]:
         value = without_objects(value)
         stripped = self._stage.strip(value, MAX_DEPTH)
         if not self._accepts(stripped):
             raise NeedsRepair
-        return stripped, is_unchanged(value, stripped)
+        return stripped, None if is_unchanged(value, stripped) else self._stripped
 
-    def _find_types(self) -> Callable[[Any], tuple[Any, bool]] | None:
+    def _find_types(self) -> "_Quick | None":
         """Return the quick pass by types, if the document is that plain."""
-        shaper = self._caches.stripper.shaper
-        shape = shaper.shape(self._root)
-        closed = self._caches.closed.shape(self._root)
-        if shape is None or closed is None or shape.depth == 0:
+        shape = self._caches.stripper.shaper.shape(self._root)
+        if shape is None or shape.depth == 0:
             return None
-        self._typed = TypedStrip(closed.type, shape.type, shaper.has_numbers)
-        strip = self._typed.strip
-        if shape.exact:
-            return strip
+        try:
+            typed = TypedStrip(shape)
+        except (TypeError, ValueError):
+            return None
 
-        def checked(value: Any) -> tuple[Any, bool]:
+        def quick(value: Any) -> tuple[Any, _Report | None]:
+            report: _Report = self._stripped
             try:
-                stripped, is_clean = strip(value)
+                stripped, differs = typed.strip(value)
             except NeedsRepair:
-                return self._checked(value)
-            if not self._accepts(stripped):
+                # Perhaps it holds other types than JSON's.
+                plain = as_json(value)
+                if plain is value:
+                    raise
+                stripped, differs = typed.strip(plain)
+                report = lambda _value, result: self._stripped(plain, result)  # noqa: E731
+            if not shape.exact and not self._accepts(stripped):
                 raise NeedsRepair
-            return stripped, is_clean
+            return stripped, report if differs else None
 
-        return checked
+        def quick_list(value: Any) -> tuple[Any, _Report | None]:
+            report: _Report | None = None
+            try:
+                names = tuple(value[0])
+                stripped = decode(pack(value))
+                uniform = known.get(names) if known else None
+                if uniform and uniform.describes(value):
+                    uniform.fill(stripped)
+                    report = uniform.report
+                elif finish(value, stripped):
+                    report = self._stripped
+            except REFUSALS:
+                return quick(value)
+            if not shape.exact and not self._accepts(stripped):
+                raise NeedsRepair
+            return stripped, report
+
+        items = self._place.items
+        if not shape.holds_flat or items is None:
+            return quick
+        decode, finish = typed.decode, typed.finish
+        known: dict[Any, Uniform] = items.reports
+        return quick_list
 
     # The thorough pass.
 

@@ -12,12 +12,11 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from msgspec import ValidationError, convert, msgpack, to_builtins
+from msgspec import ValidationError, msgpack
 
-from operations._json import JSONValueError, as_json, is_list, is_object, lift, to_json
+from operations._json import JSONValueError, as_json, lift, to_json
 from operations._json_objects import dumped_models, holds_objects, pack_objects, without_objects
-from operations.schema.casting.changes import is_unchanged
-from operations.schema.casting.structs import Shape, Shaper
+from operations.schema.casting.structs import Finish, Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
@@ -29,16 +28,9 @@ Strip: TypeAlias = Callable[[Any, int], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _JSON = _SCALARS | {dict, list}
 
-_CONTAINERS = frozenset({dict, list})
-_WRITE = msgpack.Encoder().encode_into
-_WRITTEN = bytearray()
-"""What can be written there is Unicode, and made of types that mean the same to a reader."""
-
-_PACK = msgpack.Encoder().encode
-_PACK_DECIMALS_AS_NUMBERS = msgpack.Encoder(decimal_format="number").encode
-_UNPACK = msgpack.Decoder().decode
-
-_REFUSALS = (ValidationError, TypeError, ValueError, OverflowError, NotImplementedError)
+pack = msgpack.Encoder().encode
+REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
+"""What writing, reading and finishing a value raise if a type does not accept it."""
 
 
 class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not an error
@@ -89,7 +81,7 @@ class Stripper:
             return to_json
         general = self._choosing(plan) if plan.choices else self._general(plan)
         shape = self.shaper.shape(plan)
-        return general if shape is None else _shaped(shape, general, self.shaper.has_numbers)
+        return general if shape is None else _shaped(shape, general)
 
     def _general(self, plan: Plan) -> Strip:
         on_object = self._object(plan) if plan.allows("object") else _give_up
@@ -251,118 +243,73 @@ def _settled(value: Any, room: int) -> None:
         raise NeedsRepair from None
 
 
-def _enforce_plain(value: Any, has_numbers: bool) -> None:
-    """Raise an error for what types misread: text that is not Unicode, and decimals, which become floats."""
-    if not has_numbers:
-        _WRITE(value, _WRITTEN)
-    elif _PACK(value) != _PACK_DECIMALS_AS_NUMBERS(value):
-        raise ValueError("contains a decimal")
+def _nothing_to_finish(_before: Any, _after: Any) -> bool:
+    return False
 
 
-def _shaped(shape: Shape, general: Strip, has_numbers: bool) -> Strip:
-    target, depth = shape.type, shape.depth
+def _shaped(shape: Shape, general: Strip) -> Strip:
+    try:
+        strip_typed = TypedStrip(shape).strip
+    except (TypeError, ValueError):
+        return general
 
     def strip(value: Any, room: int) -> Any:
-        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-        if room < depth or kind in _SCALARS:
-            return general(value, room)
-        try:
-            plain = value if kind is dict else without_objects(value)
-            _enforce_plain(plain, has_numbers)
-            return _in_order(plain, to_builtins(convert(plain, target)))
-        except _REFUSALS:
-            # Not JSON builtins, or not of this shape: there may still be a way.
-            return general(value, room)
+        if room >= shape.depth:
+            try:
+                return strip_typed(value)[0]
+            except NeedsRepair:
+                # Not JSON types, or not of this shape: there may still be a way.
+                pass
+        return general(value, room)
 
     return strip
 
 
 class TypedStrip:
-    """Strips, fills and checks containers in one, by types that are exact.
+    """Strips, fills and checks values by a type, in C.
 
-    Args:
-        closed: Accepts values that need no change.
-        target: Accepts values that only need to be stripped and filled.
-        has_numbers: Whether they accept floats.
+    A value is written as MessagePack and read again. So nothing in the result is shared with it, and nothing is there
+    that JSON does not have: text that is not Unicode cannot be written, and a decimal is written as text.
 
     Attributes:
-        expects_changes: Whether the last value needed a change. The next one is then not tried as `closed`.
+        decode: Reads what `pack` has written.
+        finish: See `Shape.finish`.
+
+    Raises:
+        TypeError, ValueError: If msgspec does not support the type.
     """
 
-    __slots__ = ("_closed", "_decode", "_has_numbers", "_packs", "_target", "expects_changes")
+    __slots__ = ("_packs", "decode", "finish")
 
-    def __init__(self, closed: Any, target: Any, has_numbers: bool) -> None:
-        self._closed = closed
-        self._has_numbers = has_numbers
-        self._target = target
-        self._decode: Callable[[bytes], Any] | None = None
+    def __init__(self, shape: Shape) -> None:
+        self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
+        self.finish: Finish = shape.finish or _nothing_to_finish
         self._packs = True
-        self.expects_changes = False
 
     def strip(self, value: Any) -> tuple[Any, bool]:
-        """Return the result, and whether it is known to be unchanged.
+        """Return a value stripped and filled, and whether that made a difference.
 
         Raises:
-            NeedsRepair: If the types do not accept the value.
+            NeedsRepair: If the type does not accept the value.
         """
-        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-        if kind in _SCALARS:
-            raise NeedsRepair
         try:
-            if kind is not dict and holds_objects(value):
+            if type(value) is not dict and holds_objects(value):
                 dumped = dumped_models(value)
-                if dumped is not None:
-                    if self._is_clean(_PACK(dumped)):
-                        return dumped, True
-                elif self._packs:
+                if dumped is None and self._packs:
                     packed = pack_objects(value)
-                    if self._is_clean(packed):
-                        return _UNPACK(packed), True
-                    # Perhaps only for a type of its own in MessagePack, such as an aware datetime.
-                    self._packs = False
-                value = without_objects(value)
-            if not self.expects_changes:
-                packed = _PACK(value)
-                if self._is_clean(packed):
-                    copy = _UNPACK(packed)
-                    if is_unchanged(value, copy):
-                        return copy, True
-                # Perhaps it holds other types than JSON's.
-                plain = as_json(value)
-                if plain is not value:
-                    if self._is_clean(_PACK(plain)):
-                        return plain, True
-                    raise NeedsRepair
-                self.expects_changes = True
-            _enforce_plain(value, self._has_numbers)
-            return _in_order(value, to_builtins(convert(value, self._target))), False
-        except _REFUSALS:
+                    try:
+                        result = self.decode(packed)
+                    except ValidationError:
+                        # Perhaps only for a type of its own in MessagePack, such as an aware datetime.
+                        self._packs = False
+                    else:
+                        was_stripped = pack(result) != packed
+                        return result, self.finish(result, result) or was_stripped
+                value = without_objects(value) if dumped is None else dumped
+            result = self.decode(pack(value))
+            return result, self.finish(value, result)
+        except REFUSALS:
             raise NeedsRepair from None
-
-    def _is_clean(self, packed: bytes) -> bool:
-        if self._decode is None:
-            self._decode = msgpack.Decoder(self._closed).decode
-        try:
-            self._decode(packed)
-        except ValidationError:
-            return False
-        return True
-
-
-def _in_order(before: Any, after: Any) -> Any:
-    """Return `after` with its properties in the order that they have in `before`; those that were filled come last."""
-    if is_list(after) and is_list(before):
-        if not _CONTAINERS.isdisjoint(map(type, after)):
-            return list(map(_in_order, before, after))
-    elif is_object(after) and is_object(before):
-        result = {name: after[name] for name in before if name in after}
-        if len(result) < len(after):
-            result |= after
-        for name, item in result.items():
-            if type(item) in _CONTAINERS and name in before:
-                result[name] = _in_order(before[name], item)
-        return result
-    return after
 
 
 def _leaf_strip(allowed: frozenset[type]) -> Strip:

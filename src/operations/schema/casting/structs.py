@@ -1,16 +1,18 @@
-"""Plain shapes as msgspec types, so that stripping and filling them happens in C.
+"""Plain shapes as msgspec types, so that stripping and checking them happens in C.
 
 A plan of objects with known properties, arrays and scalars, with nothing left open and nothing to choose, is the
-same thing as a msgspec type: reading a value into it drops what it does not name, fills its defaults and
-insists on exact JSON types; writing it back gives fresh builtins. Anything else it refuses, and `stripping` does it.
+same thing as a msgspec type: reading a value into it drops what it does not name, keeps the order of the rest and
+insists on exact JSON types. A type rejects anything else, and `stripping` handles it.
 
-Rule 1: a type may refuse what its plan accepts, as `stripping` has another way. What a type that is `exact` accepts
-is valid, but for text that is not Unicode.
+Rule 1: a type may reject what its plan accepts, as `stripping` has another way. What a type that is `exact` accepts
+is valid.
+Rule 2: the type reads what msgspec writes of a value, which for some objects is not their JSON form. `Finish` rejects
+them.
 """
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, Union
 
 import msgspec
 
@@ -18,12 +20,18 @@ from operations._json import to_json
 from operations.schema.planning.leaves import leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Plan
 
+Finish: TypeAlias = Callable[[Any, Any], bool]
+"""Takes a value and what a type has read of it, and fills declared defaults in the latter; returns whether the two
+differ. Raises `TypeError` or `KeyError` for objects that are not dicts with these names."""
+
 _MAX_LEVELS = 32
 """How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
 
 _TOLD = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
 """Keywords that a type tells whole."""
 
+_OBJECT = frozenset({dict})
+_ARRAY = frozenset({list})
 _CONSTANTS = frozenset({"const", "enum"})
 _FINITE = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _WORD = range(-(2**63), 2**63)
@@ -41,27 +49,28 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     exact: bool
     """Whether the plan says nothing that the type does not."""
 
+    finish: Finish | None = None
+    """What is left to do once the type has read a value; None if it holds no objects."""
+
+    complete: int | None = None
+    """For an object that holds no others: with so many properties, it lacks no default."""
+
+    holds_flat: bool = False
+    """Whether it is a list of objects that hold no others."""
+
 
 class Shaper:
     """Makes the types of one document, or of all that share definitions.
 
     Args:
         default: The default of a property, by its plan and whether the property is required; or `MISSING`.
-        closed: Whether the types accept only values that need no change: nothing to strip, nothing to fill.
         most: How many types are made. Each takes about 30 µs and 2 KB.
-
-    Attributes:
-        has_numbers: Whether some type made so far accepts floats.
     """
 
-    def __init__(
-        self, default: Callable[[Plan, bool], Any], *, closed: bool = False, most: int = 200
-    ) -> None:
+    def __init__(self, default: Callable[[Plan, bool], Any], *, most: int = 200) -> None:
         self._default = default
-        self._closed = closed
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
-        self.has_numbers = False
         self._most = most
         self._level = 0
 
@@ -77,7 +86,6 @@ class Shaper:
 
     def _shape(self, plan: Plan) -> Shape | None:
         leaves = leaf_types(plan)
-        self._note(scalar_types(plan.types or ()) if leaves is None else leaves)
         if leaves is not None:
             return self._leaf(plan, leaves)
         if plan.is_unknown:
@@ -95,10 +103,7 @@ class Shaper:
                 shapes.append(made)
         return _union(shapes, exact=plan.said <= _TOLD)
 
-    def _note(self, scalars: frozenset[type]) -> None:
-        self.has_numbers = self.has_numbers or float in scalars
-
-    def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape:
+    def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape | None:
         if plan.choices:
             members = [m for c in plan.choices for m in map(plan.member, c.members)]
             told = len(plan.choices) == 1 and plan.said <= _TOLD and not plan.types
@@ -112,49 +117,50 @@ class Shaper:
         if plan.keeps_unnamed:
             plain = not (plan.fields or plan.asked or plan.keyword("patternProperties"))
             return self._map(plan) if plain else None
-        fields: list[Any] = []
-        names: dict[str, str] = {}
+        fields: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
+        nested: dict[str, Finish] = {}
         depth = 0
         exact = True
-        for index, (name, field) in enumerate(plan.fields.items()):
+        for name, field in plan.fields.items():
             if not field.kept or field.barred:
                 return None
             part = plan.part(field.sites)
             shape = self.shape(part)
             if shape is None:
                 return None
-            names[f"f{index}"] = name
             default = self._default(part, name in plan.required)
-            required = name in plan.required or (self._closed and default is not MISSING)
-            filled = MISSING if self._closed else default
-            fields.append(_field(f"f{index}", shape, filled, required=required))
+            if default is not MISSING:
+                defaults[name] = default
+            needed = name in plan.required and default is MISSING
+            fields[name] = shape.type if needed else NotRequired[shape.type]
+            if shape.finish is not None:
+                nested[name] = shape.finish
             depth = max(depth, shape.depth)
             exact = exact and shape.exact and (default is MISSING or part.accepts(default))
         self._made += 1
         if self._made > self._most:
             return None
-        struct = msgspec.defstruct(
-            "Shape",
-            fields,
-            rename=names,
-            kw_only=True,
-            gc=False,
-            forbid_unknown_fields=self._closed,
-        )
-        return Shape(struct, depth + 1, exact)
+        kind = TypedDict("Shape", fields)  # type: ignore[misc]
+        complete = len(fields) if defaults else 0
+        finish = _object_finish(defaults, nested, complete)
+        return Shape(kind, depth + 1, exact, finish, None if nested else complete)
 
     def _map(self, plan: Plan) -> Shape | None:
         shape = self.shape(plan.part(plan.field("").sites))
         if shape is None:
             return None
-        # Its keys may be other strings than mere ones.
-        return Shape(_generic(dict, str, shape.type), shape.depth + 1, exact=False)
+        kind = _generic(dict, str, shape.type)
+        return Shape(kind, shape.depth + 1, shape.exact, _map_finish(shape.finish))
 
     def _array(self, plan: Plan) -> Shape | None:
         shape = None if plan.places else self.shape(plan.part(plan.place(0)))
         if shape is None:
             return None
-        return Shape(_generic(list, shape.type), shape.depth + 1, shape.exact)
+        finish = shape.finish and _array_finish(shape.finish, shape.complete)
+        flat = shape.complete is not None
+        kind = _generic(list, shape.type)
+        return Shape(kind, shape.depth + 1, shape.exact, finish, holds_flat=flat)
 
     def _chosen(self, plan: Plan) -> Shape | None:
         """A union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
@@ -171,26 +177,71 @@ class Shaper:
         leaves = leaf_types(plan)
         if leaves is None or plan.constants is None:
             return self.shape(plan)
-        self._note(leaves)
         # A union cannot name both a type and some values of it.
         return _union(map(_scalar, leaves), exact=False)
 
 
-def _field(name: str, shape: Shape, default: Any, *, required: bool) -> tuple[Any, ...]:
-    if isinstance(default, (dict, list)):
-        return name, shape.type, msgspec.field(default_factory=lambda: to_json(default))
-    if default is not MISSING:
-        return name, shape.type, default
-    if required:
-        return name, shape.type
-    return name, Union[shape.type, msgspec.UnsetType], msgspec.UNSET  # noqa: UP007 - made at run time
+def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete: int) -> Finish:
+    def finish(before: Any, after: Any) -> bool:
+        if type(after) not in _OBJECT:
+            return False
+        if type(before) not in _OBJECT:
+            raise TypeError(before)
+        differs = len(before) != len(after)
+        for name, finish_part in nested.items():
+            if name in after and finish_part(before[name], after[name]):
+                differs = True
+        if len(after) < complete:
+            for name, default in defaults.items():
+                if name not in after:
+                    after[name] = to_json(default)
+                    differs = True
+        return differs
+
+    return finish
+
+
+def _map_finish(finish_item: Finish | None) -> Finish:
+    def finish(before: Any, after: Any) -> bool:
+        if type(after) not in _OBJECT:
+            return False
+        if type(before) not in _OBJECT or len(before) != len(after):
+            raise TypeError(before)
+        if finish_item is None:
+            return False
+        return True in [finish_item(before[name], item) for name, item in after.items()]
+
+    return finish
+
+
+def _array_finish(finish_item: Finish, complete: int | None) -> Finish:
+    def finish(before: Any, after: Any) -> bool:
+        if type(after) not in _ARRAY:
+            return False
+        if type(before) not in _ARRAY:
+            raise TypeError(before)
+        if complete is not None and _OBJECT.issuperset(map(type, before)):
+            # In C: most lists hold flat objects that are clean.
+            count = sum(map(len, after))
+            if count == sum(map(len, before)) and count >= complete * len(after):
+                return False
+        return True in list(map(finish_item, before, after))
+
+    return finish
+
+
+def _union_finish(finishes: list[Finish]) -> Finish | None:
+    """Return what finishes any member of a union. Each of `finishes` passes over values of other types."""
+    if len(finishes) < 2:
+        return next(iter(finishes), None)
+    return lambda before, after: True in [finish(before, after) for finish in finishes]
 
 
 def _scalar(kind: type) -> Shape:
     return Shape(_FINITE if kind is float else kind, 0, exact=True)
 
 
-def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape:
+def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape | None:
     """The values themselves, where a type can name them."""
     listed = tuple(value for value in constants if type(value) in leaves)
     if listed and all(
@@ -205,18 +256,17 @@ def _generic(kind: Any, *parts: Any) -> Any:
     return kind[parts]
 
 
-def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape:
+def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
+    """The type of values that have any of `shapes`; None if there are none."""
     found = tuple(shapes)
     if not found:
-        return Shape(_Nothing, 0, exact=False)
+        return None
+    exact = exact and all(shape.exact for shape in found)
+    if len(found) == 1:
+        return msgspec.structs.replace(found[0], exact=exact)
     return Shape(
         Union[tuple(shape.type for shape in found)],  # noqa: UP007 - made at run time
         max(shape.depth for shape in found),
-        exact and all(shape.exact for shape in found),
+        exact,
+        _union_finish([shape.finish for shape in found if shape.finish is not None]),
     )
-
-
-class _Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    """What no JSON value is."""
-
-    nothing: Any
