@@ -29,8 +29,8 @@ CORE = {
         " TextContent ImageContent AudioContent ResourceContent ResourceLink MCPResourceContent MCPAnnotations"
     ),
     "Schemas": (
-        "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema ValueFault"
-        " CastResult"
+        "Schema from_schema schema_for collect_errors validate_or_raise format_value_errors assert_is_schema"
+        " ValidationIssue CastResult"
     ),
     "Errors": (
         "CallError ErrorCode map_error OperationsError MissingExtraError RegistrationError SchemaError TransportError"

@@ -177,7 +177,7 @@ async def call_events(world: World) -> AsyncGenerator[Send]:
                 + text
                 + b"}}}"
             )
-            await target.put("operations", body, key=f"k{sent}", reply_to=box, wait=1)
+            await target.enqueue("operations", body, key=f"k{sent}", reply_to=box, wait=1)
             await until(
                 lambda: (
                     request_id in listener.events

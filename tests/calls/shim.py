@@ -10,7 +10,7 @@ def as_they_are(body: bytes) -> Iterable[bytes]:
 
 
 class Shim:
-    """Wraps a target; what is sent or put becomes whatever `on_send` or `on_put` make of it."""
+    """Wraps a target; what is sent or put becomes whatever `on_send` or `on_enqueue` make of it."""
 
     local = None
 
@@ -18,11 +18,11 @@ class Shim:
         self,
         target: Any,
         on_send: Callable[[bytes], Iterable[bytes]] = as_they_are,
-        on_put: Callable[[bytes], Iterable[bytes]] = as_they_are,
+        on_enqueue: Callable[[bytes], Iterable[bytes]] = as_they_are,
     ) -> None:
         self._target = target
         self._on_send = on_send
-        self._on_put = on_put
+        self._on_enqueue = on_enqueue
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
@@ -31,6 +31,6 @@ class Shim:
         for changed in self._on_send(body):
             await self._target.send(address, changed)
 
-    async def put(self, queue: str, body: bytes, **options: Any) -> None:
-        for changed in self._on_put(body):
-            await self._target.put(queue, changed, **options)
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
+        for changed in self._on_enqueue(body):
+            await self._target.enqueue(queue, changed, **options)

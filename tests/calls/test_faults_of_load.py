@@ -275,7 +275,7 @@ async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
                 request_id=request_id, operation_id="till.pay", reply_to="box.me", **bounds
             )
             body = encode_event(CallRequested(payload=request))
-            await target.put("operations", body, key=request_id, reply_to="box.me", wait=1)
+            await target.enqueue("operations", body, key=request_id, reply_to="box.me", wait=1)
             with anyio.fail_after(5):
                 event = await answers.events.get()
             # Not RESOURCE_EXHAUSTED: what was not started holds no place.

@@ -45,7 +45,7 @@ class Listener:
 async def through(
     stack: AsyncExitStack,
     world: World,
-    on_put: Change = as_they_are,
+    on_enqueue: Change = as_they_are,
     on_send: Change = as_they_are,
 ) -> PendingRequestMap:
     """A caller and a worker in `world` whose messages go through a shim."""
@@ -56,7 +56,7 @@ async def through(
         worker = await stack.enter_async_context(world.connect())
         await stack.enter_async_context(serve_calls(registry, Shim(worker, on_send=on_send)))
     target = await stack.enter_async_context(world.connect())
-    return await stack.enter_async_context(PendingRequestMap(Shim(target, on_put=on_put)))
+    return await stack.enter_async_context(PendingRequestMap(Shim(target, on_enqueue=on_enqueue)))
 
 
 @pytest.mark.requirement("R36", "F10")
@@ -67,7 +67,7 @@ async def test_f10_a_request_that_is_delivered_twice_runs_once(
     async with AsyncExitStack() as stack:
         if world.name == "redis":
             await stack.enter_async_context(world.serve(build_registry()))
-        calls = await through(stack, world, on_put=lambda body: (body, body, body))
+        calls = await through(stack, world, on_enqueue=lambda body: (body, body, body))
         for _ in range(4):
             envelope = await calls.call("slow.write", {"seconds": 0, "path": str(path)})
             assert envelope.data == "written"
@@ -232,7 +232,7 @@ async def test_f15_a_malformed_event_stops_nobody(
 ) -> None:
     async with calling(world, registry) as calls:
         target = calls.target
-        await target.put("operations", MALFORMED[case], key="k", reply_to=calls.mailbox, wait=1)
+        await target.enqueue("operations", MALFORMED[case], key="k", reply_to=calls.mailbox, wait=1)
         await target.send(target.topic("operations.workers"), MALFORMED[case])
         await target.send(target.topic("operations.callers"), MALFORMED[case])
         with anyio.fail_after(5):
@@ -253,7 +253,7 @@ async def test_f15_duplicate_keys_take_the_last_value(
             + box.encode()
             + b'"}}'
         )
-        await target.put("operations", body, key="k1", reply_to=box, wait=1)
+        await target.enqueue("operations", body, key="k1", reply_to=box, wait=1)
         await until(lambda: listener.bodies)
 
     assert listener.bodies[0]["payload"]["output"]["data"] == 3
@@ -269,7 +269,7 @@ async def test_f15_a_request_that_can_be_answered_is_answered_with_validation_er
         await target.listen((box,), listener)
         payload = {"requestId": "r1", "operationId": 7, "replyTo": box}
         body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
-        await target.put("operations", body, key="k1", reply_to=box, wait=1)
+        await target.enqueue("operations", body, key="k1", reply_to=box, wait=1)
         await until(lambda: listener.bodies)
 
     assert listener.bodies[0]["type"] == "call.error"
@@ -294,12 +294,12 @@ async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_i
                 **fields,
             }
             body = {"type": "call.requested", "id": "", "payload": payload, "colour": "blue"}
-            await target.put(
+            await target.enqueue(
                 "operations", msgspec.json.encode(body), key=f"k{number}", reply_to=box, wait=1
             )
 
         unknown = msgspec.json.encode({"type": "call.invented", "id": "", "payload": {"x": 1}})
-        await target.put("operations", unknown, key="k0", reply_to=box, wait=1)
+        await target.enqueue("operations", unknown, key="k0", reply_to=box, wait=1)
         await put(1, mood="good")
         await put(2, requiredVersion=99)
         await until(lambda: len(listener.bodies) == 2)

@@ -84,7 +84,7 @@ async def test_r13_spoiled_events_stop_nobody_on_any_transport(
                 number += 1
                 body = spoiled(rng, calls.mailbox)
                 try:
-                    await target.put(
+                    await target.enqueue(
                         "operations", body, key=f"k{number}", reply_to=calls.mailbox, wait=1
                     )
                     await target.send(rng.choice(addresses), body)

@@ -28,7 +28,7 @@ class Plain:
         await self._target.listen((ME,), self)
         payload: dict[str, Any] = {"requestId": "r1", "operationId": operation_id, **wishes}
         body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
-        await self._target.put("operations", body, key="r1", reply_to=ME, wait=1)
+        await self._target.enqueue("operations", body, key="r1", reply_to=ME, wait=1)
 
     async def next(self) -> Any:
         with anyio.fail_after(5):

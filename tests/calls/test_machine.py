@@ -36,13 +36,13 @@ class LossyTarget(MemoryTarget):
         self.next_put: list[str] = []
         self.next_send: list[str] = []
 
-    async def put(self, queue: str, body: bytes, **options: Any) -> None:
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
         fate = self.next_put.pop() if self.next_put else ""
         if fate == "lose":
             return
-        await super().put(queue, body, **options)
+        await super().enqueue(queue, body, **options)
         if fate == "repeat":
-            await super().put(queue, body, **options)
+            await super().enqueue(queue, body, **options)
 
     async def send(self, address: str, body: bytes) -> None:
         fate = ""

@@ -106,7 +106,7 @@ async def test_opening_can_be_cancelled_at_every_step(
 class _Crowded(MemoryTarget):
     """Lets nobody take."""
 
-    async def take(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> Any:
+    async def consume(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> Any:
         raise TransportError("there is no room")
 
 

@@ -67,7 +67,7 @@ async def test_a_map_can_answer_its_own_calls() -> None:
     """As in one process: whoever takes the requests answers through the same map."""
     target = MemoryTarget()
     inbox = Mailbox()
-    await target.take("operations", inbox, lambda: 1)
+    await target.consume("operations", inbox, lambda: 1)
     async with PendingRequestMap(target) as calls:
         answered = asyncio.create_task(calls.call("a.b", 1))
         failed = asyncio.create_task(calls.call("a.c", 1))
@@ -84,7 +84,7 @@ async def test_a_map_can_answer_its_own_calls() -> None:
 async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
     target = MemoryTarget()
     inbox = Mailbox()
-    await target.take("operations", inbox, lambda: 1)
+    await target.consume("operations", inbox, lambda: 1)
     async with PendingRequestMap(target) as calls:
         call = asyncio.create_task(calls.call("a.b"))
         await until(lambda: inbox.events)
@@ -319,8 +319,8 @@ async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: boo
 class Unconfirmed(Shim):
     """Delivers what is put, and never hears that it did."""
 
-    async def put(self, queue: str, body: bytes, **options: Any) -> None:
-        await super().put(queue, body, **options)
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
+        await super().enqueue(queue, body, **options)
         await asyncio.Event().wait()
 
 

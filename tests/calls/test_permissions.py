@@ -235,7 +235,7 @@ async def test_r11_bob_cannot_fetch_or_follow_alices_call_even_if_he_knows_its_i
             )
             body = encode_event(CallRequested(payload=again))
             key = f"{request_id}-{len(heard)}"
-            await target.put("operations", body, key=key, reply_to=bob.mailbox, wait=1)
+            await target.enqueue("operations", body, key=key, reply_to=bob.mailbox, wait=1)
 
         await ask()
         assert (await call).data == "written"

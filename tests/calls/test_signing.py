@@ -16,8 +16,8 @@ from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import encode_response
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.generations import Generations
-from operations.pubsub.signing import MAX_AGE, Seal, SignedTarget
+from operations.pubsub.bounded import BoundedSet
+from operations.pubsub.signing import MAX_AGE, SignedTarget, Signer
 
 SECRET = "correct horse battery staple"
 
@@ -124,7 +124,7 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
         ):
             assert isinstance(worker, CallServer)
             assert isinstance(near, SignedTarget)
-            original = near.seal.close
+            original = near.signer.sign
 
             def overhear(body: bytes, queue: str) -> bytes:
                 text = original(body, queue)
@@ -132,14 +132,14 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
                     overheard.append(text)
                 return text
 
-            near.seal.close = overhear  # type: ignore[method-assign]
+            near.signer.sign = overhear  # type: ignore[method-assign]
             await calls.call("slow.write", {"seconds": 0, "path": str(path)})
             assert len(started(path)) == 1
             box = stranger.mailbox()
-            await stranger.put(
+            await stranger.enqueue(
                 "operations", request(1, str(path), box), key="k1", reply_to=box, wait=1
             )
-            await stranger.put("operations", overheard[0], key="k2", reply_to=box, wait=1)
+            await stranger.enqueue("operations", overheard[0], key="k2", reply_to=box, wait=1)
             await until(lambda: target.forged == 2)
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -170,28 +170,28 @@ async def test_without_the_secret_nobody_answers(broker_world: World) -> None:
     ],
 )
 def test_whatever_is_changed_the_seal_is_broken(spoil: Any) -> None:
-    seal = Seal(SECRET)
-    text = seal.close(b'{"a":1}', "q")
+    signer = Signer(SECRET)
+    text = signer.sign(b'{"a":1}', "q")
 
     assert msgspec.json.decode(text)["a"] == 1
-    assert seal.open(spoil(text), "q", Generations(9)) is None
-    assert seal.open(text, "q", Generations(9)) == b'{"a":1}'
+    assert signer.verify(spoil(text), "q", BoundedSet(9)) is None
+    assert signer.verify(text, "q", BoundedSet(9)) == b'{"a":1}'
 
 
 def test_a_seal_is_for_one_queue_for_once_and_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    seal, seen = Seal(SECRET), Generations(9)
-    text = seal.close(b'{"a":1}', "q")
+    signer, seen = Signer(SECRET), BoundedSet(9)
+    text = signer.sign(b'{"a":1}', "q")
 
-    assert seal.open(text, "other", seen) is None
-    assert seal.open(text, "q", seen) is not None
-    assert seal.open(text, "q", seen) is None
+    assert signer.verify(text, "other", seen) is None
+    assert signer.verify(text, "q", seen) is not None
+    assert signer.verify(text, "q", seen) is None
     for skew in (600, -600):
         monkeypatch.setattr("operations.pubsub.signing.time", lambda at=skew: time.time() + at)
-        assert seal.open(text, "q", Generations(9)) is not None
+        assert signer.verify(text, "q", BoundedSet(9)) is not None
     monkeypatch.setattr("operations.pubsub.signing.time", lambda: time.time() + MAX_AGE + 5)
-    assert seal.open(text, "q", Generations(9)) is None
+    assert signer.verify(text, "q", BoundedSet(9)) is None
 
 
 def test_a_secret_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
-        Seal("short")
+        Signer("short")

@@ -113,7 +113,7 @@ async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
         for operation_id in ("tick.slowly", "tick.for_ever"):
             payload = RequestPayload(request_id=new_request_id(), operation_id=operation_id)
             body = encode_event(CallRequested(payload=payload))
-            await stranger.put("operations", body, key=payload.request_id, reply_to="", wait=1)
+            await stranger.enqueue("operations", body, key=payload.request_id, reply_to="", wait=1)
         async with world.connect() as target:
             calls = PendingRequestMap(target)
             waiting = asyncio.create_task(calls.call("tick.slowly", timeout=60))
@@ -129,7 +129,7 @@ async def test_f15_a_subscription_has_room_for_one_item_at_least() -> None:
     target = MemoryTarget(as_text=True)
     async with serve_calls(ticking(), target) as worker, PendingRequestMap(target) as calls:
         body = b'{"type":"call.requested","payload":{"requestId":"r","operationId":"tick.for_ever","credit":0}}'
-        await target.put("operations", body, key="r", reply_to=calls.mailbox, wait=1)
+        await target.enqueue("operations", body, key="r", reply_to=calls.mailbox, wait=1)
 
         assert worker.malformed == 1
         assert worker.active == 0
@@ -242,7 +242,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
         await target.listen([box], Ear())
         payload = RequestPayload(request_id=request_id, operation_id="say.much", reply_to=box)
         body = encode_event(CallRequested(payload=payload))
-        await target.put("operations", body, key=request_id, reply_to=box, wait=1)
+        await target.enqueue("operations", body, key=request_id, reply_to=box, wait=1)
         await until(lambda: len(heard) == 1)
         probe = ProbePayload(request_ids=[request_id] * 100, reply_to=box)
         await target.send(worker.mailbox, encode_event(CallProbed(payload=probe)))

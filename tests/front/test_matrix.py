@@ -523,7 +523,7 @@ async def test_a_worker_checks_what_a_caller_did_not(value: Any, outcome: str) -
     async with worker(target):
         mailbox = target.mailbox()
         listening = await target.listen((mailbox,), Receiver())
-        await target.put("operations", body, key="1", reply_to=mailbox, wait=1)
+        await target.enqueue("operations", body, key="1", reply_to=mailbox, wait=1)
         reply = msgspec.json.decode(await heard.get())
         await listening.aclose()
 

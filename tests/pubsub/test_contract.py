@@ -89,11 +89,11 @@ async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) 
         takers = [Listener(), Listener()]
         count = 1 if world.name == "websocket" else 2
         for taker in takers[:count]:
-            await far.take("work", taker, lambda: 4)
+            await far.consume("work", taker, lambda: 4)
         box = near.mailbox()
         await near.listen((box,), Listener())
         for number in range(200):
-            await near.put(
+            await near.enqueue(
                 "work", event(number, "call.requested"), key=f"k{number}", reply_to=box, wait=1
             )
         await until(lambda: sum(len(taker.bodies) for taker in takers) == 200)
@@ -113,7 +113,7 @@ async def test_a_queue_without_takers_says_so(world: World) -> None:
         box = near.mailbox()
         await near.listen((box,), listener)
         try:
-            await near.put("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
+            await near.enqueue("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
         except NobodyThereError:
             return
         await until(lambda: listener.unclaimed == ["k1"], seconds=1)
@@ -155,7 +155,7 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> N
         with pytest.raises(TooLargeError):
             await near.send(far.mailbox(), large)
         with pytest.raises(TooLargeError):
-            await near.put("work", large, key="k", reply_to=near.mailbox(), wait=1)
+            await near.enqueue("work", large, key="k", reply_to=near.mailbox(), wait=1)
 
 
 async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -> None:
@@ -163,12 +163,12 @@ async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -
         first, second = Listener(), Listener()
         box = near.mailbox()
         await near.listen((box,), Listener())
-        leaving = await far.take("work", first, lambda: 64)
-        await far.take("work", second, lambda: 64)
+        leaving = await far.consume("work", first, lambda: 64)
+        await far.consume("work", second, lambda: 64)
 
         async def fill() -> None:
             for number in range(300):
-                await near.put(
+                await near.enqueue(
                     "work", event(number, "call.requested"), key=f"k{number}", reply_to=box, wait=1
                 )
 

@@ -70,7 +70,7 @@ async def test_f10_a_durable_request_runs_once_in_the_whole_group(
         connect_nats(jetstream.url, durable=True) as here,
         serve_calls(build_registry(), one),
         serve_calls(build_registry(), two),
-        PendingRequestMap(Shim(here, on_put=lambda body: (body, body))) as calls,
+        PendingRequestMap(Shim(here, on_enqueue=lambda body: (body, body))) as calls,
     ):
         for _ in range(5):
             await calls.call("slow.write", {"seconds": 0, "path": str(path)})

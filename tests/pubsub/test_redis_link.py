@@ -4,7 +4,7 @@ import pytest
 from tests.servers import Broker
 
 from operations.errors import TransportError
-from operations.pubsub.redis.link import ask, open_connection, open_pool
+from operations.pubsub.redis.connection import ask, open_connection, open_pool
 
 
 @pytest.mark.requirement("R35", "F6")

@@ -5,7 +5,7 @@ import pytest
 from operations.errors import CallError, ErrorCode
 from operations.schema import (
     Schema,
-    ValueFault,
+    ValidationIssue,
     collect_errors,
     format_value_errors,
     validate_or_raise,
@@ -19,7 +19,7 @@ PERSON = {
 
 
 def test_errors_are_collected_from_documents_and_schemas_alike() -> None:
-    expected = [ValueFault("/name", "is required", "required")]
+    expected = [ValidationIssue("/name", "is required", "required")]
 
     assert collect_errors(PERSON, {}) == expected
     assert collect_errors(Schema(PERSON), {}) == expected

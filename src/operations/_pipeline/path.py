@@ -163,15 +163,15 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 
 async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """`invoke` with all that may stand around it: observers, the deadline, middleware."""
-    around = plan.around
+    host = plan.host
     path: Coroutine[Any, Any, Envelope] = (
-        _through(plan, value, context) if around.middleware else invoke(plan, value, context)
+        _through(plan, value, context) if host.middleware else invoke(plan, value, context)
     )
     if context.deadline is not None and context.must_be_timed:
         path = _timed(context.deadline, path, plan, context)
-    if not around.observed and around.counters is None:
+    if not host.observed and host.counters is None:
         return await path
-    finished = report_start(around, plan.id, context)
+    finished = report_start(host, plan.id, context)
     try:
         envelope = await path
     except BaseException as error:
@@ -187,9 +187,9 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
 
     def step(index: int) -> Next:
         async def call_next(call: Call) -> Envelope:
-            if index == len(plan.around.middleware):
+            if index == len(plan.host.middleware):
                 return await invoke(plan, call.input, call.context)
-            return of_middleware(await plan.around.middleware[index](call, step(index + 1)))
+            return of_middleware(await plan.host.middleware[index](call, step(index + 1)))
 
         return call_next
 
@@ -264,5 +264,5 @@ async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext)
         # Once: what it does to clean up is not to be cut short.
         work.cancel()
     context.abort_nested()
-    plan.around.keep(work)
+    plan.host.keep(work)
     await asyncio.wait({work}, timeout=GRACE)

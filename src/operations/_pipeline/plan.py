@@ -1,4 +1,4 @@
-"""An operation made ready to run, and what stands around it when it does."""
+"""An operation made ready to run, and the registry that runs it."""
 
 import asyncio
 import functools
@@ -36,7 +36,7 @@ StreamMiddleware: TypeAlias = Callable[[Call, NextStream], AsyncIterator[Envelop
 """Around a subscription: an async generator over `next(call)`."""
 
 
-class Surroundings(Protocol):
+class PipelineHost(Protocol):
     """What the pipeline needs of the registry it runs in."""
 
     threads: ThreadPool
@@ -66,10 +66,10 @@ class Plan:
 
     __slots__ = (
         "accepts",
-        "around",
         "finish",
         "flat",
         "handler",
+        "host",
         "id",
         "operation",
         "permits",
@@ -77,18 +77,18 @@ class Plan:
         "spec",
     )
 
-    def __init__(self, operation: Operation, around: Surroundings) -> None:
+    def __init__(self, operation: Operation, host: PipelineHost) -> None:
         spec = operation.spec
         self.operation = operation
         self.spec = spec
         self.id = spec.id
-        self.around = around
+        self.host = host
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         compiled = spec.input_schema.compile()
         self.accepts, self.flat = compiled.accepts, compiled.flat
-        self.finish = finisher(spec, operation.output or around.output)
+        self.finish = finisher(spec, operation.output or host.output)
         self.handler = self._runnable()
-        self.series = None if around.counters is None else around.counters.of(self.id)
+        self.series = None if host.counters is None else host.counters.of(self.id)
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler
@@ -97,20 +97,20 @@ class Plan:
             blocking = is_blocking(handler)
         if not blocking or self.spec.type is OperationType.SUBSCRIPTION:
             return handler
-        around = self.around
+        host = self.host
 
         async def in_thread(value: Any, context: OperationContext) -> Any:
             def abandoned() -> None:
                 if self.series is not None:
                     self.series.abandoned += 1
                 logger.warning("%s: the caller left, the handler's thread runs on", self.id)
-                around.notify(
+                host.notify(
                     CallAbandoned(
                         request_id=context.request_id, operation_id=self.id, timestamp=now()
                     )
                 )
 
-            result = await around.threads.run(handler, value, context, on_abandon=abandoned)
+            result = await host.threads.run(handler, value, context, on_abandon=abandoned)
             # A plain function may hand over something to await.
             return await result if inspect.isawaitable(result) else result
 

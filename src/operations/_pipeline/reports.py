@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from operations._pipeline.plan import Plan, Surroundings
+from operations._pipeline.plan import PipelineHost, Plan
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode
@@ -15,23 +15,23 @@ _APART = 10
 
 
 def report_refusal(
-    around: Surroundings, operation_id: str, context: OperationContext, error: CallError
+    host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
     """Report and count a call that never came as far as a plan."""
-    if around.observed or around.counters is not None:
-        report_start(around, operation_id, context)(error)
+    if host.observed or host.counters is not None:
+        report_start(host, operation_id, context)(error)
 
 
 def report_start(
-    around: Surroundings, operation_id: str, context: OperationContext
+    host: PipelineHost, operation_id: str, context: OperationContext
 ) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
     """Report and count the start of a call; the returned function does so for its end: an error, a result, or None."""
-    series = None if around.counters is None else around.counters.of(operation_id)
+    series = None if host.counters is None else host.counters.of(operation_id)
     if series is not None:
         series.started += 1
     began = perf_counter()
-    if around.observed:
-        _notify_start(around, operation_id, context)
+    if host.observed:
+        _notify_start(host, operation_id, context)
 
     def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
         duration = perf_counter() - began
@@ -41,14 +41,14 @@ def report_start(
             is_timed = series.times_all or context.channel is not CLOSED
             series.finish(code, duration if is_timed else None)
             series.add_changes(changes)
-        if around.observed:
-            _notify_end(around, operation_id, context, code, duration, changes)
+        if host.observed:
+            _notify_end(host, operation_id, context, code, duration, changes)
 
     return finished
 
 
-def _notify_start(around: Surroundings, operation_id: str, context: OperationContext) -> None:
-    around.notify(
+def _notify_start(host: PipelineHost, operation_id: str, context: OperationContext) -> None:
+    host.notify(
         CallStarted(
             request_id=context.request_id,
             operation_id=operation_id,
@@ -61,14 +61,14 @@ def _notify_start(around: Surroundings, operation_id: str, context: OperationCon
 
 
 def _notify_end(
-    around: Surroundings,
+    host: PipelineHost,
     operation_id: str,
     context: OperationContext,
     code: str | None,
     duration: float,
     changes: dict[str, int] | None,
 ) -> None:
-    around.notify(
+    host.notify(
         CallFinished(
             request_id=context.request_id,
             operation_id=operation_id,
@@ -118,8 +118,8 @@ def report_item(
     if plan.series is not None:
         plan.series.items += 1
         plan.series.add_changes(changes)
-    if plan.around.observed:
-        plan.around.notify(
+    if plan.host.observed:
+        plan.host.notify(
             CallYielded(
                 request_id=context.request_id,
                 operation_id=plan.id,

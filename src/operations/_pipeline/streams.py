@@ -24,16 +24,16 @@ async def stream(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     """A subscription with all that may stand around it: the same steps, once for every item."""
-    around = plan.around
+    host = plan.host
     items = (
         _stream_through(plan, value, context)
-        if around.stream_middleware
+        if host.stream_middleware
         else _items(plan, value, context)
     )
     if context.deadline is not None and context.must_be_timed:
         items = _timed_items(context.deadline, items, plan, context)
-    is_reported = around.observed or around.counters is not None
-    finished = report_start(around, plan.id, context) if is_reported else None
+    is_reported = host.observed or host.counters is not None
+    finished = report_start(host, plan.id, context) if is_reported else None
     failure: BaseException | None = None
     index = 0
     try:
@@ -91,9 +91,9 @@ async def _stream_through(
 
     def step(index: int) -> NextStream:
         def call_next(call: Call) -> AsyncIterator[Envelope]:
-            if index == len(plan.around.stream_middleware):
+            if index == len(plan.host.stream_middleware):
                 return _items(plan, call.input, call.context)
-            return plan.around.stream_middleware[index](call, step(index + 1))
+            return plan.host.stream_middleware[index](call, step(index + 1))
 
         return call_next
 

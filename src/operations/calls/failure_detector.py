@@ -243,7 +243,7 @@ class FailureDetector:
                 call.attempt,
             )
             body = encode_event(CallRequested(payload=request))
-            await self._calls.target.set_aside(self._calls.group, body)
+            await self._calls.target.dead_letter(self._calls.group, body)
             error = CallError(
                 ErrorCode.UNAVAILABLE,
                 f"{request.operation_id} was given up: every worker that took it was lost",

@@ -233,7 +233,7 @@ class Job(msgspec.Struct, eq=False):
             raise too_large(size, worker.target.max_bytes)
         if not self.answered:
             worker.settle(self)
-            local.give(self.reply_to, LocalAnswer(request_id, envelope))
+            local.publish_object(self.reply_to, LocalAnswer(request_id, envelope))
         return None
 
     def _handed(self, envelope: ResponseEnvelope[Any]) -> tuple[ResponseEnvelope[Any], int]:
@@ -291,7 +291,7 @@ class Job(msgspec.Struct, eq=False):
             if size > target.max_bytes:
                 raise too_large(size, target.max_bytes)
         if self.local is not None:
-            self.local.give(
+            self.local.publish_object(
                 self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox, size)
             )
             return size

@@ -74,7 +74,7 @@ class Outgoing:
         target = self._target
         if self._local is not None:
             try:
-                self._local.hand(group, request, self._mailbox)
+                self._local.enqueue_object(group, request, self._mailbox)
             except NotSentError as error:
                 raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
             call.sent_at = call.seen_at = asyncio.get_running_loop().time()
@@ -128,7 +128,7 @@ class Outgoing:
 
     async def _hand_over(self, group: str, body: bytes, key: str) -> None:
         try:
-            await self._target.put(group, body, key=key, reply_to=self._mailbox, wait=PATIENCE)
+            await self._target.enqueue(group, body, key=key, reply_to=self._mailbox, wait=PATIENCE)
         except NobodyThereError as error:
             await self._insist(group, body, key, error)
         except TransportError as error:
@@ -139,7 +139,7 @@ class Outgoing:
         while self._is_settling():
             await asyncio.sleep(RETRY)
             try:
-                await self._target.put(group, body, key=key, reply_to=self._mailbox, wait=RETRY)
+                await self._target.enqueue(group, body, key=key, reply_to=self._mailbox, wait=RETRY)
             except NobodyThereError:
                 continue
             except TransportError as other:
@@ -179,7 +179,7 @@ class Outgoing:
         """
         if self._local is not None:
             event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
-            self._local.give(self._worker_of(group, call), event)
+            self._local.publish_object(self._worker_of(group, call), event)
             return None
         self._farewells.append(call)
         if self._is_saying:

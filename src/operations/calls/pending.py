@@ -237,7 +237,7 @@ class PendingRequestMap:
             self._deadlines.schedule(call.expires_at)
         try:
             if self._local is not None:
-                self._local.hand(self.group, payload, self.mailbox)
+                self._local.enqueue_object(self.group, payload, self.mailbox)
                 call.sent_at = call.seen_at = now
             else:
                 await self._outgoing.send(self.group, call)

@@ -21,7 +21,7 @@ from operations.calls.events import (
 from operations.calls.jobs import Job
 from operations.errors import CallError, TransportError
 from operations.pubsub.base import EventTarget
-from operations.pubsub.generations import Generations
+from operations.pubsub.bounded import BoundedSet
 
 logger = logging.getLogger("operations")
 
@@ -41,7 +41,7 @@ class Recent:
     """
 
     def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
-        self._ids = Generations(max_ids)
+        self._ids = BoundedSet(max_ids)
         self._younger: dict[str, tuple[bytes, str]] = {}
         self._elder: dict[str, tuple[bytes, str]] = {}
         self._half = max_bytes // 2

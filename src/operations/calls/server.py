@@ -129,7 +129,7 @@ class CallServer:
             TransportError: If the broker cannot be reached.
         """
         await self.listen()
-        self._taking = await self.target.take(self.group, self, lambda: self._admission.free)
+        self._taking = await self.target.consume(self.group, self, lambda: self._admission.free)
 
     async def listen(self) -> None:
         """Listen for aborts, credit and probes, and announce this worker to the callers.

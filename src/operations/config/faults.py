@@ -12,7 +12,7 @@ from operations._derive import KeyPath as Path
 from operations._references import followed
 from operations._text import suggestion
 from operations.errors import OperationsError
-from operations.schema import ValueFault
+from operations.schema import ValidationIssue
 from operations.types import JSONObject
 
 _SECRETS = frozenset({"Secret", "Credential"})
@@ -69,7 +69,7 @@ class Wording:
         self._schema = schema
         self._document = document
 
-    def message(self, path: Path, fault: ValueFault) -> str:
+    def message(self, path: Path, fault: ValidationIssue) -> str:
         """What to tell about one failure at `path`."""
         match fault.keyword:
             case "additionalProperties":
@@ -106,7 +106,7 @@ class Wording:
             if key in followed(schema, self._schema)[0].get("properties", ()):
                 yield f"{name}.{key}"
 
-    def _wrong_type(self, path: Path, fault: ValueFault) -> str:
+    def _wrong_type(self, path: Path, fault: ValidationIssue) -> str:
         expected = self._at(path)
         titles = {
             followed(option, self._schema)[0].get("title") for option in expected.get("anyOf", ())

@@ -72,11 +72,11 @@ class Subscription(Protocol):
 class Local(Protocol):
     """The short way within one process: the message is there before the call returns, and cannot be lost."""
 
-    def give(self, address: str, message: Any) -> None:
+    def publish_object(self, address: str, message: Any) -> None:
         """Hand `message` to everyone who listens at `address`."""
         ...
 
-    def hand(self, queue: str, message: Any, reply_to: str) -> None:
+    def enqueue_object(self, queue: str, message: Any, reply_to: str) -> None:
         """Hand `message` to one of those who take from `queue`.
 
         Raises:
@@ -160,7 +160,7 @@ class EventTarget(Protocol):
         """
         ...
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Subscription:
         """Take messages from `queue`, in turn with everyone else who does.
@@ -176,7 +176,9 @@ class EventTarget(Protocol):
         """
         ...
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Give a message to one of those who take from `queue`.
 
         Args:
@@ -201,12 +203,12 @@ class EventTarget(Protocol):
         """
         ...
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message that broke everyone who took it, where people can look at it."""
         ...
 
 
-class Home:
+class LoopAffinity:
     """The event loop that a connection lives on, until it is closed."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
 from operations.pubsub.base import Local, Receiver
-from operations.pubsub.generations import Generations
+from operations.pubsub.bounded import BoundedSet
 
 _MAX_SEEN = 40_000
 """Keys that are remembered, so that nothing is put twice."""
@@ -48,7 +48,7 @@ class MemoryTarget:
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._takers: dict[str, list[Receiver]] = {}
-        self._seen = Generations(_MAX_SEEN)
+        self._seen = BoundedSet(_MAX_SEEN)
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -71,7 +71,7 @@ class MemoryTarget:
         self._enter_loop()
         return _Registration(self._listeners, addresses, receiver)
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> "_Registration":
         """Take turns with everyone else who takes from `queue`. Nothing is batched, so `capacity` is not asked."""
@@ -80,14 +80,16 @@ class MemoryTarget:
 
     async def send(self, address: str, body: bytes) -> None:
         """Hand `body` to the listeners before this returns."""
-        self.give(address, body)
+        self.publish_object(address, body)
 
-    def give(self, address: str, message: Any) -> None:
+    def publish_object(self, address: str, message: Any) -> None:
         """Hand `message` to the listeners."""
         for receiver in self._listeners.get(address, ()):
             receiver.receive(message, "")
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Hand `body` to one taker before this returns; a key that was seen before is dropped.
 
         Raises:
@@ -97,9 +99,9 @@ class MemoryTarget:
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
         if queue not in self._takers or self._seen.add(key):
-            self.hand(queue, body, reply_to)
+            self.enqueue_object(queue, body, reply_to)
 
-    def hand(self, queue: str, message: Any, reply_to: str) -> None:
+    def enqueue_object(self, queue: str, message: Any, reply_to: str) -> None:
         """Hand `message` to one taker."""
         takers = self._takers.get(queue)
         if not takers:
@@ -111,7 +113,7 @@ class MemoryTarget:
         """Whether somebody listens at `address`."""
         return address in self._listeners
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep the message in `aside`, the last hundred of them."""
         self.aside.append(body)
         del self.aside[:-100]

@@ -16,8 +16,7 @@ from time import time
 
 from operations.access import Identity
 from operations.pubsub.base import EventTarget, Receiver, Subscription
-from operations.pubsub.generations import Generations
-from operations.pubsub.seldom import Seldom
+from operations.pubsub.bounded import BoundedSet, LogThrottle
 
 logger = logging.getLogger("operations")
 
@@ -32,7 +31,7 @@ _STAMP = 13
 _LENGTH = len(_START) + _STAMP + 1 + 64 + len(_END)
 
 
-class Seal:
+class Signer:
     """Signs and verifies texts with one secret.
 
     Raises:
@@ -47,13 +46,13 @@ class Seal:
             )
         self._key = key
 
-    def close(self, body: bytes, queue: str) -> bytes:
+    def sign(self, body: bytes, queue: str) -> bytes:
         """`body`, an object in JSON, with its signature inside."""
         stamp = b"%0*d" % (_STAMP, int(time() * 1000))
         signature = self._sign(stamp, queue, body).encode()
         return b"".join((body[:-1], _START, stamp, b".", signature, _END))
 
-    def open(self, text: bytes, queue: str, seen: Generations) -> bytes | None:
+    def verify(self, text: bytes, queue: str, seen: BoundedSet) -> bytes | None:
         """The body that was closed; None if it was not, or not by us, or not for here and now."""
         trailer = text[-_LENGTH:]
         if not trailer.startswith(_START) or not trailer.endswith(_END):
@@ -79,12 +78,12 @@ class SignedTarget:
 
     def __init__(self, target: EventTarget, secret: str | bytes) -> None:
         self.forged = 0
-        self._refusals = Seldom()
+        self._refusals = LogThrottle()
         self.local = None
         self.direct = target.direct
         self.broadcasts_replies = target.broadcasts_replies
         self.trusted = target.trusted
-        self.seal = Seal(secret)
+        self.signer = Signer(secret)
         self._target = target
 
     @property
@@ -123,28 +122,30 @@ class SignedTarget:
         """Listen for what is signed."""
         return await self._target.listen(addresses, _Verifying(self, receiver, ""))
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Subscription:
         """Take what is signed for this queue."""
-        return await self._target.take(queue, _Verifying(self, receiver, queue), capacity)
+        return await self._target.consume(queue, _Verifying(self, receiver, queue), capacity)
 
     async def send(self, address: str, body: bytes) -> None:
         """Sign and send."""
-        await self._target.send(address, self.seal.close(body, ""))
+        await self._target.send(address, self.signer.sign(body, ""))
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Sign and put."""
-        text = self.seal.close(body, queue)
-        await self._target.put(queue, text, key=key, reply_to=reply_to, wait=wait)
+        text = self.signer.sign(body, queue)
+        await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""
         return await self._target.is_present(address)
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message, unsigned: it is for people to look at, and not to be taken again."""
-        await self._target.set_aside(queue, body)
+        await self._target.dead_letter(queue, body)
 
     def refuse(self) -> None:
         """Count a message that was dropped. Whoever sent it hears nothing, so it is told here."""
@@ -164,14 +165,14 @@ class _Verifying:
         self._target = target
         self._receiver = receiver
         self._queue = queue
-        self._seen = Generations(_REMEMBERED)
+        self._seen = BoundedSet(_REMEMBERED)
         self.undelivered = receiver.undelivered
         self.lost = receiver.lost
         self.restored = receiver.restored
 
     def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
         """Pass on what the text says, if it is signed."""
-        opened = self._target.seal.open(body, self._queue, self._seen)
+        opened = self._target.signer.verify(body, self._queue, self._seen)
         if opened is None:
             self._target.refuse()
         else:

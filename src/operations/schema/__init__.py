@@ -12,7 +12,7 @@ from operations.schema.results import (
     CastResult,
     Change,
     ChangeKind,
-    ValueFault,
+    ValidationIssue,
 )
 from operations.schema.validation import (
     assert_is_schema,
@@ -34,7 +34,7 @@ __all__ = [
     "Schema",
     "SharedDefinitions",
     "Signature",
-    "ValueFault",
+    "ValidationIssue",
     "assert_is_schema",
     "collect_errors",
     "converter_for",

@@ -23,7 +23,7 @@ from operations.schema.explain import explain
 from operations.schema.reading.checking import Checker
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.shared import SharedDefinitions
-from operations.schema.results import CastResult, Change, ValueFault
+from operations.schema.results import CastResult, Change, ValidationIssue
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")
@@ -68,12 +68,12 @@ class CompiledSchema:
         """Return the parts of a JSON value that do not fit, one entry per location."""
         return mismatches(self._caches, self._checker.document.root, value)
 
-    def errors(self, value: Any) -> list[ValueFault]:
+    def errors(self, value: Any) -> list[ValidationIssue]:
         """Return the failures of `value`; empty if it is valid. Never raises."""
         try:
             value = as_json(value)
         except JSONValueError as error:
-            return [ValueFault(error.path, error.reason, "json")]
+            return [ValidationIssue(error.path, error.reason, "json")]
         if self.accepts(value):
             return []
         return explain(self._caches.planner, self._checker.document.root, value)
@@ -192,7 +192,7 @@ class Schema:
         except Exception:  # noqa: BLE001 - the value's own methods may raise anything
             return False
 
-    def errors(self, value: Any) -> list[ValueFault]:
+    def errors(self, value: Any) -> list[ValidationIssue]:
         """Every failure of `value`, with its place; empty when it is valid.
 
         Raises:

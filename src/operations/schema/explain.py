@@ -16,7 +16,7 @@ from operations.schema.planning.plans import Planner
 from operations.schema.reading.dialects import item_keywords
 from operations.schema.reading.patterns import matcher
 from operations.schema.reading.references import Site
-from operations.schema.results import ValueFault
+from operations.schema.results import ValidationIssue
 from operations.types import JSONObject
 
 MAX_FAULTS = 100
@@ -29,10 +29,12 @@ _LONG = 20
 """From how many parts on the validator is asked which of them are worth a look."""
 
 
-def explain(planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS) -> list[ValueFault]:
+def explain(
+    planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS
+) -> list[ValidationIssue]:
     """Return at most `limit` failures of `value`, a JSON value that the validator of `root` rejects."""
     walk = _Walk(planner)
-    found: dict[ValueFault, None] = {}
+    found: dict[ValidationIssue, None] = {}
     try:
         for fault in walk.faults(root, value, ""):
             found[fault] = None
@@ -40,7 +42,7 @@ def explain(planner: Planner, root: Site, value: Any, limit: int = MAX_FAULTS) -
                 break
     except _ExhaustedError:
         pass
-    return list(found) or [ValueFault("", "does not match the schema", "schema")]
+    return list(found) or [ValidationIssue("", "does not match the schema", "schema")]
 
 
 class _ExhaustedError(Exception):
@@ -55,7 +57,7 @@ class _Walk:
         self._document = planner.document
         self._seen: set[tuple[str, str]] = set()
 
-    def faults(self, site: Site, value: Any, path: str) -> Iterator[ValueFault]:
+    def faults(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
         """The failures of `value`, which stands at `path`, against one schema."""
         if (site.pointer, path) in self._seen:
             return
@@ -63,16 +65,16 @@ class _Walk:
         if len(self._seen) > _MAX_STEPS:
             raise _ExhaustedError
         if site.schema is False:
-            yield ValueFault(path, "is not allowed here", "false")
+            yield ValidationIssue(path, "is not allowed here", "false")
             return
         schema = self._document.keywords(site)
         for keyword, message in flat_failures(schema, value):
-            yield ValueFault(path, message, keyword)
+            yield ValidationIssue(path, message, keyword)
         for keyword, target in self._document.references(site):
             if target is not None:
                 yield from self.faults(target, value, path)
             elif not self._matches(site, value):
-                yield ValueFault(path, f"does not match {schema[keyword]}", keyword)
+                yield ValidationIssue(path, f"does not match {schema[keyword]}", keyword)
         yield from self._in_place(site, schema, value, path)
         if is_object(value):
             yield from self._object(site, schema, value, path)
@@ -84,7 +86,7 @@ class _Walk:
 
     def _in_place(
         self, site: Site, schema: JSONObject, value: Any, path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         at = self._document.at
         for index in range(len(schema.get("allOf", ()))):
             yield from self.faults(at(site, "allOf", index), value, path)
@@ -93,7 +95,7 @@ class _Walk:
                 members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
                 yield from self._alternatives(keyword, members, value, path)
         if "not" in schema and self._matches(at(site, "not"), value):
-            yield ValueFault(path, "matches what it must not match", "not")
+            yield ValidationIssue(path, "matches what it must not match", "not")
         if "if" in schema:
             branch = "then" if self._matches(at(site, "if"), value) else "else"
             if branch in schema:
@@ -101,11 +103,13 @@ class _Walk:
 
     def _alternatives(
         self, keyword: str, members: list[Site], value: Any, path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         """Why no alternative fits: the failures of the one that comes nearest."""
         fitting = sum(self._matches(member, value) for member in members)
         if fitting > 1 and keyword == "oneOf":
-            yield ValueFault(path, f"matches {fitting} of the alternatives instead of one", keyword)
+            yield ValidationIssue(
+                path, f"matches {fitting} of the alternatives instead of one", keyword
+            )
         if fitting:
             return
         plans = [self._planner.plan((member,)) for member in members]
@@ -114,22 +118,24 @@ class _Walk:
         constants = [plan.constants for plan in plans if plan.allows(kind)]
         if not likely:
             types = dict.fromkeys(name for plan in plans for name in plan.types or ())
-            yield ValueFault(path, f"must be of type {' or '.join(types)}, not {kind}", keyword)
+            yield ValidationIssue(
+                path, f"must be of type {' or '.join(types)}, not {kind}", keyword
+            )
         elif None not in constants:
             choices = [constant for group in constants for constant in group or ()]
-            yield ValueFault(path, f"must be one of {listed(choices)}", keyword)
+            yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
         else:
             yield from self.faults(nearest(self._planner, likely, value), value, path)
 
     def _object(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         at = self._document.at
         properties: JSONObject = schema.get("properties", {})
         for name in schema.get("required", ()):
             # Draft 4 and older documents may say `required: true` elsewhere; the meta-schema knows.
             if name not in value:
-                yield ValueFault(f"{path}/{escape(name)}", "is required", "required")
+                yield ValidationIssue(f"{path}/{escape(name)}", "is required", "required")
         yield from self._dependencies(site, schema, value, path)
         patterns: JSONObject = schema.get("patternProperties", {})
         many = len(value) > _LONG
@@ -148,14 +154,16 @@ class _Walk:
                 yield from self._extra(site, "additionalProperties", item, place, near, many=many)
             if "propertyNames" in schema:
                 for fault in self._part(at(site, "propertyNames"), name, place, many=many):
-                    yield ValueFault(place, f"has a name that {fault.message}", "propertyNames")
+                    yield ValidationIssue(
+                        place, f"has a name that {fault.message}", "propertyNames"
+                    )
         if "unevaluatedProperties" in schema:
             evaluated = evaluated_names(self._planner, site, value)
             for name in [name for name in value if name not in evaluated]:
                 place = f"{path}/{escape(name)}"
                 yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
 
-    def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValueFault]:
+    def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValidationIssue]:
         """The failures of one of the parts that meet the same schema.
 
         Of many parts the validator says which are worth a look: most are fine but for a few.
@@ -165,17 +173,17 @@ class _Walk:
 
     def _extra(
         self, site: Site, keyword: str, item: Any, place: str, near: str = "", *, many: bool
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         rest = self._document.at(site, keyword)
         if rest.schema is False:
             message = f"is not a known property{near and '.'}{near}"
-            yield ValueFault(place, message, keyword)
+            yield ValidationIssue(place, message, keyword)
         else:
             yield from self._part(rest, item, place, many=many)
 
     def _dependencies(
         self, site: Site, schema: JSONObject, value: JSONObject, path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             dependents: JSONObject = schema.get(keyword, {})
             for name, wanted in dependents.items():
@@ -187,11 +195,11 @@ class _Walk:
                 for other in wanted:
                     if other not in value:
                         place = f"{path}/{escape(other)}"
-                        yield ValueFault(place, f"is required beside {name!r}", keyword)
+                        yield ValidationIssue(place, f"is required beside {name!r}", keyword)
 
     def _array(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         first, rest = item_keywords(schema)
         start = len(schema.get(first, ()))
         for index, item in enumerate(value[:start]):
@@ -206,11 +214,11 @@ class _Walk:
 
     def _items(
         self, site: Site, keyword: str, places: Sequence[int], value: list[Any], path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         rest = self._document.at(site, keyword)
         for index in places:
             if rest.schema is False:
-                yield ValueFault(f"{path}/{index}", "is one item too many", keyword)
+                yield ValidationIssue(f"{path}/{index}", "is one item too many", keyword)
             else:
                 yield from self._part(
                     rest, value[index], f"{path}/{index}", many=len(places) > _LONG
@@ -218,13 +226,13 @@ class _Walk:
 
     def _contains(
         self, site: Site, schema: JSONObject, value: list[Any], path: str
-    ) -> Iterator[ValueFault]:
+    ) -> Iterator[ValidationIssue]:
         wanted = self._document.at(site, "contains")
         found = sum(self._matches(wanted, item) for item in value)
         least, most = schema.get("minContains", 1), schema.get("maxContains")
         if found < least:
             message = f"must hold at least {least} matching item{'s' * (least != 1)}, not {found}"
-            yield ValueFault(path, message, "contains")
+            yield ValidationIssue(path, message, "contains")
         elif most is not None and found > most:
             message = f"must hold at most {most} matching item{'s' * (most != 1)}, not {found}"
-            yield ValueFault(path, message, "maxContains")
+            yield ValidationIssue(path, message, "maxContains")

@@ -7,7 +7,7 @@ import msgspec
 from operations.types import Count
 
 
-class ValueFault(msgspec.Struct, frozen=True, rename="camel"):
+class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
     """One failure of one value."""
 
     path: str

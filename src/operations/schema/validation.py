@@ -9,11 +9,11 @@ from operations._text import printable
 from operations.errors import CallError, ErrorCode
 from operations.schema.document import Schema
 from operations.schema.reading.checking import Checker
-from operations.schema.results import ValueFault
+from operations.schema.results import ValidationIssue
 from operations.types import JSONSchema
 
 
-def collect_errors(schema: Schema | JSONSchema, value: Any) -> list[ValueFault]:
+def collect_errors(schema: Schema | JSONSchema, value: Any) -> list[ValidationIssue]:
     """Every failure of `value`, with its place; empty when it is valid.
 
     Raises:
@@ -46,7 +46,7 @@ def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str =
     )
 
 
-def format_value_errors(errors: Iterable[ValueFault], indent: str = "  ") -> str:
+def format_value_errors(errors: Iterable[ValidationIssue], indent: str = "  ") -> str:
     """One line per failure, for logs. Control characters in names are escaped."""
     lines = (
         f"{indent}{printable(fault.path) or '(the value)'} {printable(fault.message)}"

@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from nats.errors import Error
 
 from operations.errors import TransportError
-from operations.pubsub.seldom import Seldom
+from operations.pubsub.bounded import LogThrottle
 
 logger = logging.getLogger("operations")
 
@@ -30,14 +30,14 @@ class _NoTLSError(Error):
     """The server does not offer what the address asks for."""
 
 
-class StayingClient(Client):
+class ReconnectingClient(Client):
     """A client that connects again whatever the server says."""
 
     def __init__(self) -> None:
         super().__init__()
         self._refusals: dict[str, str] = {}
         self._takers: dict[Any, Take] = {}
-        self._broken = Seldom()
+        self._broken = LogThrottle()
 
     def take_at_once(self, subscription: Any, take: Take) -> None:
         """Give what arrives for `subscription` to `take`, unless it has headers or no body."""

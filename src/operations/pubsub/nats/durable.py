@@ -87,7 +87,7 @@ class DurableQueues:
         except Error as error:
             raise TransportError(f"JetStream: {error}") from error
 
-    async def put(self, subject: str, body: bytes, key: str, wait: float) -> None:
+    async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> None:
         """Store a request; returns when the server has it.
 
         Raises:
@@ -126,7 +126,7 @@ class DurableQueues:
             # Whoever missed the stream may have left; the failure is then nobody's business.
             opening.exception()
 
-    async def take(
+    async def consume(
         self, subject: str, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> "DurableTaking":
         """Take requests in turn with everyone else who does."""

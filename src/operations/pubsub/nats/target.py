@@ -28,14 +28,14 @@ from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
     EventTarget,
-    Home,
+    LoopAffinity,
     Receiver,
     Subscription,
 )
+from operations.pubsub.bounded import LogThrottle
 from operations.pubsub.config import NatsConfig
-from operations.pubsub.nats.client import StayingClient, Take
+from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.durable import DurableQueues
-from operations.pubsub.seldom import Seldom
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -65,7 +65,7 @@ class NatsTarget:
     def __init__(
         self, *, prefix: str, client: str, trusted: bool, durable: bool, max_values: int
     ) -> None:
-        self._home = Home()
+        self._affinity = LoopAffinity()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
@@ -77,12 +77,12 @@ class NatsTarget:
         self._box_space = f"{prefix}.box."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
         self._boxes = _subject_of(f"{prefix}.box", client)
-        self._nats = StayingClient()
+        self._nats = ReconnectingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
         self._draining: set[asyncio.Future[None]] = set()
-        self._violations = Seldom()
+        self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._backoff = Backoff()
         self._connected = asyncio.Event()
@@ -134,7 +134,7 @@ class NatsTarget:
 
     async def aclose(self) -> None:
         """Flush and disconnect."""
-        self._home.is_closed = True
+        self._affinity.is_closed = True
         with suppress(*_NATS_ERRORS):
             if self._nats.is_connected:
                 await self._nats.flush(timeout=2)
@@ -238,7 +238,7 @@ class NatsTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
-        self._home.enforce()
+        self._affinity.enforce()
         subjects = {
             f"{address}.>" if self._is_mailbox(address) else address: address
             for address in addresses
@@ -301,13 +301,13 @@ class NatsTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Subscription:
         """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
-        self._home.enforce()
+        self._affinity.enforce()
         if self._durable is not None:
-            return await self._durable.take(self._queue(queue), queue, receiver, capacity)
+            return await self._durable.consume(self._queue(queue), queue, receiver, capacity)
 
         def pick(body: bytes, reply: str) -> None:
             # The last token names the request; a plain client's inbox is used as it is.
@@ -322,16 +322,18 @@ class NatsTarget:
             await self._arrive([subject], subscribe)
             return undo.pop_all()
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
         if not self._nats.is_connected:
             await self._ready(wait)
         if self._durable is not None:
-            await self._durable.put(self._queue(queue), body, key, wait)
+            await self._durable.enqueue(self._queue(queue), body, key, wait)
             return
         await self._publish(self._queue(queue), body, f"{reply_to}.{key}")
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a poisonous request to the subject `aside` of its group."""
         await self._publish(f"{self._prefix}.aside.{queue}", body, "")
 

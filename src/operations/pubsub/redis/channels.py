@@ -7,17 +7,17 @@ from typing import Any
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import (
+from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     KEEPALIVE,
     SILENCE,
-    Link,
-    Supervised,
+    PipelinedConnection,
+    ReconnectingTask,
     open_connection,
 )
 
 
-class Ear:
+class PubSubConnection:
     """A connection that only listens, and comes back by itself.
 
     Args:
@@ -32,7 +32,7 @@ class Ear:
     def __init__(
         self,
         pool: Any,
-        link: Link,
+        link: PipelinedConnection,
         *,
         wanted: Callable[[], Iterable[str]],
         deliver: Callable[[Any], None],
@@ -45,7 +45,7 @@ class Ear:
         self._restored = restored
         self._connection: Any = None
         self._heard_at = 0.0
-        self._supervised = Supervised(self._live, lost, link)
+        self._supervised = ReconnectingTask(self._live, lost, link)
         self._ready = asyncio.Event()
 
     @property
@@ -114,20 +114,24 @@ class Channels:
     """The channels of a client: topics, and the presence of everything that listens here."""
 
     def __init__(
-        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
+        self,
+        pool: Any,
+        link: PipelinedConnection,
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
     ) -> None:
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
-        self._ear = Ear(
+        self._connection = PubSubConnection(
             pool, link, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
         )
-        self.open = self._ear.open
-        self.aclose = self._ear.aclose
+        self.open = self._connection.open
+        self.aclose = self._connection.aclose
 
     @property
     def is_up(self) -> bool:
         """Whether the connection stands."""
-        return self._ear.is_up
+        return self._connection.is_up
 
     async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
         """Subscribe; returns when the server has confirmed it.
@@ -140,7 +144,7 @@ class Channels:
         confirmed = self._confirmed.setdefault(channel, asyncio.Event())
         try:
             if first:
-                await self._ear.tell("SUBSCRIBE", channel)
+                await self._connection.tell("SUBSCRIBE", channel)
             async with asyncio.timeout(SILENCE):
                 await confirmed.wait()
         except BaseException as error:
@@ -158,7 +162,7 @@ class Channels:
             receivers.remove(receiver)
         if not receivers and self._receivers.pop(channel, None) is not None:
             self._confirmed.pop(channel, None)
-            await self._ear.tell("UNSUBSCRIBE", channel)
+            await self._connection.tell("UNSUBSCRIBE", channel)
 
     def _wanted(self) -> Iterable[str]:
         return ("SUBSCRIBE", *self._receivers) if self._receivers else ()

@@ -19,8 +19,8 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
-from operations.pubsub.redis.channels import Ear
-from operations.pubsub.redis.link import SILENCE, Link, open_pool
+from operations.pubsub.redis.channels import PubSubConnection
+from operations.pubsub.redis.connection import SILENCE, PipelinedConnection, open_pool
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
@@ -55,11 +55,11 @@ class RedisInteropTarget:
         self.local = None
         self._prefix = prefix
         self._pool = open_pool(url)
-        self._link = Link(self._pool, _nothing, self._lost, self._restored)
+        self._link = PipelinedConnection(self._pool, _nothing, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
         self._confirmed: dict[str, asyncio.Event] = {}
-        self._ear = Ear(
+        self._connection = PubSubConnection(
             self._pool,
             self._link,
             wanted=self._wanted,
@@ -75,18 +75,18 @@ class RedisInteropTarget:
             TransportError: If Redis cannot be reached.
         """
         await self._link.open()
-        await self._ear.open()
+        await self._connection.open()
 
     async def aclose(self) -> None:
         """Disconnect."""
-        await self._ear.aclose()
+        await self._connection.aclose()
         await self._link.aclose()
         await self._pool.disconnect()
 
     @property
     def is_connected(self) -> bool:
         """Whether Redis can be reached now."""
-        return self._link.is_up and self._ear.is_up
+        return self._link.is_up and self._connection.is_up
 
     def mailbox(self) -> str:
         """Nothing: there are no private addresses here."""
@@ -101,7 +101,7 @@ class RedisInteropTarget:
         enforce_lists(addresses=addresses)
         return await self._register(self._listeners, receiver)
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Registration:
         """Get every request."""
@@ -139,9 +139,9 @@ class RedisInteropTarget:
         for pattern in released:
             del self._confirmed[pattern]
         if added:
-            await self._ear.tell("PSUBSCRIBE", *added)
+            await self._connection.tell("PSUBSCRIBE", *added)
         if released:
-            await self._ear.tell("PUNSUBSCRIBE", *released)
+            await self._connection.tell("PUNSUBSCRIBE", *released)
 
     def _patterns(self) -> list[str]:
         types = [*(_REPLIES if self._listeners else ()), *((PUT_TYPE,) if self._takers else ())]
@@ -158,7 +158,9 @@ class RedisInteropTarget:
         await self._link.ready(_SEND_WAIT)
         await self._link.tell("PUBLISH", self._channel(body), body, size=len(body))
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Publish a request to everyone who takes requests."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
@@ -176,7 +178,7 @@ class RedisInteropTarget:
         """Nobody can tell, so nobody is taken for gone."""
         return True
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in a stream, the last thousand of them."""
         await self._link.tell(
             *("XADD", f"{self._prefix}aside:{queue}", "MAXLEN", "~", 1000, "*", "e", body),

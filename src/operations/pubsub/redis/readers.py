@@ -14,7 +14,12 @@ from redis.exceptions import ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
-from operations.pubsub.redis.link import Link, Supervised, ask, open_connection
+from operations.pubsub.redis.connection import (
+    PipelinedConnection,
+    ReconnectingTask,
+    ask,
+    open_connection,
+)
 
 _BATCH = 64
 """Entries taken in one go."""
@@ -43,12 +48,16 @@ class _Reader(ABC):
     """
 
     def __init__(
-        self, pool: Any, link: Link, lost: Callable[[str], None], restored: Callable[[], None]
+        self,
+        pool: Any,
+        link: PipelinedConnection,
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._link = link
         self._restored = restored
-        self._supervised = Supervised(self._live, lost, link)
+        self._supervised = ReconnectingTask(self._live, lost, link)
         self._ready = asyncio.Event()
         self.is_up = False
 

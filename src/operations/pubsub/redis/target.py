@@ -21,10 +21,10 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import NOT_PRIVATE, EventTarget, Home, Receiver
+from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.channels import Channels
-from operations.pubsub.redis.link import Link, ask, open_pool
+from operations.pubsub.redis.connection import PipelinedConnection, ask, open_pool
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
 from operations.pubsub.signing import signed
 from operations.types import options_of
@@ -67,7 +67,7 @@ class RedisTarget:
         max_values: int,
         max_backlog: int,
     ) -> None:
-        self._home = Home()
+        self._affinity = LoopAffinity()
         self.trusted = trusted
         self.identity: Identity | None = None
         self.max_bytes = max_bytes
@@ -80,7 +80,7 @@ class RedisTarget:
         self._max_backlog = max_backlog
         self._pool = open_pool(url)
         self._script = ""
-        self._link = Link(self._pool, self._prepare, self._lost, self._restored)
+        self._link = PipelinedConnection(self._pool, self._prepare, self._lost, self._restored)
         self._wiring = (self._pool, self._link, self._lost, self._restored)
         self._channels = Channels(*self._wiring)
         self._receivers: list[Receiver] = []
@@ -99,7 +99,7 @@ class RedisTarget:
 
     async def aclose(self) -> None:
         """Close every subscription and disconnect."""
-        self._home.is_closed = True
+        self._affinity.is_closed = True
         for reader in tuple(self._readers):
             await reader.aclose()
         await self._channels.aclose()
@@ -182,7 +182,7 @@ class RedisTarget:
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
-        self._home.enforce()
+        self._affinity.enforce()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         async with AsyncExitStack() as undo:
             if boxes:
@@ -234,11 +234,11 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> AsyncExitStack:
         """Take from `queue` in turn with the rest of its group."""
-        self._home.enforce()
+        self._affinity.enforce()
         name = self._queue(queue)
         reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
         async with AsyncExitStack() as undo:
@@ -248,7 +248,9 @@ class RedisTarget:
             undo.push_async_callback(self._channels.unsubscribe, name, None)
             return undo.pop_all()
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
@@ -288,7 +290,7 @@ class RedisTarget:
         else:
             batch.answer.set_result(int(answer))
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in the stream `aside:` of its group, the last thousand of them."""
         await self._link.tell(
             *("XADD", f"{self._prefix}aside:{queue}", "MAXLEN", "~", 1000, "*", "e", body),

@@ -7,12 +7,12 @@ from operations.errors import MissingExtraError
 if find_spec("websockets") is None:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket")
 
-from operations.pubsub.websocket.accepting import (
+from operations.pubsub.websocket.client import connect_websocket
+from operations.pubsub.websocket.server import (
     AcceptedTarget,
     accept_websocket,
     serve_websocket,
 )
-from operations.pubsub.websocket.dialing import connect_websocket
 from operations.pubsub.websocket.sockets import Socket
 from operations.pubsub.websocket.target import WebSocketTarget
 

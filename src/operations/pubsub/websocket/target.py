@@ -17,7 +17,7 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
-from operations.pubsub.seldom import Seldom
+from operations.pubsub.bounded import LogThrottle
 from operations.pubsub.websocket.sockets import Socket
 from operations.pubsub.websocket.topics import (
     CALLER_TOPICS,
@@ -71,7 +71,7 @@ class WebSocketTarget:
         self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
-        self._broken = Seldom()
+        self._broken = LogThrottle()
 
     @property
     def is_connected(self) -> bool:
@@ -94,7 +94,7 @@ class WebSocketTarget:
         await self._update_topics()
         return registration
 
-    async def take(
+    async def consume(
         self, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
@@ -117,7 +117,9 @@ class WebSocketTarget:
         except EOFError as error:
             raise TransportError(f"the WebSocket was closed: {error}") from error
 
-    async def put(self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float) -> None:
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> None:
         """Send a request to the peer."""
         if self._socket is None:
             try:
@@ -131,7 +133,7 @@ class WebSocketTarget:
         """Whether the peer is there."""
         return self._socket is not None
 
-    async def set_aside(self, queue: str, body: bytes) -> None:
+    async def dead_letter(self, queue: str, body: bytes) -> None:
         """Only say so: there is nowhere to keep it."""
         logger.error("a request that broke its peer was dropped")
 

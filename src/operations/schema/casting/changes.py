@@ -13,7 +13,7 @@ from operations._text import counted
 from operations.schema.planning.assertions import same, shown
 from operations.schema.planning.conversion import conversions
 from operations.schema.planning.places import Place
-from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValueFault
+from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValidationIssue
 
 _MAX_NAMES = 100
 """How many undeclared names of one location have an entry each; the others share one."""
@@ -65,7 +65,7 @@ class Changes:
             self.add_properties(place, first, result, _written(path), count)
         return self
 
-    def add_mismatches(self, faults: Iterable[ValueFault], value: Any) -> "Changes":
+    def add_mismatches(self, faults: Iterable[ValidationIssue], value: Any) -> "Changes":
         """Add the parts of `value` that do not fit the schema."""
         for fault in faults:
             here: Any = value

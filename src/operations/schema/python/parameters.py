@@ -24,7 +24,7 @@ from operations.schema.python.shapes import (
     Named,
     Shape,
 )
-from operations.schema.results import ValueFault
+from operations.schema.results import ValidationIssue
 from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
@@ -154,7 +154,7 @@ def _same(value: Any) -> Any:
 
 
 def _refusal(error: ConversionError, subject: str) -> CallError:
-    faults = [ValueFault(path, reason, "type") for path, reason in error.faults]
+    faults = [ValidationIssue(path, reason, "type") for path, reason in error.faults]
     first, more = faults[0], f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return CallError(
         ErrorCode.VALIDATION_ERROR,

@@ -2,14 +2,14 @@
 
 import logging
 
-from operations.pubsub.seldom import Seldom
+from operations.pubsub.bounded import LogThrottle
 
 
 def test_the_same_thing_is_a_warning_once_a_minute() -> None:
     times = iter((0.0, 1.0, 59.0, 60.0, 61.0))
-    seldom = Seldom(lambda: next(times))
+    throttle = LogThrottle(lambda: next(times))
 
-    levels = [seldom.level() for _ in range(5)]
+    levels = [throttle.level() for _ in range(5)]
 
     assert levels == [
         *(logging.WARNING, logging.DEBUG, logging.DEBUG),

@@ -19,7 +19,7 @@ from operations._backoff import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.addresses import enforce_address
 from operations.pubsub.base import NOT_PERMITTED
-from operations.pubsub.seldom import Seldom
+from operations.pubsub.bounded import LogThrottle
 
 logger = logging.getLogger("operations")
 
@@ -98,7 +98,7 @@ def _shown(command: tuple[Any, ...]) -> str:
     return " ".join(str(word) for word in command[:2])
 
 
-class Supervised:
+class ReconnectingTask:
     """Something that runs on a connection, and again on the next one when that breaks.
 
     Args:
@@ -112,7 +112,7 @@ class Supervised:
         self,
         work: Callable[[], Awaitable[None]],
         lost: Callable[[str], None],
-        link: "Link | None" = None,
+        link: "PipelinedConnection | None" = None,
     ) -> None:
         self._work = work
         self._lost = lost
@@ -174,7 +174,7 @@ class Supervised:
             await asyncio.wait({self._task})
 
 
-class Link:
+class PipelinedConnection:
     """Commands of many tasks over one connection."""
 
     def __init__(
@@ -190,13 +190,13 @@ class Link:
         self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
         self._outbox_bytes = 0
         self._waiting: deque[asyncio.Future[Any] | tuple[Any, ...]] = deque()
-        self._refusals = Seldom()
+        self._refusals = LogThrottle()
         self._heard_at = 0.0
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
         self._up = asyncio.Event()
-        self._supervised = Supervised(self._live, lost)
+        self._supervised = ReconnectingTask(self._live, lost)
 
     @property
     def is_up(self) -> bool:
