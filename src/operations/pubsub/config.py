@@ -1,6 +1,7 @@
 """The options of connections to brokers, each described once: for `connect_redis`, `connect_nats` and config files."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from ssl import SSLContext
@@ -98,9 +99,13 @@ class NatsConfig(BrokerConfig):
     @property
     def login(self) -> dict[str, Any]:
         """The options of `nats.connect` that are set."""
-        parts = urlsplit(self.url.partition(",")[0])
+        user = self.user
+        if self.password and not user:
+            # A malformed address is rejected when it is opened, without quoting it.
+            with suppress(ValueError):
+                user = urlsplit(self.url.partition(",")[0]).username
         named: dict[str, Any] = {
-            "user": self.user or (parts.username if self.password else None),
+            "user": user,
             "password": self.password,
             "token": self.token,
             "user_credentials": self.user_credentials and str(self.user_credentials),
