@@ -165,6 +165,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     trusted: bool = False
     """Skip the access check. Only code in this process can say so; it never crosses a wire."""
 
+    lenient: bool = False
+    """Convert an input that its schema rejects, if nothing is lost; see `meta.changes`, kind `input`. For entry points
+    whose callers are models. Nested calls do not inherit it, and it never crosses a wire."""
+
     metadata: Mapping[str, Any] = NOTHING
 
     deadline: float | None = None

@@ -116,8 +116,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
         return [_plain(item) for item in items]
-    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return dataclasses.asdict(value) if is_object else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
 
 
 async def main(kind: str, url: str) -> None:

@@ -7,7 +7,8 @@ its handler. `run` puts those around it.
 import asyncio
 import inspect
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from copy import copy
 from time import perf_counter, time
 from types import CoroutineType
 from typing import Any, NoReturn, cast
@@ -15,15 +16,16 @@ from typing import Any, NoReturn, cast
 from msgspec import msgpack
 
 from operations._json import JSONValueError, as_json
+from operations._pipeline.lenient import convert_input
 from operations._pipeline.outcome import Envelope, of_middleware
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import changed, code_of, report_start
 from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
-from operations.envelopes import LocalResponseMeta
+from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
 from operations.observe import CallSeries
-from operations.schema import validate_or_raise
+from operations.schema import Change, validate_or_raise
 
 _pack = msgpack.Encoder().encode
 
@@ -41,8 +43,10 @@ def enter(plan: Plan, context: OperationContext) -> None:
         raise access_denied(plan.id)
 
 
-def admit(plan: Plan, value: Any) -> Any:
-    """Return the valid input as plain JSON; no input becomes an empty object if that is valid.
+def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
+    """Return the plan to run, and the valid input as plain JSON; no input becomes an empty object if that is valid.
+
+    A lenient call may have its input converted; its plan then adds these changes to the result.
 
     Raises:
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
@@ -54,13 +58,33 @@ def admit(plan: Plan, value: Any) -> Any:
     try:
         plain = as_json(value)
         if plan.accepts(plain):
-            return plain if held is None else held.restore(plain)
+            return plan, plain if held is None else held.restore(plain)
         if plain is None and plan.accepts({}):
-            return {}
+            return plan, {}
+        if context.lenient:
+            converted = convert_input(plan.spec.input_schema.compile(), plain)
+            if converted is not None:
+                plain = converted.value
+                plan = _noting(plan, converted.changes)
+                return plan, plain if held is None else held.restore(plain)
     except JSONValueError:
         pass  # explained below, with its path
     validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
     raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
+
+
+def _noting(plan: Plan, changes: Sequence[Change]) -> Plan:
+    """Return a plan for one call that adds `changes` to its first envelope."""
+    noting, finish, waiting = copy(plan), plan.finish, [changes]
+
+    def noted(result: Any) -> Envelope:
+        envelope = finish(result)
+        if not waiting:
+            return envelope
+        return ResponseEnvelope(envelope.data, add_changes(envelope.meta, waiting.pop()))
+
+    noting.finish = noted
+    return noting
 
 
 async def invoke(
@@ -79,16 +103,19 @@ async def invoke(
             raise access_denied(plan.id)
         flat = plan.flat
         if flat is None:
-            value = admit(plan, value)
+            plan, value = admit(plan, value, context)
         else:
             try:
                 # Validates and converts to plain JSON in C. Unknown properties are missing then.
                 plain = flat(_pack(value))
-                value = plain if len(plain) == len(value) else admit(plan, value)
+                if len(plain) == len(value):
+                    value = plain
+                else:
+                    plan, value = admit(plan, value, context)
             except CallError:
                 raise
             except Exception:  # noqa: BLE001 - whatever it is, the general way explains it
-                value = admit(plan, value)
+                plan, value = admit(plan, value, context)
         result: Any = plan.handler(value, context)
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):

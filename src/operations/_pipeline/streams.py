@@ -64,7 +64,7 @@ async def _items(
     failure: BaseException | None = None
     try:
         enter(plan, context)
-        value = admit(plan, value)
+        plan, value = admit(plan, value, context)
         opened = plan.handler(value, context)
         iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
         while True:

@@ -226,4 +226,5 @@ def _as_caller(context: OperationContext) -> OperationContext:
         metadata=context.metadata,
         deadline=context.deadline,
         channel=context.channel,
+        lenient=context.lenient,
     )

@@ -383,6 +383,7 @@ class Service:
             metadata=asker.metadata,
             deadline=now() + asker.front.timeout * 1000,
             channel=channel,
+            lenient=self.settings.lenient_input,
         )
 
     def sees(self, spec: OperationSpec, asker: Asker) -> bool:

@@ -1,0 +1,149 @@
+"""Convert inputs of models that nearly fit: lossless conversions, and only where the schema rejects what was sent.
+
+    "[1, 2]" for an array, "{...}" for an object      the value that the text contains, as JSON
+    "5" for 5, "true" for true                        the same
+    null for an optional property                     the property is left out
+
+Rule 1: a value is converted only if the schema rejects it as sent and accepts the result; otherwise the whole input
+        stays as it was sent, and is rejected.
+Rule 2: every conversion is a change of kind `input`.
+"""
+
+import re
+from collections import Counter
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+import msgspec
+
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, list_of, unescape
+from operations.schema import Change, CompiledSchema
+from operations.schema.results import MAX_PATH
+from operations.types import JSONObject
+
+_ROUNDS: Final = 4
+"""How often texts inside texts are looked at."""
+
+_FIXED: Final = frozenset({
+    "additionalProperties", "dependentRequired", "json", "maxItems", "maxProperties", "minItems", "minProperties",
+    "propertyNames", "required", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+})  # fmt: skip
+"""Keywords that reject a value for other reasons than its type: above all, unknown properties are not dropped."""
+
+_INDEX: Final = re.compile(r"/\d+(?=/|$)")
+_Note: TypeAlias = tuple[str, str]
+
+
+class Converted(NamedTuple):
+    """An input that fits its schema, and what was converted."""
+
+    value: Any
+    changes: list[Change]
+
+
+class _Place(NamedTuple):
+    """A value inside an input: its container, and its key there."""
+
+    container: Any
+    key: Any
+
+    @property
+    def value(self) -> Any:
+        return self.container[self.key]
+
+    @property
+    def is_property(self) -> bool:
+        return isinstance(self.container, dict)
+
+
+def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
+    """Return a rejected input with conversions that make it fit; None if there are none.
+
+    Args:
+        compiled: The schema of the input.
+        value: The input, plain JSON; it is not modified.
+    """
+    holder: list[Any] = [_copied(value)]
+    notes: dict[_Note, Change] = {}
+    counts = Counter[_Note]()
+    budget = MAX_REQUEST_VALUES
+    for _ in range(_ROUNDS):
+        faults = compiled.errors(holder[0])
+        if not faults:
+            changes = [
+                msgspec.structs.replace(change, count=counts[note])
+                for note, change in notes.items()
+            ]
+            return Converted(holder[0], changes)
+        for fault in faults:
+            place = None if fault.keyword in _FIXED else _place(holder, fault.path)
+            text = None if place is None else place.value
+            if isinstance(text, str):
+                # At least as many as there are values in it.
+                budget -= 1 + sum(map(text.count, ",[{"))
+            message = None if place is None or budget < 0 else _convert(place)
+            if message is None:
+                return None
+            note = (_INDEX.sub("/*", fault.path), message)
+            notes.setdefault(note, Change(fault.path[:MAX_PATH], "input", 1, message))
+            counts[note] += 1
+    return None
+
+
+def _convert(place: _Place) -> str | None:
+    """Convert the value at a place, and describe the change; None if that is impossible."""
+    value = place.value
+    if value is None and place.is_property:
+        del place.container[place.key]
+        return "was null and is left out"
+    found = _read(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    place.container[place.key] = found
+    return f"was a string and is read as {_KINDS[type(found)]}"
+
+
+_KINDS: Final[dict[type, str]] = {
+    bool: "a boolean",
+    dict: "an object",
+    float: "a number",
+    int: "an integer",
+    list: "an array",
+}
+
+
+def _read(text: str) -> Any:
+    """Return the value that a text contains as JSON; None unless it is of another type and complete."""
+    try:
+        found: Any = decode_json(text, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError:
+        return None
+    if isinstance(found, str):
+        return None
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    # A number must have been written as we write it, so no digit is lost.
+    return None if is_number and msgspec.json.encode(found) != text.encode() else found
+
+
+def _place(holder: list[Any], path: str) -> _Place | None:
+    place = _Place(holder, 0)
+    for token in path.split("/")[1:]:
+        inner = place.value
+        if isinstance(inner, dict):
+            key: Any = unescape(token)
+            is_there = key in cast("JSONObject", inner)
+        else:
+            is_there = isinstance(inner, list) and token.isdecimal()
+            key = int(token) if is_there else 0
+            is_there = is_there and key < len(cast("list[Any]", inner))
+        if not is_there:
+            return None
+        place = _Place(inner, key)
+    return place
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in cast("JSONObject", value).items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in list_of(value)]
+    return value

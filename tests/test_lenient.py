@@ -1,0 +1,185 @@
+"""Inputs that nearly fit: converted for callers that are models, and only if nothing is lost."""
+
+from collections.abc import AsyncIterator
+from typing import Any, TypedDict
+
+import pytest
+from mcp import Client
+from tests.mcp_serving.support import ERAS
+
+from operations import CallError, OperationContext, OperationRegistry, Schema
+from operations._pipeline.lenient import convert_input
+from operations.mcp import to_mcp
+
+LENIENT = OperationContext(lenient=True)
+
+
+class Item(TypedDict):
+    n: int
+
+
+def build_registry(seen: list[Any]) -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("test.take", type="query")
+    async def take(
+        number: int = 0,
+        ratio: float = 0.0,
+        flag: bool = False,
+        numbers: list[int] | None = None,
+        item: Item | None = None,
+        items: list[Item] | None = None,
+        text: str = "",
+        maybe: int | str = 0,
+    ) -> str:
+        seen.append((number, ratio, flag, numbers, item, items, text, maybe))
+        return "taken"
+
+    @registry.operation("test.outer", type="query")
+    async def outer(context: OperationContext) -> str:
+        return str((await context.env.test.take({"number": "5"})).data)
+
+    @registry.operation("test.count")
+    async def count(to: int) -> AsyncIterator[int]:
+        for number in range(to):
+            yield number
+
+    return registry
+
+
+TAKEN = (0, 0.0, False, None, None, None, "", 0)
+FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe")
+
+
+@pytest.mark.requirement("R27")
+@pytest.mark.parametrize(
+    ("sent", "taken", "changes"),
+    [
+        ({"number": "5"}, {"number": 5}, {"/number": "an integer"}),
+        ({"number": "-12"}, {"number": -12}, {"/number": "an integer"}),
+        ({"ratio": "0.5"}, {"ratio": 0.5}, {"/ratio": "a number"}),
+        ({"flag": "true"}, {"flag": True}, {"/flag": "a boolean"}),
+        ({"numbers": "[1, 2]"}, {"numbers": [1, 2]}, {"/numbers": "an array"}),
+        ({"numbers": ["1", 2]}, {"numbers": [1, 2]}, {"/numbers/0": "an integer"}),
+        ({"item": '{"n": 1}'}, {"item": {"n": 1}}, {"/item": "an object"}),
+        (
+            {"item": '{"n": "1"}'},
+            {"item": {"n": 1}},
+            {"/item": "an object", "/item/n": "an integer"},
+        ),
+        ({"items": [{"n": "1"}]}, {"items": [{"n": 1}]}, {"/items/0/n": "an integer"}),
+        (
+            {"text": None, "number": "1"},
+            {"number": 1},
+            {"/text": "left out", "/number": "an integer"},
+        ),
+    ],
+)
+async def test_arguments_that_nearly_fit_are_converted_and_reported(
+    sent: Any, taken: Any, changes: dict[str, str]
+) -> None:
+    seen: list[Any] = []
+    registry = build_registry(seen)
+    before = repr(sent)
+
+    envelope = await registry.execute("test.take", sent, LENIENT)
+
+    assert seen == [tuple({**dict(zip(FIELDS, TAKEN, strict=True)), **taken}.values())]
+    assert {change.path: change.kind for change in envelope.meta.changes} == dict.fromkeys(
+        changes, "input"
+    )
+    for change in envelope.meta.changes:
+        assert changes[change.path] in change.message
+    assert repr(sent) == before, "the caller's own input is not modified"
+    with pytest.raises(CallError) as strict:
+        await registry.execute("test.take", sent)
+    assert strict.value.code == "VALIDATION_ERROR"
+
+
+@pytest.mark.requirement("R27")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"number": "five"},
+        {"number": "5.5"},
+        {"number": " 5"},
+        {"number": "5", "unknown": 1},
+        {"number": "5", "unknown": None},
+        {"number": "9" * 5000},
+        {"ratio": "0.10000000000000000001"},
+        {"ratio": "NaN"},
+        {"numbers": "[1, 2"},
+        {"numbers": '["a"]'},
+        {"numbers": [None]},
+        {"item": {"n": None}},
+        {"item": '"{}"'},
+        {"text": 5},
+        {"numbers": "[" * 200 + "]" * 200},
+        {"numbers": ["[" + "1," * 60_000 + "1]"] * 2},
+    ],
+)
+async def test_other_inputs_are_rejected_as_they_were_sent(sent: Any) -> None:
+    registry = build_registry([])
+
+    with pytest.raises(CallError) as lenient:
+        await registry.execute("test.take", sent, LENIENT)
+    with pytest.raises(CallError) as strict:
+        await registry.execute("test.take", sent)
+
+    assert lenient.value.code == "VALIDATION_ERROR"
+    assert lenient.value.to_wire() == strict.value.to_wire()
+
+
+async def test_what_the_schema_accepts_is_not_touched() -> None:
+    seen: list[Any] = []
+    registry = build_registry(seen)
+
+    envelope = await registry.execute("test.take", {"maybe": "5", "text": "[1]"}, LENIENT)
+
+    assert seen[0][-2:] == ("[1]", "5")
+    assert envelope.meta.changes == ()
+
+
+async def test_nested_calls_are_strict() -> None:
+    with pytest.raises(CallError) as caught:
+        await build_registry([]).execute("test.outer", {}, LENIENT)
+
+    assert caught.value.code == "VALIDATION_ERROR"
+
+
+async def test_equal_conversions_are_counted_at_one_location() -> None:
+    compiled = Schema({"type": "array", "items": {"type": "integer"}}).compile()
+
+    converted = convert_input(compiled, ["1", "2", 3, "4"])
+
+    assert converted is not None
+    assert converted.value == [1, 2, 3, 4]
+    assert [(change.path, change.count) for change in converted.changes] == [("/0", 3)]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_mcp_callers_are_lenient_unless_the_operator_says_otherwise(era: Any) -> None:
+    registry = build_registry([])
+    async with Client(to_mcp(registry), mode=era) as client:
+        taken = await client.call_tool("test__take", {"number": "5"})
+        by_gateway = await client.call_tool(
+            "call", {"operation": "test.take", "input": '{"number": 5}'}
+        )
+        batch = await client.call_tool(
+            "batch",
+            {"calls": [{"operation": "test.take", "input": {"number": n}} for n in ("1", 1)]},
+        )
+        counted = await client.call_tool("test__count", {"to": "3"})
+    async with Client(to_mcp(registry, lenient_input=False), mode=era) as client:
+        refused = await client.call_tool("test__take", {"number": "5"})
+
+    for result in (taken, by_gateway, counted):
+        assert result.meta is not None
+        noted = result.meta["alkdev.operations/changes"]
+        assert [change["kind"] for change in noted["changes"]] == ["input"]
+        assert noted["changesCount"] == 1
+    first, second = batch.structured_content["results"]
+    assert first["envelope"]["meta"]["changes"][0]["path"] == "/number"
+    assert "changes" not in second["envelope"]["meta"]
+    assert counted.structured_content["items"] == [0, 1, 2]
+    assert refused.is_error
