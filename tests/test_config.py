@@ -753,7 +753,8 @@ def test_every_setting_of_the_mcp_server_can_be_set_from_the_file(name: str, fol
     if key.type is None:
         assert name == "identify"
         return
-    value = True if isinstance(key.default, bool) else sample(key.annotation, name, key.is_secret)
+    is_flag = isinstance(key.default, bool)
+    value = not key.default if is_flag else sample(key.annotation, name, key.is_secret)
 
     config = built(ServeEntry, {"mcp": {name: value}}, folder, ServerConfig)
 

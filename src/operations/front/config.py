@@ -98,7 +98,7 @@ class MCPServerSettings:
     """Bytes of JSON for the shared definitions in one schema of a listing; what is farther away becomes `{}`."""
 
     lenient_input: bool = True
-    """Convert arguments that nearly fit, without loss: `"5"` for 5, JSON text for an object, null for an absent one."""
+    """Convert arguments that nearly fit, without loss: `"5"` for 5, JSON text for an object; reported in `changes`."""
 
     timeout: Seconds = field(default=30, metadata=_OF_SERVER)
     """Seconds a call may take."""
