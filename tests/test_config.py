@@ -39,6 +39,7 @@ from operations.config.model import (
     OpenAPIEntry,
     ServeEntry,
     TelemetryEntry,
+    ToolEntry,
     entries_of,
 )
 from operations.config.places import Places
@@ -194,6 +195,15 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("a number in a list", "modules = [\n  'ops',\n  3,\n]", 1, "modules[1]", "must be a string"),
     ("no table", "serve = 8000", 1, "serve", "Write it as [serve]"),
     ("an unknown value", "output = 'casts'", 1, "output", 'Did you mean "cast"?'),
+    (
+        "a name for many",
+        "[tools.'a.*']\nrename = 'a.b'",
+        2,
+        'tools."a.*".rename',
+        "not for a pattern",
+    ),
+    ("no pointer", "[tools.a]\nselect = ['x']", 2, "tools.a.select", "begin with /"),
+    ("no policy", "[tools.a]\noutput = 'x'", 2, "tools.a.output", "must be"),
     ("a misspelt switch", "[serve]\nconsol = false", 2, "serve.consol", 'Did you mean "console"?'),
     ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "nobody has to sign in"),
     (
@@ -545,6 +555,7 @@ ENTRIES: dict[Any, str] = {
     JWTEntry: "[access.jwt]\n",
     ServeEntry: "[serve]\n",
     LimitsEntry: "[limits]\n",
+    ToolEntry: "[tools.'shop.list']\n",
     LogEntry: "[log]\n",
     AuditEntry: "[audit]\n",
     TelemetryEntry: "[telemetry]\n",
@@ -710,6 +721,8 @@ def test_every_field_of_a_config_class_can_be_set_from_the_file(
         if name not in ("jwks_url", "public_key", "secret"):
             needs["jwks_url"] = VALUES["jwks_url"]
         value = ["RS256"] if name == "algorithms" else value
+    elif entry is ToolEntry:
+        value = {"rename": "store.all", "select": ["/items"]}.get(name, value)
     elif name == "certificate_key":
         needs = {"certificate": "certificate.pem"}
     if isinstance(key.default, bool):

@@ -53,13 +53,14 @@ from operations.server import create_app
 from operations.server.running import build_server, running
 from operations.server.tokens import JWTs
 from operations.telemetry.metrics import CallMetrics
+from operations.tools import ToolConfig
 
 MODULES = [
     "operations", "operations.calls", "operations.calls.hub", "operations.front.search", "operations.mcp",
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
     "operations.server.tokens", "operations.server.console", "operations.telemetry.access_log",
-    "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
+    "operations.tools", "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
 ]  # fmt: skip
 
 LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)
@@ -126,6 +127,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.server.running.build_server": partial(build_server, create_app(REGISTRY)),
     "operations.server.running.running": partial(running, create_app(REGISTRY)),
     "operations.server.tokens.JWTs": partial(JWTs, issuer="a", audience="b", public_key="c"),
+    "operations.tools.ToolConfig": ToolConfig,
     "operations.telemetry.metrics.CallMetrics.render": CallMetrics(REGISTRY).render,
 }  # fmt: skip
 """How to call everything that has a list of strings, with all other arguments in place."""

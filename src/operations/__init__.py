@@ -1,6 +1,6 @@
 """Typed operations: one call, one envelope, whatever runs behind it."""
 
-from operations._pipeline import Call, Middleware, StreamMiddleware, Subscription
+from operations._pipeline import Call, Middleware, Remote, StreamMiddleware, Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
 from operations.context import CallerChannel, OperationContext, OperationEnv
 from operations.env import build_env
@@ -40,7 +40,7 @@ from operations.errors import (
 )
 from operations.observe import CallEvent, Observer
 from operations.protocol import CALL_EVENT_SCHEMAS
-from operations.registry import OperationRegistry, Remote, subscribe
+from operations.registry import OperationRegistry, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
     CastResult,

@@ -7,18 +7,20 @@ Rule 2: a registration that fails leaves nothing behind.
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace as replaced
-from typing import Any, Protocol, Self, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 from msgspec.structs import replace as with_fields
 
 from operations._pipeline import (
     Middleware,
     Plan,
+    Remote,
     StreamMiddleware,
     Subscription,
+    forward,
     invoke,
     report_refusal,
     run,
@@ -58,26 +60,6 @@ _LEFT_BEHIND_SECONDS = 1.0
 """How long closing waits for cancelled handlers that have not ended yet."""
 
 
-class Remote(Protocol):
-    """Somewhere else, where an operation without a handler here can run."""
-
-    async def call(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> ResponseEnvelope[Any]:
-        """Run a query or mutation there.
-
-        Raises:
-            CallError: As the operation gave it, or `UNAVAILABLE`.
-        """
-        ...
-
-    def subscribe(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Open a subscription there."""
-        ...
-
-
 class OperationRegistry:
     """A set of operations, each callable by its id.
 
@@ -109,6 +91,9 @@ class OperationRegistry:
         self._remote = remote
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
+        self._adapters: list[Callable[[Operation], Operation]] = []
+        self._given: dict[str, tuple[Operation, str]] = {}
+        """What adapters changed, by the id it was registered with: the original, and the id that it has here."""
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
         self._observers: list[Observer] = []
@@ -148,15 +133,21 @@ class OperationRegistry:
             RegistrationError: As `register`; then nothing was added.
         """
         added: dict[str, Operation] = {}
+        originals: list[tuple[Operation, Operation]] = []
         elsewhere: set[str] = set()
         for candidate in operations:
             if isinstance(candidate, OperationSpec):
-                ready = Operation(candidate, self._forward(candidate))
-                elsewhere.add(candidate.id)
-            else:
-                ready = validate_operation(candidate)
+                candidate = Operation(candidate, forward(candidate, self._remote))  # noqa: PLW2901
+                elsewhere.add(candidate.spec.id)
+            given = validate_operation(candidate)
+            ready = self._adapted(given)
             operation_id = ready.spec.id
-            if operation_id in added or (operation_id in self._operations and not replace):
+            if ready is not given:
+                originals.append((given, ready))
+            is_taken = operation_id in self._operations and not (
+                replace and operation_id in (given.spec.id, self.current_id(given.spec.id))
+            )
+            if operation_id in added or is_taken:
                 raise RegistrationError(
                     f"{operation_id} is registered already: rename it, or pass replace=True"
                 )
@@ -166,7 +157,9 @@ class OperationRegistry:
             attach(self)
         for operation_id, ready in added.items():
             self._put(operation_id, ready)
-        self._elsewhere |= elsewhere
+        for given, ready in originals:
+            self._given[given.spec.id] = given, ready.spec.id
+        self._elsewhere |= set(map(self.current_id, elsewhere))
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
         return list(added.values())
@@ -204,7 +197,9 @@ class OperationRegistry:
         Raises:
             KeyError: If there is no such operation.
         """
+        operation_id = self.current_id(operation_id)
         removed = self._operations.pop(operation_id)
+        self._given = {key: each for key, each in self._given.items() if each[1] != operation_id}
         self._forget(operation_id)
         self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
@@ -224,7 +219,35 @@ class OperationRegistry:
 
         return register
 
+    def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
+        """Let `adapter` change, and rename, every operation that is or will be registered (see `operations.tools`)."""
+        self._adapters.append(adapter)
+        originals = {here: given for given, here in self._given.values()}
+        for operation_id, known in tuple(self._operations.items()):
+            given = originals.get(operation_id, known)
+            if self._adapted(given) is known:
+                continue
+            is_elsewhere = operation_id in self._elsewhere
+            self.unregister(operation_id)
+            ready = self.register(given)
+            if is_elsewhere:
+                self._elsewhere.add(ready.spec.id)
+
+    def _adapted(self, operation: Operation) -> Operation:
+        for adapter in self._adapters:
+            operation = adapter(operation)
+        return operation
+
     # ------------------------------------------------------------ looking
+
+    def current_id(self, operation_id: str) -> str:
+        """Return the id that an operation has, which may have been renamed since it was registered."""
+        return self._given.get(operation_id, (None, operation_id))[1]
+
+    def registered(self, operation_id: str) -> Operation | None:
+        """Return the operation that was registered with this id, as it was before it was adapted."""
+        found = self._given.get(operation_id)
+        return self._operations.get(operation_id) if found is None else found[0]
 
     def get(self, operation_id: str) -> Operation | None:
         """The operation with this id."""
@@ -410,28 +433,8 @@ class OperationRegistry:
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
             with suppress(ValueError):
                 spec = OperationSpec(namespace=namespace, name=name, type=kind)
-                return Operation(spec, self._forward(spec))
+                return Operation(spec, forward(spec, self._remote))
         raise self.not_found(operation_id, context)
-
-    def _forward(self, spec: OperationSpec) -> OperationHandler | SubscriptionHandler:
-        """A handler for what has none here."""
-        operation_id, remote = spec.id, self._remote
-
-        async def nowhere(input: Any, context: OperationContext) -> Any:
-            reason = f"{operation_id} has no handler here, and no remote"
-            raise operation_not_found(operation_id, reason)
-
-        async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            return await cast("Remote", remote).call(operation_id, input, context)
-
-        def subscribe(
-            input: Any, context: OperationContext
-        ) -> AsyncIterator[ResponseEnvelope[Any]]:
-            return cast("Remote", remote).subscribe(operation_id, input, context)
-
-        if remote is None:
-            return nowhere
-        return subscribe if spec.type is OperationType.SUBSCRIPTION else call
 
     # ------------------------------------------------------------ around calls
 

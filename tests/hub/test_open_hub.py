@@ -6,6 +6,7 @@ import aiohttp
 import anyio
 import pytest
 
+from operations import CallError, Identity, OperationContext
 from operations.config import ConfigError
 from operations.hub import open_hub
 from operations.server.running import running
@@ -53,3 +54,26 @@ async def test_a_wrong_file_is_reported(folder: Path) -> None:
     with pytest.raises(ConfigError, match="port"):
         async with open_hub(folder / "operations.toml"):
             pass
+
+
+async def test_the_table_of_tools_applies_to_every_source(folder: Path) -> None:
+    path = folder / "operations.toml"
+    tools = """
+[tools."hello.*"]
+scopes = ["greet"]
+cache = 60
+[tools."helo.*"]
+timeout = 5
+[tools."hello.greet"]
+rename = "hello.welcome"
+"""
+    path.write_text(path.read_text() + tools)
+    ann = OperationContext(identity=Identity("ann", ["greet"]))
+
+    async with open_hub(path) as hub:
+        assert hub.unmatched == {"helo.*"}
+        found = await hub.registry.execute("hello.welcome", {"name": "Ann"}, ann)
+        assert found.data == "Hello, Ann!"
+        with pytest.raises(CallError, match="denied"):
+            await hub.registry.execute("hello.welcome", {"name": "Ann"})
+        assert hub.source_of("hello.welcome") is not None

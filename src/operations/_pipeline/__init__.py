@@ -22,6 +22,7 @@ from operations._pipeline.plan import (
     StreamMiddleware,
     is_blocking,
 )
+from operations._pipeline.remote import Remote, forward
 from operations._pipeline.reports import report_refusal
 from operations._pipeline.streams import Subscription, stream
 
@@ -31,8 +32,10 @@ __all__ = [
     "Next",
     "NextStream",
     "Plan",
+    "Remote",
     "StreamMiddleware",
     "Subscription",
+    "forward",
     "invoke",
     "is_blocking",
     "report_refusal",

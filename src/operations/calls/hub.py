@@ -93,7 +93,7 @@ class WebSocketHub:
     def _give_on(self, operation: Operation) -> None:
         """Take away what a peer that has gone offered; the next peer with that name has it then."""
         operation_id = operation.spec.id
-        if self.registry.get(operation_id) is not operation:
+        if self.registry.registered(operation_id) is not operation:
             return
         self.registry.unregister(operation_id)
         for peer in self._peers:

@@ -72,6 +72,9 @@ def _tell(hub: Hub, wish: Wish, screen: Screen, *, hints: str, verbose: bool) ->
     for absent in hub.absent():
         if absent.name != told:
             screen.warn(f"{absent.label} is not available: {absent.problem}")
+    if wish.is_all and not hub.absent():
+        for pattern in sorted(hub.unmatched):
+            screen.warn(f'[tools."{pattern}"] matches no operation')
     for source in hub.sources:
         for part in source.doubts:
             screen.warn(f"{source.label}: {part.where} {part.reason}")

@@ -24,6 +24,7 @@ from operations.config.model import (
     MCPEntry,
     OpenAPIEntry,
     ServeEntry,
+    ToolEntry,
     entries_of,
 )
 from operations.types import JSONObject
@@ -69,6 +70,8 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"is the namespace of something else already: {namespace}."
                 yield (*path, "namespace"), message
+        case ToolEntry() if "rename" in entry.options and "*" in str(path[1]):
+            yield (*path, "rename"), "works for one operation, not for a pattern."
         case KeyEntry():
             yield from _key(entry, path)
         case ServeEntry():

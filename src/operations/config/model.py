@@ -112,6 +112,13 @@ class BrokerEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolEntry(Entry):
+    """Settings for operations. The name of the table is an id, or a pattern such as `github.delete_*`."""
+
+    derived: ClassVar = Derived(("operations.tools:ToolConfig",), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry(Entry):
     """A caller with a key. The name of the table is the id of the caller.
 
@@ -230,6 +237,7 @@ class Config:
         openapi: HTTP APIs, by namespace.
         mcp: MCP servers, by namespace.
         brokers: Redis and NATS servers, by name.
+        tools: Settings for operations of any source, by id or pattern.
         access: Who may call from outside.
         serve: What `operations serve` opens.
         limits: How much is allowed.
@@ -246,6 +254,7 @@ class Config:
     openapi: dict[str, OpenAPIEntry] = field(default_factory=dict[str, OpenAPIEntry])
     mcp: dict[str, MCPEntry] = field(default_factory=dict[str, MCPEntry])
     brokers: dict[str, BrokerEntry] = field(default_factory=dict[str, BrokerEntry])
+    tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
     serve: ServeEntry = field(default_factory=ServeEntry)
     limits: LimitsEntry = field(default_factory=LimitsEntry)

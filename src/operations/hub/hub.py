@@ -33,6 +33,7 @@ from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.telemetry.audit import Audit, AuditFile
 from operations.telemetry.config import AuditConfig, TelemetryConfig
+from operations.tools import ToolConfig, configure_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,14 @@ class Hub:
         registry: Everything that is open.
         file: The config.
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
+        unmatched: Patterns of `[tools]` that match no operation.
     """
 
     def __init__(self, registry: OperationRegistry, file: ConfigFile) -> None:
         self.registry = registry
         self.file = file
         self.resolvers: list[Any] = []
+        self.unmatched: set[str] = set()
         self._supervisors: list[Supervisor] = []
         self._by_id: dict[str, Source] = {}
         self._indexed = -1
@@ -160,7 +163,11 @@ class Hub:
         revision = self.registry.revision
         if self._indexed != revision:
             self._indexed = revision
-            self._by_id = {each: source for source in self.sources for each in source.operations}
+            self._by_id = {
+                self.registry.current_id(each): source
+                for source in self.sources
+                for each in source.operations
+            }
         return self._by_id.get(operation_id)
 
     def has_namespace(self, namespace: str) -> bool:
@@ -277,6 +284,12 @@ async def open_hub(
         remote=None if wish.operation is None else late,
     )
     hub = late.hub = Hub(registry, file)
+    if settings.tools:
+        tools = {
+            pattern: ToolConfig(**file.options(ToolConfig, entry))
+            for pattern, entry in settings.tools.items()
+        }
+        hub.unmatched = configure_tools(registry, tools)
     # Sources are closed in any case: also if opening is interrupted.
     async with aclosing(hub), registry, _set_up(hub):
         if wish.operation is None:
@@ -328,7 +341,9 @@ class _Late:
 
     async def open(self, operation_id: str) -> None:
         """Open what may have an operation: local modules, then what has its namespace, then the workers of brokers."""
-        hub, namespace = self.hub, operation_id.partition(".")[0]
+        hub = self.hub
+        renamed = {each.options.get("rename"): old for old, each in hub.file.config.tools.items()}
+        namespace = renamed.get(operation_id, operation_id).partition(".")[0]
         async with self._lock:
             if not self._opened:
                 await self._open("local", lambda source: source.kind == "local")

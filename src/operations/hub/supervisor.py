@@ -160,7 +160,7 @@ class Supervisor:
         taken = [
             each.spec.id
             for each in operations
-            if each.spec.id in registry and each.spec.id not in before
+            if registry.registered(each.spec.id) is not None and each.spec.id not in before
         ]
         source.doubts = (*self._given_doubts, *opened.doubts)
         if taken and source.kind != "broker":
@@ -197,7 +197,7 @@ class Supervisor:
 
     def _remove_ids(self, ids: set[str]) -> None:
         for operation_id in ids:
-            if operation_id in self._registry:
+            if self._registry.registered(operation_id) is not None:
                 self._registry.unregister(operation_id)
 
     def _retire(self, opened: Opened) -> None:

@@ -177,7 +177,7 @@ class Catalogue:
         """Bring `registry` from what was `before` to what is now."""
 
         def is_ours(operation_id: str) -> bool:
-            current, known = registry.get(operation_id), before.get(operation_id)
+            current, known = registry.registered(operation_id), before.get(operation_id)
             return current is not None and known is not None and current.handler is known.handler
 
         for operation_id in before.keys() - self.operations.keys():

@@ -1,0 +1,344 @@
+"""Settings for operations by id or pattern, whatever their source: access, limits, retries, cache, names and results.
+
+    configure_tools(registry, {"github.delete_*": ToolConfig(scopes=["admin"], timeout=5)})
+
+Rule 1: what is set here beats the operation, which beats its service, which beats the registry.
+Rule 2: access and input are checked first: neither the cache nor a limit reveals an operation to a caller that may not
+        call it.
+Rule 3: settings apply to operations that are registered later, too, and follow those that change.
+"""
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AsyncExitStack, aclosing, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from dataclasses import replace as replaced
+from fnmatch import fnmatchcase
+from inspect import isawaitable
+from time import monotonic, time
+from typing import Annotated, Any, Final, cast
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace as with_fields
+
+from operations._backoff import Backoff
+from operations._json import unescape
+from operations._pipeline import Plan, invoke
+from operations._pipeline.path import before
+from operations._text import enforce_lists
+from operations.access import AccessControl
+from operations.context import OperationContext
+from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
+from operations.errors import CallError
+from operations.front.limits import ConcurrencyLimiter, RateLimiter
+from operations.registry import OperationRegistry
+from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, enforce_policy
+from operations.types import Count, Seconds
+
+HIDDEN: Final = "operations: hidden"
+"""The scope of hidden operations. It has a space, so no token can contain it."""
+
+_MAX_ENTRIES = 1_000
+_MAX_BYTES = 16 << 20
+"""Results that the cache of one operation holds, and their bytes."""
+
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolConfig:
+    """Settings for the operations that match an id or a pattern; None leaves a setting as it is.
+
+    Raises:
+        ValueError: Naming the field that is wrong.
+    """
+
+    scopes: Collection[str] | None = None
+    """Scopes that a caller needs, instead of those of the operation."""
+
+    hide: bool | None = None
+    """Hide the operation from all callers from outside; code of this process may still call it."""
+
+    rename: str | None = None
+    """The new id, `namespace.name`; only for a single operation, not for a pattern."""
+
+    output: OutputPolicy | None = None
+    """How results are normalised."""
+
+    timeout: Seconds | None = None
+    """Seconds that a query or mutation may take; the caller's own deadline may be shorter."""
+
+    rate: Annotated[float, Meta(gt=0)] | None = None
+    """Calls per second of one caller, on average, to each of the operations."""
+
+    concurrency: Count | None = None
+    """Concurrent calls to each of the operations, from all callers."""
+
+    retry: Annotated[int, Meta(ge=0)] | None = None
+    """How often a query, or an operation that is idempotent, is repeated after an error that says it may be."""
+
+    cache: Seconds | None = None
+    """Seconds for which the result of a query is kept and returned for the same input of the same caller."""
+
+    select: Collection[str] | None = None
+    """JSON pointers to the parts of a result to keep, such as `/items/*/id`; `*` stands for every item or property. The
+    operation then has no output schema."""
+
+    def __post_init__(self) -> None:
+        enforce_lists(scopes=self.scopes, select=self.select)
+        enforce_policy(self.output)
+        if self.rename is not None and not all(self.rename.partition(".")):
+            raise ValueError("rename must be a whole id, namespace.name")
+        for pointer in self.select or ():
+            if not pointer.startswith("/"):
+                raise ValueError("select must contain JSON pointers, which begin with /")
+
+
+def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> set[str]:
+    """Apply settings to operations of a registry, by id or pattern (`github.delete_*`).
+
+    If several match an operation, the later one wins for each setting that both have. Returns the patterns that match
+    no operation; the set shrinks when operations are registered.
+
+    Raises:
+        ValueError: If a pattern renames.
+    """
+    for pattern, config in tools.items():
+        if config.rename is not None and "*" in pattern:
+            raise ValueError(f"rename works for one operation, and {pattern} is a pattern")
+
+    unmatched = set(tools)
+
+    def adapt(operation: Operation) -> Operation:
+        found: dict[str, Any] = {}
+        for pattern, config in tools.items():
+            if fnmatchcase(operation.spec.id, pattern):
+                unmatched.discard(pattern)
+                values = ((each.name, getattr(config, each.name)) for each in fields(config))
+                found |= {name: value for name, value in values if value is not None}
+        return _configured(operation, ToolConfig(**found), registry) if found else operation
+
+    registry.adapt(adapt)
+    return unmatched
+
+
+def _configured(operation: Operation, config: ToolConfig, registry: OperationRegistry) -> Operation:
+    spec = operation.spec
+    access = spec.access_control
+    if config.scopes is not None:
+        access = with_fields(access, required_scopes=config.scopes, required_scopes_any=None)
+    if config.hide:
+        access = AccessControl([HIDDEN])
+    if config.rename is not None:
+        namespace, _, name = config.rename.partition(".")
+        spec = with_fields(spec, namespace=namespace, name=name)
+    output = config.output or operation.output
+    # Access was checked by the time it runs.
+    inner = replaced(
+        operation, spec=with_fields(spec, access_control=AccessControl()), output=output
+    )
+    spec = with_fields(spec, access_control=access)
+    if config.select is not None:
+        spec = with_fields(spec, output_schema=UNKNOWN)
+    ready = replaced(operation, spec=spec, output=output)
+    runs = (
+        config.timeout,
+        config.rate,
+        config.concurrency,
+        config.retry,
+        config.cache,
+        config.select,
+    )
+    if all(each is None for each in runs):
+        return ready
+    tool = _Tool(inner, config, registry)
+    handler = tool.stream if spec.type is OperationType.SUBSCRIPTION else tool.call
+    return replaced(ready, handler=handler, blocking=False)
+
+
+class _Tool:
+    """Runs an operation with its settings."""
+
+    def __init__(
+        self, operation: Operation, config: ToolConfig, registry: OperationRegistry
+    ) -> None:
+        self._operation = operation
+        self._config = config
+        self._registry = registry
+        self._made: Plan | None = None
+        self._id = operation.spec.id
+        is_query = operation.spec.type is OperationType.QUERY
+        self._rate = RateLimiter(config.rate, math.ceil(config.rate or 1))
+        limit = config.concurrency
+        self._slots = None if limit is None else ConcurrencyLimiter(limit, limit)
+        self._retries = (config.retry or 0) if is_query or operation.spec.idempotent else 0
+        self._cache = _Cache(config.cache) if config.cache is not None and is_query else None
+        self._select = None if config.select is None else _tree(config.select)
+
+    @property
+    def _plan(self) -> Plan:
+        if self._made is None:
+            self._made = Plan(self._operation, cast("Any", self._registry))
+        return self._made
+
+    async def call(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        """Run a query or mutation."""
+        if self._cache is None:
+            return await self._limited(value, context)
+        key = _key(value, context)
+        found = self._cache.get(key)
+        if found is None:
+            found = await self._limited(value, context)
+            self._cache.put(key, found)
+        return found
+
+    async def _limited(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        self._rate.spend(_caller(context))
+        with self._slots.enter("") if self._slots is not None else nullcontext():
+            return self._selected(await self._repeated(value, context))
+
+    async def _repeated(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        ends = context.deadline
+        if self._config.timeout is not None:
+            own = (time() + self._config.timeout) * 1000
+            ends = own if ends is None else min(own, ends)
+            context = with_fields(
+                context,
+                request_id=context.request_id,
+                deadline=ends,
+                # Nested calls get this deadline, too.
+                env=cast("Any", None),
+                _nested=None,
+            )
+        backoff = Backoff()
+        for attempt in range(self._retries + 1):
+            try:
+                return await self._once(value, context)
+            except CallError as error:
+                pause = backoff.pause()
+                is_late = ends is not None and time() + pause >= ends / 1000
+                if attempt == self._retries or not error.retryable or is_late:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        running = invoke(self._plan, value, context)
+        seconds, deadline = self._config.timeout, context.deadline
+        if seconds is None or deadline is None:
+            return await running
+        task = asyncio.create_task(running)
+        ended = await before(deadline, seconds, task, task, self._plan, context)
+        return cast("ResponseEnvelope[Any]", ended)
+
+    async def stream(
+        self, value: Any, context: OperationContext
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Run a subscription."""
+        self._rate.spend(_caller(context))
+        plan = self._plan
+        async with AsyncExitStack() as stack:
+            if self._slots is not None:
+                stack.enter_context(self._slots.enter(""))
+            opened: Any = plan.handler(value, context)
+            items: Any = aiter(await opened if isawaitable(opened) else opened)
+            if hasattr(items, "aclose"):
+                await stack.enter_async_context(aclosing(items))
+            async for item in items:
+                yield self._selected(plan.finish(item))
+
+    def _selected(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+        if self._select is None or isinstance(envelope.data, bytes):
+            return envelope
+        meta: Any = envelope.meta
+        if isinstance(meta, MCPResponseMeta):
+            if meta.is_error:
+                return envelope
+            data = _kept(envelope.data, self._select)
+            # The blocks repeat the whole result.
+            text = TextContent(text=msgspec.json.encode(data).decode())
+            structured = data if isinstance(data, dict) else None
+            meta = with_fields(meta, content=[text], structured_content=structured)
+            return ResponseEnvelope(data, meta)
+        return ResponseEnvelope(_kept(envelope.data, self._select), meta)
+
+
+class _Cache:
+    """Results by caller and input; bounded, and encoded so that callers cannot change them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._bytes = 0
+        self._kept: OrderedDict[bytes, tuple[float, bytes, Any]] = OrderedDict()
+
+    def get(self, key: bytes) -> ResponseEnvelope[Any] | None:
+        expires, data, meta = self._kept.get(key, (0.0, b"", None))
+        if expires <= monotonic():
+            return None
+        self._kept.move_to_end(key)
+        return ResponseEnvelope(msgspec.msgpack.decode(data), deepcopy(meta))
+
+    def put(self, key: bytes, envelope: ResponseEnvelope[Any]) -> None:
+        meta: Any = envelope.meta
+        if isinstance(envelope.data, bytes) or getattr(meta, "is_error", False):
+            return
+        self._drop(key)
+        data = msgspec.msgpack.encode(envelope.data)
+        self._kept[key] = (monotonic() + self._seconds, data, deepcopy(meta))
+        self._bytes += len(data) + len(key)
+        while len(self._kept) > _MAX_ENTRIES or self._bytes > _MAX_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: bytes) -> None:
+        _, data, _ = self._kept.pop(key, (0.0, None, None))
+        if data is not None:
+            self._bytes -= len(data) + len(key)
+
+
+def _caller(context: OperationContext) -> str:
+    return "" if context.identity is None else context.identity.id
+
+
+def _key(value: Any, context: OperationContext) -> bytes:
+    """Return the input and the caller in one canonical form; when the credential expires does not matter."""
+    identity = context.identity
+    if identity is not None:
+        identity = with_fields(identity, expires_at=None)
+    return msgspec.json.encode([value, identity, context.trusted], order="deterministic")
+
+
+def _tree(pointers: Collection[str]) -> dict[str, Any]:
+    """Return pointers as a tree of their tokens; an empty branch keeps everything below it."""
+    tree: dict[str, Any] = {}
+    # The shorter ones first: nothing below what they keep has to be looked at.
+    for pointer in sorted(pointers, key=lambda pointer: pointer.count("/")):
+        branch = tree
+        for token in map(unescape, pointer.split("/")[1:]):
+            if branch.get(token) == {}:
+                break
+            branch = branch.setdefault(token, {})
+    return tree
+
+
+def _kept(value: Any, tree: dict[str, Any]) -> Any:
+    found = _part(value, tree)
+    return None if found is _ABSENT else found
+
+
+def _part(value: Any, tree: dict[str, Any]) -> Any:
+    if not tree:
+        return value
+    if isinstance(value, dict):
+        named = ((key, tree.get(key, tree.get("*"))) for key in cast("dict[str, Any]", value))
+        parts = {key: _part(value[key], branch) for key, branch in named if branch is not None}
+        return {key: part for key, part in parts.items() if part is not _ABSENT}
+    if isinstance(value, list):
+        items = enumerate(value)
+        branches = ((item, tree.get(str(number), tree.get("*"))) for number, item in items)
+        found = [_part(item, branch) for item, branch in branches if branch is not None]
+        return [part for part in found if part is not _ABSENT]
+    return _ABSENT

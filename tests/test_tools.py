@@ -1,0 +1,367 @@
+"""Settings for operations by id or pattern hold for every source, and beat what the operation says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from mcp import Client as MCPClient
+from tests.mcp_import.support import eventually, raw
+from tests.server.asgi import Client
+
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    http_envelope,
+    mcp_envelope,
+)
+from operations.envelopes import TextContent
+from operations.errors import RegistrationError
+from operations.mcp import connect_mcp
+from operations.server import create_app
+from operations.server.running import running
+from operations.tools import ToolConfig, configure_tools
+
+pytestmark = pytest.mark.anyio
+
+ANN, BEN = (OperationContext(identity=Identity(name, ["use"])) for name in ("ann", "ben"))
+
+
+def build(**tools: Any) -> tuple[OperationRegistry, list[Any]]:
+    """A registry with one operation of each type that counts its calls, and settings for `shop.*`."""
+    registry, seen = OperationRegistry(), list[Any]()
+    configure_tools(registry, {"shop.*": ToolConfig(**tools)})
+
+    @registry.operation("shop.list", type="query", scopes=["use"])
+    async def list_(n: int = 0) -> dict[str, Any]:
+        seen.append(n)
+        return {"items": [{"id": n, "secret": "s"}], "total": 1}
+
+    @registry.operation("shop.buy", scopes=["use"])
+    async def buy(n: int = 0) -> int:
+        seen.append(n)
+        return n
+
+    @registry.operation("shop.watch", scopes=["use"])
+    async def watch() -> AsyncIterator[dict[str, int]]:
+        for number in range(3):
+            yield {"id": number, "price": 7}
+
+    return registry, seen
+
+
+async def code_of(call: Any) -> str:
+    with pytest.raises(CallError) as caught:
+        await call
+    return caught.value.code
+
+
+async def test_scopes_of_the_table_replace_those_of_the_operation() -> None:
+    registry, _ = build(scopes=["admin"])
+    admin = OperationContext(identity=Identity("eve", ["admin"]))
+
+    assert await code_of(registry.execute("shop.buy", {}, ANN)) == ErrorCode.ACCESS_DENIED
+    assert (await registry.execute("shop.buy", {"n": 2}, admin)).data == 2
+    spec = registry.get_spec("shop.buy")
+    assert spec is not None
+    assert list(spec.access_control.required_scopes) == ["admin"]
+
+
+async def test_a_hidden_operation_is_not_there_for_callers_and_is_for_code_of_this_process() -> (
+    None
+):
+    registry, _ = build(hide=True)
+    client = Client(create_app(registry))
+
+    assert (await client.post("/shop/buy", json={})).status == 404
+    assert b"shop" not in (await client.get("/openapi.json")).body
+    assert await code_of(registry.execute("shop.buy", {}, ANN)) == ErrorCode.ACCESS_DENIED
+    assert (await registry.execute("shop.buy", {}, OperationContext(trusted=True))).data == 0
+
+
+async def test_the_cache_is_for_queries_and_each_caller_and_input_and_ends() -> None:
+    registry, seen = build(cache=0.2)
+
+    first = await registry.execute("shop.list", {"n": 1}, ANN)
+    first.data["items"].clear()
+    for context in (ANN, BEN, ANN):
+        assert (await registry.execute("shop.list", {"n": 1}, context)).data["total"] == 1
+        for number in (2, 2):
+            await registry.execute("shop.buy", {"n": number}, context)
+    again = await registry.execute("shop.list", {"n": 1}, ANN)
+    assert again.data["items"] == [{"id": 1, "secret": "s"}]
+    assert seen.count(1) == 2
+    assert seen.count(2) == 6
+    nobody = OperationContext(identity=Identity("joe"))
+    assert await code_of(registry.execute("shop.list", {"n": 1}, nobody)) == ErrorCode.ACCESS_DENIED
+
+    await anyio.sleep(0.25)
+    await registry.execute("shop.list", {"n": 1}, ANN)
+    assert seen.count(1) == 3
+
+
+async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.tools._MAX_ENTRIES", 3)
+    registry, seen = build(cache=60)
+
+    for number in (1, 2, 3, 4, 1):
+        await registry.execute("shop.list", {"n": number}, ANN)
+
+    assert seen == [1, 2, 3, 4, 1]
+
+
+async def test_a_rate_limits_each_caller_and_nothing_else() -> None:
+    registry, seen = build(rate=2.0)
+
+    for _ in range(2):
+        await registry.execute("shop.buy", {}, ANN)
+    assert await code_of(registry.execute("shop.buy", {}, ANN)) == ErrorCode.RESOURCE_EXHAUSTED
+    await registry.execute("shop.buy", {}, BEN)
+    await registry.execute("shop.list", {}, ANN)
+    assert len(seen) == 4
+
+
+async def test_concurrency_is_limited_for_each_operation() -> None:
+    registry = OperationRegistry()
+    configure_tools(registry, {"shop.wait": ToolConfig(concurrency=2)})
+    go, started = asyncio.Event(), list[int]()
+
+    @registry.operation("shop.wait")
+    async def wait() -> None:
+        started.append(1)
+        await go.wait()
+
+    with anyio.fail_after(30):
+        calls = [asyncio.create_task(registry.execute("shop.wait")) for _ in range(2)]
+        while len(started) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert await code_of(registry.execute("shop.wait")) == ErrorCode.RESOURCE_EXHAUSTED
+        go.set()
+        await asyncio.gather(*calls)
+        await registry.execute("shop.wait")
+
+
+async def test_a_timeout_holds_even_if_the_handler_ignores_it() -> None:
+    registry = OperationRegistry()
+    configure_tools(registry, {"shop.*": ToolConfig(timeout=0.05)})
+    deadlines = list[float | None]()
+    released = asyncio.Event()
+
+    @registry.operation("shop.stubborn")
+    async def stubborn(context: OperationContext) -> None:
+        deadlines.append(context.deadline)
+        while not released.is_set():
+            try:
+                await released.wait()
+            except asyncio.CancelledError:
+                continue
+
+    with anyio.fail_after(30):
+        assert await code_of(registry.execute("shop.stubborn")) == ErrorCode.TIMEOUT
+        assert deadlines[0] is not None
+        released.set()
+        async with registry:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("type", "idempotent", "tries"),
+    [("query", False, 3), ("mutation", False, 1), ("mutation", True, 3)],
+)
+async def test_only_what_may_run_twice_is_repeated(type: str, idempotent: bool, tries: int) -> None:
+    registry, seen = OperationRegistry(), list[int]()
+    configure_tools(registry, {"shop.*": ToolConfig(retry=2)})
+
+    async def flaky(input: Any, context: OperationContext) -> int:
+        seen.append(1)
+        if len(seen) < 3:
+            raise CallError(ErrorCode.UNAVAILABLE, "away", retryable=True)
+        return 7
+
+    spec = OperationSpec(
+        namespace="shop", name="flaky", type=OperationType(type), idempotent=idempotent
+    )
+    registry.register(Operation(spec, flaky))
+
+    if tries == 3:
+        assert (await registry.execute("shop.flaky")).data == 7
+    else:
+        assert await code_of(registry.execute("shop.flaky")) == ErrorCode.UNAVAILABLE
+    assert len(seen) == tries
+
+
+async def test_an_error_that_does_not_allow_it_is_not_repeated() -> None:
+    registry, seen = OperationRegistry(), list[int]()
+    configure_tools(registry, {"shop.*": ToolConfig(retry=2)})
+
+    @registry.operation("shop.fail", type="query")
+    async def fail() -> None:
+        seen.append(1)
+        raise CallError("NO_STOCK", "none left")
+
+    assert await code_of(registry.execute("shop.fail")) == "NO_STOCK"
+    assert seen == [1]
+
+
+async def test_select_keeps_parts_of_results_and_of_items() -> None:
+    registry, _ = build(select=["/items/*/id", "/id", "/items/*/id/deeper"])
+
+    assert (await registry.execute("shop.list", {"n": 5}, ANN)).data == {"items": [{"id": 5}]}
+    items = [each.data async for each in registry.subscribe("shop.watch", {}, ANN)]
+    assert items == [{"id": 0}, {"id": 1}, {"id": 2}]
+    spec = registry.get_spec("shop.list")
+    assert spec is not None
+    assert spec.output_schema.is_unknown
+
+
+async def test_select_leaves_nothing_in_the_blocks_of_an_mcp_result_and_errors_as_they_are() -> (
+    None
+):
+    registry = OperationRegistry()
+    configure_tools(registry, {"far.*": ToolConfig(select=["/a"])})
+
+    async def tool(input: Any, context: OperationContext) -> Any:
+        content = [TextContent(text='{"a": 1, "b": "CANARY"}')]
+        data = {"a": 1, "b": "CANARY"}
+        return mcp_envelope(data, is_error=bool(input), content=content, structured_content=data)
+
+    async def endpoint(input: Any, context: OperationContext) -> Any:
+        return http_envelope({"b": 2}, status_code=200, headers={}, content_type="application/json")
+
+    for name, handler in {"tool": tool, "endpoint": endpoint}.items():
+        spec = OperationSpec(namespace="far", name=name, type=OperationType.QUERY)
+        registry.register(Operation(spec, handler))
+
+    good = await registry.execute("far.tool")
+    bad = await registry.execute("far.tool", {"fail": True})
+
+    assert good.data == {"a": 1}
+    assert "CANARY" not in repr(good)
+    assert bad.data["b"] == "CANARY"
+    assert (await registry.execute("far.endpoint")).data == {}
+
+
+async def test_a_renamed_operation_has_its_new_id_only_and_can_be_taken_away_by_the_old() -> None:
+    registry = OperationRegistry()
+    configure_tools(registry, {"shop.buy": ToolConfig(rename="store.order", timeout=5)})
+
+    @registry.operation("shop.buy")
+    async def buy() -> int:
+        return 1
+
+    given = registry.registered("shop.buy")
+    assert "shop.buy" not in registry
+    assert (await registry.execute("store.order")).data == 1
+    assert given is not None
+    registry.register(given, replace=True)
+    assert len(registry) == 1
+    registry.unregister("shop.buy")
+    assert len(registry) == 0
+    registry.register(given)
+    other = Operation(OperationSpec(namespace="store", name="order", type="query"), given.handler)  # type: ignore[arg-type]
+    with pytest.raises(RegistrationError):
+        registry.register(other)
+    registry.unregister("shop.buy")
+    registry.register(other)
+    with pytest.raises(RegistrationError):
+        registry.register(given, replace=True)
+    with pytest.raises(ValueError, match="pattern"):
+        configure_tools(registry, {"shop.*": ToolConfig(rename="a.b")})
+
+
+async def test_settings_apply_to_what_is_registered_and_later_ones_win() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("shop.buy")
+    async def buy() -> Any:
+        return {"a": 1, "b": 2}
+
+    configure_tools(
+        registry,
+        {
+            "shop.*": ToolConfig(select=["/a"], scopes=["use"]),
+            "shop.buy": ToolConfig(scopes=["buy"]),
+        },
+    )
+
+    buyer = OperationContext(identity=Identity("ann", ["buy"]))
+    assert await code_of(registry.execute("shop.buy", {}, ANN)) == ErrorCode.ACCESS_DENIED
+    assert (await registry.execute("shop.buy", {}, buyer)).data == {"a": 1}
+
+
+@pytest.mark.parametrize(("table", "outcome"), [("strict", "EXECUTION_ERROR"), (None, "mismatch")])
+async def test_the_output_policy_of_the_table_beats_the_operation(table: Any, outcome: str) -> None:
+    registry = OperationRegistry(output="off")
+    configure_tools(registry, {"shop.*": ToolConfig(output=table, timeout=5)})
+
+    @registry.operation("shop.bad", output="cast")
+    async def bad() -> int:
+        return "no number"  # type: ignore[return-value]
+
+    if table is None:
+        envelope = await registry.execute("shop.bad")
+        assert [change.kind for change in envelope.meta.changes] == [outcome]
+    else:
+        assert await code_of(registry.execute("shop.bad")) == outcome
+
+
+async def test_nested_calls_middleware_and_observers_see_one_call() -> None:
+    registry, _ = build(timeout=5, cache=5)
+    seen = list[str]()
+
+    @registry.operation("shop.outer", type="query")
+    async def outer(context: OperationContext) -> Any:
+        return (await context.env.call("shop.buy", {"n": 3})).data
+
+    registry.observe(lambda event: seen.append(f"{type(event).__name__} {event.operation_id}"))
+    assert (await registry.execute("shop.outer", {}, ANN)).data == 3
+
+    assert seen.count("CallStarted shop.outer") == 1
+    assert seen.count("CallStarted shop.buy") == 1
+
+
+def test_wrong_settings_are_refused() -> None:
+    for options in ({"rename": "x"}, {"select": ["a"]}, {"output": "x"}, {"scopes": "x"}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            ToolConfig(**options)
+
+
+async def test_every_entry_point_serves_what_the_table_says() -> None:
+    registry, _ = build(select=["/total"], scopes=[])
+    app = create_app(registry, mcp=True)
+
+    with anyio.fail_after(30):
+        async with running(app) as url, MCPClient(f"{url}/mcp") as agent:
+            result = await agent.call_tool("shop__list", {})
+            assert result.structured_content == {"total": 1}
+            assert "secret" not in str(result)
+            assert (await Client(app).get("/shop/list")).json == {"total": 1}
+
+
+async def test_tools_of_an_mcp_server_keep_their_settings_when_they_change() -> None:
+    registry = OperationRegistry()
+    tools = {"raw.*": ToolConfig(scopes=["use"]), "raw.extra": ToolConfig(rename="my.extra")}
+    configure_tools(registry, tools)
+
+    def description() -> str:
+        spec = registry.get_spec("my.extra")
+        return "" if spec is None else spec.description
+
+    with anyio.fail_after(30):
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            await registry.execute("raw.change", {"tool": "extra"}, ANN)
+            await eventually(lambda: "my.extra" in registry)
+            await registry.execute("raw.change", {"tool": "extra", "description": "New."}, ANN)
+            await eventually(lambda: description() == "New.")
+            assert await code_of(registry.execute("my.extra")) == ErrorCode.ACCESS_DENIED
+            await registry.execute("raw.remove", {"tool": "extra"}, ANN)
+            await eventually(lambda: "my.extra" not in registry)
