@@ -542,9 +542,10 @@ SPITEFUL_JSON = st.recursive(
 
 
 @pytest.mark.requirement("R55")
+@pytest.mark.parametrize("is_huge", [False, True])
 @given(SPITEFUL_JSON, st.sampled_from([None, 0, 1]), st.booleans(), st.integers(1, 20))
 def test_values_and_depth_are_counted_exactly(
-    value: Any, indent: int | None, ascii_only: bool, slice_bytes: int
+    is_huge: bool, value: Any, indent: int | None, ascii_only: bool, slice_bytes: int
 ) -> None:
     raw = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
     values, depth = count_values(value, 10**9), depth_of(value)
@@ -552,6 +553,8 @@ def test_values_and_depth_are_counted_exactly(
     with pytest.MonkeyPatch.context() as patch:
         # Every boundary between slices is somewhere.
         patch.setattr(_json, "_SLICE", slice_bytes)
+        if is_huge:
+            patch.setattr(_json, "_HUGE", 0)
         assert decode_json(raw, max_values=values, max_depth=depth, max_bytes=len(raw)) == value
         with pytest.raises(JSONLimitError, match="values"):
             decode_json(raw, max_values=values - 1, max_depth=depth)

@@ -33,8 +33,11 @@ MAX_DEPTH = 64
 MAX_REQUEST_VALUES = 100_000
 """How many values a request or an event may hold by default."""
 
-MAX_RESPONSE_VALUES = 2_000_000
-"""How many values a response of another service, or a document, may hold by default."""
+MAX_RESPONSE_VALUES = 250_000
+"""How many values a response of another service may hold by default."""
+
+MAX_DOCUMENT_VALUES = 2_000_000
+"""How many values a document may hold that describes an API or an operation."""
 
 WRAPPING_DEPTH = 8
 """How many levels a message may add around the data it carries."""
@@ -462,6 +465,9 @@ def enforce_bounds(
     """
     if max_bytes is not None and len(raw) > max_bytes:
         raise JSONLimitError(f"is larger than {max_bytes:,} bytes", "bytes")
+    if len(raw) > _HUGE:
+        _enforce_in_slices(raw, max_values, max_depth)
+        return
     # A value takes at least one byte and a separator.
     may_have_many = len(raw) >= 2 * max_values
     if len(raw) < 2 * max_depth and not may_have_many:
@@ -476,6 +482,47 @@ def enforce_bounds(
         _enforce_count(raw, max_values)
     if containers > max_depth:
         _enforce_depth(raw, max_depth)
+
+
+_HUGE = 8 * 1024 * 1024
+"""Bytes that are not scanned in one piece, so that other threads have their turn in between."""
+
+
+def _enforce_in_slices(raw: bytes, max_values: int, max_depth: int) -> None:
+    """Check a long text a slice at a time: beyond a limit, the rest of it costs nothing."""
+    count, depth, inside, opened, start = 1, 0, 0, b"", 0
+    while start < len(raw):
+        part = raw[start : start + _SLICE * 4]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            # An escaped character stays in one slice with its backslash.
+            part = raw[start : start + len(part) + 1]
+        start += len(part)
+        text, inside = _outside_strings(_without_escapes(part), inside)
+        text = opened + text
+        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
+        text = text[: len(text) - len(opened)]
+        openings = text.count(b"[") + text.count(b"{")
+        count += text.count(b",") + openings - text.count(b"[]") - text.count(b"{}")
+        if count > max_values:
+            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
+        if depth + openings > max_depth:
+            steps = text.translate(_BRACKETS, _NOT_BRACKETS)
+            if max(accumulate(memoryview(steps).cast("b"), initial=depth)) > max_depth:
+                raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
+        depth += openings - text.count(b"]") - text.count(b"}")
+
+
+def _outside_strings(raw: bytes, inside: int) -> tuple[bytes, int]:
+    """Return a text without spaces and with one letter for each string, and whether it ends inside a string."""
+    parts = raw.split(b'"')
+    # Strings, which are every other part, become one letter each.
+    text = b"s".join(parts[inside::2])
+    if inside:
+        text = b"s" + text
+    is_open = (inside + len(parts)) % 2 == 0
+    if is_open:
+        text += b"s"
+    return text.translate(None, _SPACE), int(is_open)
 
 
 def _without_escapes(raw: bytes) -> bytes:
@@ -493,17 +540,8 @@ def _enforce_count(raw: bytes, max_values: int) -> None:
     """Count exactly, a slice at a time: beyond the limit, the rest of the text costs nothing."""
     count, inside, opened = 1, 0, b""
     for start in range(0, len(raw), _SLICE):
-        parts = raw[start : start + _SLICE].split(b'"')
-        # Strings, which are every other part, become one letter each.
-        text = b"s".join(parts[inside::2])
-        if inside:
-            text = b"s" + text
-        if (inside + len(parts)) % 2 == 0:
-            text += b"s"
-            inside = 1
-        else:
-            inside = 0
-        text = opened + text.translate(None, _SPACE)
+        text, inside = _outside_strings(raw[start : start + _SLICE], inside)
+        text = opened + text
         # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
         opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
         text = text[: len(text) - len(opened)]
@@ -515,6 +553,7 @@ def _enforce_count(raw: bytes, max_values: int) -> None:
 
 _BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _FEW_LEVELS = 8
 
 

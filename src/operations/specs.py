@@ -28,7 +28,7 @@ from msgspec.structs import force_setattr
 
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
-    MAX_RESPONSE_VALUES,
+    MAX_DOCUMENT_VALUES,
     canonical,
     decode_json,
     to_json,
@@ -238,7 +238,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             ValueError: Naming the place that is wrong.
         """
         return cls.from_wire(
-            decode_json(text, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+            decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
         )
 
 

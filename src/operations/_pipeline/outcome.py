@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import TOO_LONG, as_json, to_json
+from operations._json import TOO_LONG, as_json, count_values, to_json
 from operations._json_objects import without_objects
 from operations._text import printable
 from operations.envelopes import (
@@ -96,6 +96,21 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" 
 
     finish_described = _described_finisher(spec, policy, pass_on, log)
     return finish
+
+
+_LARGE = 10_000
+"""Values in a result of another service from which on it is normalised in a thread."""
+
+
+_LARGE_TEXT = 1024 * 1024
+
+
+def is_large(result: Envelope) -> bool:
+    """Return whether normalising a result of another service could block the event loop for long."""
+    data = result.data
+    if type(data) is str:
+        return len(data) > _LARGE_TEXT
+    return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
 
 
 def _described_finisher(

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import time
 from typing import Any, Self, cast
 
-from operations._pipeline.outcome import Envelope, of_middleware
+from operations._pipeline.outcome import Envelope, is_large, of_middleware
 from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
 
 logger = logging.getLogger("operations")
@@ -72,7 +73,10 @@ async def _items(
                 item = await anext(iterator)
             except StopAsyncIteration:
                 return
-            yield plan.finish(item)
+            if isinstance(item, ResponseEnvelope) and is_large(item):
+                yield await asyncio.to_thread(plan.finish, item)
+            else:
+                yield plan.finish(item)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
-    MAX_RESPONSE_VALUES,
+    MAX_DOCUMENT_VALUES,
     JSONValueError,
     decode_json,
     is_object,
@@ -245,7 +245,7 @@ class _Told(Mapping[str, JSONSchema]):
 
 
 def _decoded(text: str) -> Any:
-    return decode_json(text, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+    return decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
 
 
 def _definition(name: str, text: str) -> JSONSchema:

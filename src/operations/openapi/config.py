@@ -281,7 +281,7 @@ class HTTPServiceConfig:
     restore: bool = False
     """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
 
-    max_response_bytes: Count = 64 << 20
+    max_response_bytes: Count = 16 << 20
     """The largest response."""
 
     max_response_values: Count = MAX_RESPONSE_VALUES

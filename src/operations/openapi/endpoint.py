@@ -1,5 +1,6 @@
 """The handler of one imported operation: arguments to a request, an exchange, a response to an envelope."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -32,6 +33,9 @@ from operations.openapi.requests.plan import Plan
 from operations.openapi.requests.uploads import HeldFiles, hold_files
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
+
+_LARGE = 256 * 1024
+"""Bytes of a response from which on it is decoded in a thread."""
 
 MAX_PAGES = 10_000
 """How many pages a subscription reads before it takes the list to have no end."""
@@ -131,7 +135,7 @@ class Endpoint:
         response = await shared.client.exchange(
             self._draft(input), shared.security, context, target
         )
-        return self._envelope(response) if target is None else _saved(response, given)
+        return await self._read(response) if target is None else _saved(response, given)
 
     @property
     def save_to(self) -> str:
@@ -207,7 +211,7 @@ class Endpoint:
             here = _question(draft)
             asked.add(here)
             response = await shared.client.exchange(draft, shared.security, context)
-            envelope = self._envelope(response)
+            envelope = await self._read(response)
             if paging.counts and envelope.data == last:
                 # Asked for what is behind the end, many servers give the last page again.
                 return
@@ -267,6 +271,12 @@ class Endpoint:
         return self._envelope(
             WholeResponse("", status, {"content-type": content_type}, content, [])
         )
+
+    async def _read(self, response: WholeResponse) -> ResponseEnvelope[Any]:
+        """Return the envelope of a response; a large one is decoded in a thread, where others have their turn."""
+        if len(response.content) <= _LARGE:
+            return self._envelope(response)
+        return await asyncio.to_thread(self._envelope, response)
 
     def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
         kind = response.headers.get("content-type", "")

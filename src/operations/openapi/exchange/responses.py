@@ -3,6 +3,7 @@
 Rule: no more than the limit is ever held, however little was sent: decompression goes in bounded steps.
 """
 
+import asyncio
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -35,6 +36,7 @@ ACCEPTED = "gzip, deflate"
 """What we ask for: what the standard library decodes in bounded steps."""
 
 _STEP = 1 << 16
+_TURN = 1 << 20
 _MAX_LAYERS = 3
 
 DONE = "[DONE]"
@@ -75,7 +77,7 @@ async def decoded(
     layers = [_Layer(name) for name in reversed(names) if name != "identity"]
     if len(layers) > _MAX_LAYERS:
         raise CallError(ErrorCode.EXECUTION_ERROR, "The response has too many content codings.")
-    total = 0
+    total = turn = 0
     async with aclosing(chunks):
         async for chunk in chunks:
             if not chunk:
@@ -88,6 +90,10 @@ async def decoded(
                         f"The response is larger than {max_bytes} bytes.",
                     )
                 yield piece
+                if layers and total > turn:
+                    # A little that was sent may become much: others have their turn in between.
+                    turn = total + _TURN
+                    await asyncio.sleep(0)
     if max_bytes is not None and not all(layer.is_whole for layer in layers):
         raise CallError(ErrorCode.EXECUTION_ERROR, "The response's content coding breaks off.")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
-    MAX_RESPONSE_VALUES,
+    MAX_DOCUMENT_VALUES,
     JSONLimitError,
     JSONValueError,
     decode_json,
@@ -68,7 +68,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
         try:
             with gc_paused():
                 return decode_json(
-                    raw, max_values=MAX_RESPONSE_VALUES, max_depth=MAX_DOCUMENT_DEPTH
+                    raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH
                 )
         except JSONLimitError as error:
             raise DocumentError(error.reason) from None

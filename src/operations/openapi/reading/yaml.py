@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DOCUMENT_DEPTH, MAX_RESPONSE_VALUES, is_list, is_object
+from operations._json import MAX_DOCUMENT_DEPTH, MAX_DOCUMENT_VALUES, is_list, is_object
 from operations.errors import DocumentError, MissingExtraError
 
 try:
@@ -60,14 +60,14 @@ _SEPARATORS = "\n\r,:[{-?"
 
 
 def _enforce_count(text: str) -> None:
-    if sum(map(text.count, _SEPARATORS)) < MAX_RESPONSE_VALUES:
+    if sum(map(text.count, _SEPARATORS)) < MAX_DOCUMENT_VALUES:
         return
     count = 0
     for event in _events(text):
         count += isinstance(event, yaml.NodeEvent)
         # Keys are nodes too.
-        if count > 2 * MAX_RESPONSE_VALUES:
-            raise DocumentError(f"holds more than {MAX_RESPONSE_VALUES:,} values")
+        if count > 2 * MAX_DOCUMENT_VALUES:
+            raise DocumentError(f"holds more than {MAX_DOCUMENT_VALUES:,} values")
 
 
 def _events(text: str) -> Iterable[Any]:
