@@ -25,6 +25,7 @@ from weakref import WeakSet
 import msgspec
 
 from operations._text import enforce_lists
+from operations._time_limits import TimeLimit
 from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
@@ -176,6 +177,9 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     channel: CallerChannel = CLOSED
 
+    limit: TimeLimit | None = None
+    """The time limit of the entry point, if it can be extended; `deadline` then is when it would end first."""
+
     registry: Caller | None = None
     """Where nested calls go. Set by the registry that runs the handler, on a copy: give the registry only to the
     context of a single call."""
@@ -199,8 +203,9 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             identity=self.identity,
             trusted=True,
             metadata=self.metadata,
-            deadline=self.deadline,
+            deadline=self.deadline if self.limit is None else self.limit.deadline,
             channel=self.channel,
+            limit=self.limit,
             registry=self.registry,
         )
 
@@ -218,6 +223,8 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
         """Report progress to the caller. Dropped if the channel has no progress reports."""
+        if self.limit is not None:
+            self.limit.restart()
         if self.channel.progress is not None:
             await self.channel.progress(progress, total, message)
 
@@ -236,7 +243,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """
         if self.channel.elicit is None:
             raise _cannot("ask its caller for input")
-        return await self.channel.elicit(message, schema)
+        return await self.answered(self.channel.elicit(message, schema))
 
     async def sample(self, request: JSONObject) -> JSONObject:
         """Ask the caller's model for a completion.
@@ -246,7 +253,14 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """
         if self.channel.sample is None:
             raise _cannot("use its caller's model")
-        return await self.channel.sample(request)
+        return await self.answered(self.channel.sample(request))
+
+    async def answered(self, question: Awaitable[T]) -> T:
+        """Await the answer to a question; the time limit of the entry point stops meanwhile."""
+        if self.limit is None:
+            return await question
+        with self.limit.paused():
+            return await question
 
     async def nest(self, call: Awaitable[T]) -> T:
         """Await a nested call, in any task; it is aborted with this one."""

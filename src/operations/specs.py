@@ -360,8 +360,16 @@ class Operation:
     files: FileArguments | None = None
     """How the handler takes files; None if it takes JSON only."""
 
+    timeout: float | None = None
+    """Seconds that a call through an entry point may take, instead of the entry point's default."""
+
+    source_timeout: float | None = None
+    """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
+
     def __post_init__(self) -> None:
         enforce_policy(self.output)
+        if self.timeout is not None and self.timeout <= 0:
+            raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -402,6 +410,9 @@ class OperationOptions(TypedDict, total=False):
 
     output: OutputPolicy
     """What to do with results that do not fit the schema."""
+
+    timeout: float
+    """Seconds that a call through an entry point may take, instead of the entry point's default."""
 
     meta: JSONObject
     """Anything to keep with the spec."""
@@ -472,6 +483,7 @@ def _operation_from(
         signature.bind(function, f"input of {operation_id}"),
         options.get("output"),
         signature.kind == "sync",
+        timeout=options.get("timeout"),
     )
 
 

@@ -19,6 +19,7 @@ from tests.mcp_serving.support import ERAS, error_of
 
 from operations import CallerChannel, Identity, OperationContext, OperationRegistry
 from operations.front.front import Front
+from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.conversations import Conversations
 from operations.mcp.serving.service import Asker
@@ -333,7 +334,8 @@ async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.Monke
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
     server = to_mcp(registry := asking(), timeout=0.1)
     service = server.service
-    asker = Asker(Identity("ann", []), "2026-07-28", Front(registry, timeout=0.1), CAN)
+    front = Front(registry, Limits(answer_seconds=0.1), timeout=0.1)
+    asker = Asker(Identity("ann", []), "2026-07-28", front, CAN)
 
     def run(channel: CallerChannel) -> Any:
         return service.call_tool(asker, "ask__name", {}, channel)

@@ -237,7 +237,8 @@ async def _timed(
     deadline: float, path: Coroutine[Any, Any, Envelope], plan: Plan, context: OperationContext
 ) -> Envelope:
     """The path in a task of its own, so that it can be left behind at the deadline."""
-    seconds = deadline / 1000 - time()
+    limit = context.limit
+    seconds = deadline / 1000 - time() if limit is None else limit.remaining
     if seconds <= 0:
         path.close()
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
@@ -267,12 +268,19 @@ async def before(
         if not woken.done():
             woken.set_result(None)
 
-    timer = loop.call_later(max(0, deadline / 1000 - time()), wake)
+    limit = context.limit
+    left = deadline / 1000 - time() if limit is None else limit.remaining
+    timer = loop.call_later(max(0, left), wake)
     work.add_done_callback(wake)
     if result is not work:
         result.add_done_callback(wake)
     try:
         await woken
+        while limit is not None and not (result.done() or work.done()) and limit.remaining > 0:
+            # It was extended meanwhile.
+            woken = loop.create_future()
+            timer = loop.call_later(limit.remaining, wake)
+            await woken
     except asyncio.CancelledError:
         await stop(work, plan, context)
         raise

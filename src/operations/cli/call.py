@@ -80,7 +80,7 @@ async def call(
         is_stream = spec.type is OperationType.SUBSCRIPTION
         # A large file takes its time; the service ends a transfer that makes no progress.
         has_default = not (is_stream or upload or saves)
-        seconds = front.timeout if timeout is None and has_default else timeout
+        seconds = front.timeout_of(spec) if timeout is None and has_default else timeout
         deadline = None if seconds is None else (time() + seconds) * 1000
         with (
             front.admit(caller_key(who.identity, "terminal"), is_stream=is_stream),

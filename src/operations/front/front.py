@@ -114,6 +114,18 @@ class Front:
             registry=self.registry,
         )
 
+    def timeout_of(self, spec: OperationSpec) -> float:
+        """Return the seconds that a call of an operation may take, unless the request asks for another time.
+
+        That is the operation's own limit, or the longer one of the default and of the source it was imported from.
+        """
+        operation = self.registry.get(spec.id)
+        if operation is None:
+            return self.timeout
+        if operation.timeout is not None:
+            return operation.timeout
+        return max(self.timeout, operation.source_timeout or 0)
+
     def enforce_visible(self, spec: OperationSpec, identity: Identity | None) -> None:
         """Reject a caller that may not call an operation.
 

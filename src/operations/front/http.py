@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from time import time
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
+
+from msgspec.structs import replace
 
 from operations._text import in_seconds
 from operations.access import Identity
@@ -297,7 +299,12 @@ class RequestPipeline:
         self.admit(state, is_stream=is_stream)
 
     def admit(
-        self, state: RequestState, *, is_stream: bool = False, keeps_time: bool = False
+        self,
+        state: RequestState,
+        *,
+        is_stream: bool = False,
+        keeps_time: bool = False,
+        spec: OperationSpec | None = None,
     ) -> None:
         """Make the context of an identified request's call.
 
@@ -307,6 +314,7 @@ class RequestPipeline:
             state: The request.
             is_stream: Whether it stays open.
             keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
+            spec: The operation that is called, if it is known already; see also `call_operation`.
 
         Raises:
             CallError: If it is rejected.
@@ -315,7 +323,10 @@ class RequestPipeline:
         front.rate.spend(state.caller)
         headers = state.headers
         trace = headers.get(b"traceparent")
-        state.seconds = seconds = self._seconds(headers, None if is_stream else front.timeout)
+        default = None
+        if not is_stream:
+            default = front.timeout if spec is None else front.timeout_of(spec)
+        state.seconds = seconds = self._seconds(headers, default)
         deadline = None if seconds is None else (state.started + seconds) * 1000
         state.context = front.context(
             state.identity,
@@ -323,6 +334,22 @@ class RequestPipeline:
             metadata=NOTHING if trace is None else _trace(trace, headers),
             channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
         )
+
+    def call_operation(self, state: RequestState, spec: OperationSpec) -> None:
+        """Note which operation an admitted request calls, which may have a time limit of its own."""
+        state.spec = spec
+        seconds = self._seconds(state.headers, self.front.timeout_of(spec))
+        if seconds != state.seconds and seconds is not None and state.seconds is not None:
+            state.seconds = seconds
+            deadline = (state.started + seconds) * 1000
+            keeps_time = state.context.channel.deadline is not None
+            state.context = replace(
+                state.context,
+                request_id=state.context.request_id,
+                env=cast("Any", None),
+                deadline=deadline,
+                channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
+            )
 
     def take_slot(self, state: RequestState, *, is_stream: bool = False) -> None:
         """Take a slot that the request holds until its response has been sent.

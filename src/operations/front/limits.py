@@ -35,6 +35,9 @@ class Limits:
     depth: int = MAX_DEPTH
     """Nesting of the data in one request."""
 
+    answer_seconds: float = 300
+    """Time for a person to answer all questions of one call, in seconds. Time limits of the server stop meanwhile."""
+
     query_characters: int = 1_000
     """Length of a search query."""
 

@@ -9,11 +9,12 @@ Rule 1: the task is cancelled, and the code that serves the request asks for the
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakKeyDictionary
+
+from operations._time_limits import TimeLimit
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -203,39 +204,21 @@ class _Ticker:
         self._timer = loop.call_later(PATIENCE, self._tick, loop) if self._young else None
 
 
-class CallTimeout:
-    """A time limit that the hub imposes on a call: `async with CallTimeout(30, answer_seconds=300) as timeout:`.
+class CallTimeout(TimeLimit):
+    """A time limit that ends the block it is entered with, as `asyncio.timeout` does: with a `TimeoutError`."""
 
-    It stops while a person answers a question, and restarts whenever the call reports progress. Both have a maximum.
-    Raises `TimeoutError` as `asyncio.timeout` does.
-
-    Args:
-        seconds: The time that the call may take without progress; None for no limit.
-        answer_seconds: The longest time that it stops, for all questions of the call together.
-        max_seconds: The longest time that the call may take with progress, without the time of answers; None for
-            no limit.
-    """
-
-    __slots__ = (
-        "_answer_seconds", "_max_seconds", "_over", "_paused_at", "_pauses", "_scope", "_seconds", "_started",
-    )  # fmt: skip
+    __slots__ = ("_scope",)
 
     def __init__(
         self, seconds: float | None, *, answer_seconds: float, max_seconds: float | None = None
     ) -> None:
-        self._seconds = _NEVER if seconds is None else seconds
-        self._answer_seconds = answer_seconds
-        self._max_seconds = _NEVER if max_seconds is None else max(max_seconds, self._seconds)
+        super().__init__(seconds, answer_seconds=answer_seconds, max_seconds=max_seconds)
         self._scope: asyncio.Timeout | None = None
-        self._pauses = 0
-        self._paused_at = self._started = 0.0
-        self._over = _NEVER
 
     async def __aenter__(self) -> Self:
         self._scope = scope = asyncio.timeout(None)
         await scope.__aenter__()
-        self._started = asyncio.get_running_loop().time()
-        self.restart()
+        self._on_change()
         return self
 
     async def __aexit__(
@@ -248,35 +231,11 @@ class CallTimeout:
         if scope is not None:
             await scope.__aexit__(kind, error, traceback)
 
-    def restart(self) -> None:
-        """Allow the whole time again, because the call reported progress."""
-        if self._pauses == 0:
-            now = asyncio.get_running_loop().time()
-            self._over = min(now + self._seconds, self._started + self._max_seconds)
-            self._reschedule(self._over)
-
-    @contextmanager
-    def paused(self) -> Generator[None]:
-        """Stop the limit while a person answers, up to the maximum."""
-        loop = asyncio.get_running_loop()
-        if self._pauses == 0:
-            self._paused_at = loop.time()
-            self._reschedule(self._over + self._answer_seconds)
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
-            if self._pauses == 0:
-                took = min(loop.time() - self._paused_at, self._answer_seconds)
-                self._answer_seconds -= took
-                self._started += took
-                self._over += took
-                self._reschedule(self._over)
-
-    def _reschedule(self, over: float) -> None:
+    def _on_change(self) -> None:
         if self._scope is not None and not self._scope.expired():
-            self._scope.reschedule(None if over == _NEVER else over)
+            remaining = self.remaining
+            over = None if remaining == _NEVER else asyncio.get_running_loop().time() + remaining
+            self._scope.reschedule(over)
 
 
 _tickers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ticker] = WeakKeyDictionary()

@@ -505,6 +505,8 @@ def _progress(call: CallInFlight) -> OnProgress:
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         call.timeout.restart()
+        if call.context.limit is not None:
+            call.context.limit.restart()
         if report is not None:
             await report(done, total, message)
 

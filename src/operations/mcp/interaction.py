@@ -117,12 +117,12 @@ def caller_answer(
     """Return the coroutine that asks a call's own caller; None if the caller cannot be asked this."""
     channel = context.channel
     if method == ELICIT and params.get("mode") == "url":
-        return None if client.elicit_url is None else _awaited(client.elicit_url(params))
+        return None if client.elicit_url is None else context.answered(client.elicit_url(params))
     if method == ELICIT and channel.elicit is not None:
         schema = object_of(params.get("requestedSchema"))
-        return _awaited(channel.elicit(str(params.get("message", "")), schema))
+        return context.answered(channel.elicit(str(params.get("message", "")), schema))
     if method == SAMPLE and channel.sample is not None:
-        return _awaited(channel.sample(params))
+        return context.answered(channel.sample(params))
     if method == ROOTS and client.roots is not None:
         return _awaited(client.roots())
     return None

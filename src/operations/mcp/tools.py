@@ -129,7 +129,7 @@ def build_tool(
                 return question_envelope(result, resume)
         return restore_envelope(tool_envelope(result, output_schema), exported)
 
-    return Operation(spec, call, config.output)
+    return Operation(spec, call, config.output, source_timeout=config.timeout)
 
 
 Find = Callable[[str], tuple[Operation, JSONObject] | None]

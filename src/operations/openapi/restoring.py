@@ -132,4 +132,10 @@ def restored(
         meta={"method": entry.method, "path": entry.path, "source": source},
     )
     handler = endpoint.subscribe if endpoint.is_stream else endpoint.call
-    return Operation(spec, handler, shared.config.output, blocking=False)
+    return Operation(
+        spec,
+        handler,
+        shared.config.output,
+        blocking=False,
+        source_timeout=shared.config.timeout,
+    )

@@ -430,6 +430,7 @@ class _Importer:
             self._config.output,
             blocking=False,
             files=None if is_stream else endpoint,
+            source_timeout=self._config.timeout,
         )
 
     def _is_wanted(self, outline: Outline) -> bool:

@@ -225,7 +225,7 @@ class _Path:
         if not is_visible:
             await self._elsewhere(state.scope, state.receive, state.send)
             return None
-        pipeline.admit(state, keeps_time=True)
+        pipeline.admit(state, keeps_time=True, spec=self._spec)
         context = state.context
         pipeline.take_slot(state)
         value = await self._read(state)

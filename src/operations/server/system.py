@@ -111,7 +111,7 @@ class GatewayRoutes:
         pipeline = self._pipeline
         pipeline.take_slot(state)
         wanted = await self._read(state, Called)
-        state.spec = pipeline.front.find(wanted.operation, state.identity)
+        pipeline.call_operation(state, pipeline.front.find(wanted.operation, state.identity))
         pipeline.start_work(state)
         envelope = await pipeline.front.registry.execute(
             wanted.operation, wanted.input, state.context

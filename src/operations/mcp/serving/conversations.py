@@ -7,10 +7,12 @@ twice.
 A question is named by the `$id` of its schema, or by a number.
 
 Rule 1: a token is 128 random bits, good for one answer, and only for whoever began the call, with the same request.
-Rule 2: a waiting call has its deadline like any other, and there is a limit to how many may wait.
+Rule 2: a waiting call has its time limit like any other, which stops while a person answers, up to a maximum. There
+        is a limit to how many calls may wait, and one for each caller.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
@@ -25,6 +27,7 @@ from operations.mcp.serving.client import Client, client
 from operations.types import JSONObject
 
 MAX_WAITING: Final = 1_000
+MAX_WAITING_PER_CALLER: Final = 100
 
 Key: TypeAlias = tuple[Any, ...]
 """Who asked for what."""
@@ -35,6 +38,7 @@ class Conversations:
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[Key, _Conversation]] = {}
+        self._per_caller: Counter[str] = Counter()
 
     async def begin(
         self,
@@ -43,6 +47,7 @@ class Conversations:
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
         key: Key,
+        caller: str = "",
     ) -> JSONObject:
         """Run a call to its result, or to its first questions.
 
@@ -52,14 +57,16 @@ class Conversations:
             capabilities: What the client declared; only what it can answer is asked.
             answers: What the client knows will be asked, by the questions' names.
             key: Who asked for what; the answers must come for the same.
+            caller: The key by which limits count the caller.
 
         Raises:
             MCPError: If too many calls wait already. Nothing has run then.
         """
-        if len(self._waiting) >= MAX_WAITING:
+        is_full = len(self._waiting) >= MAX_WAITING
+        if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
             # Before it begins: what has run cannot be taken back.
             raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
-        conversation = _Conversation(run, channel, capabilities, answers)
+        conversation = _Conversation(run, channel, capabilities, answers, caller)
         return await self._until_question(conversation, key)
 
     async def resume(
@@ -73,7 +80,7 @@ class Conversations:
         known = self._waiting.get(token)
         if known is None or known[0] != key:
             raise MCPError(INVALID_PARAMS, "requestState is unknown or has expired")
-        del self._waiting[token]
+        self._leave(token)
         conversation = known[1]
         conversation.channel = channel
         conversation.answer(answers)
@@ -85,8 +92,18 @@ class Conversations:
             return conversation.task.result()
         token = token_urlsafe(16)
         self._waiting[token] = (key, conversation)
-        conversation.task.add_done_callback(lambda _: self._waiting.pop(token, None))
+        self._per_caller[conversation.caller] += 1
+        conversation.task.add_done_callback(lambda _: self._leave(token))
         return {"resultType": "input_required", "inputRequests": questions, "requestState": token}
+
+    def _leave(self, token: str) -> None:
+        """Count a call as waiting no more."""
+        known = self._waiting.pop(token, None)
+        if known is not None:
+            caller = known[1].caller
+            self._per_caller[caller] -= 1
+            if not self._per_caller[caller]:
+                del self._per_caller[caller]
 
 
 class _Conversation:
@@ -98,7 +115,9 @@ class _Conversation:
         channel: CallerChannel,
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
+        caller: str = "",
     ) -> None:
+        self.caller = caller
         self._known = dict(answers)
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
         self._asked = asyncio.Event()

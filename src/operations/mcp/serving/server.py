@@ -268,7 +268,9 @@ class RegistryServer(Server[None]):
             return await self.conversations.resume(token, answers, channel, key)
         if not can_answer(asker.capabilities):
             return await run(channel)
-        return await self.conversations.begin(run, channel, asker.capabilities, answers, key)
+        return await self.conversations.begin(
+            run, channel, asker.capabilities, answers, key, asker.caller
+        )
 
     async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
         """The values an argument may have, where its schema lists them."""

@@ -21,6 +21,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
 from operations._text import suggestion
+from operations._time_limits import TimeLimit
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
@@ -72,6 +73,9 @@ class Asker(msgspec.Struct, frozen=True):
 
     metadata: Mapping[str, Any] = NOTHING
 
+    deadline: float | None = None
+    """The deadline that the caller itself set, in milliseconds since the epoch."""
+
     @classmethod
     def of(
         cls, state: RequestState, protocol_version: str, capabilities: Mapping[str, Any]
@@ -86,6 +90,7 @@ class Asker(msgspec.Struct, frozen=True):
             state.caller,
             context.request_id,
             context.metadata,
+            context.deadline if b"operations-timeout" in state.headers else None,
         )
 
     @property
@@ -154,8 +159,8 @@ class Service:
         Raises:
             MCPError: If there is no such tool, or it needs a client that can do more.
         """
-        context = self._context(asker, channel)
         tool = self.catalog.tools.get(name)
+        context = self._context(asker, channel, None if tool is None else tool.spec)
         if tool is None:
             if self.settings.disclosure != "tools":
                 result = await run_gateway_tool(
@@ -195,6 +200,15 @@ class Service:
             tool = self.catalog.by_id.get(operation_id)
             if tool is None:
                 tool = Tool(operation_id, spec, self.settings.schema_budget)
+            limit = self._limit(spec, asker)
+            if limit is not None:
+                context = replace(
+                    context,
+                    request_id=context.request_id,
+                    env=cast("Any", None),
+                    deadline=limit.deadline,
+                    limit=limit,
+                )
             return await self._run(tool, value, context, asker)
 
         return run
@@ -366,7 +380,7 @@ class Service:
         self, spec: OperationSpec, value: Any, asker: Asker, channel: CallerChannel
     ) -> Any:
         """Run an operation whose errors are the protocol's."""
-        context = self._context(asker, channel)
+        context = self._context(asker, channel, spec)
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
@@ -376,14 +390,32 @@ class Service:
             code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
             raise MCPError(code, wire["message"], wire) from error
 
-    def _context(self, asker: Asker, channel: CallerChannel) -> OperationContext:
+    def _context(
+        self, asker: Asker, channel: CallerChannel, spec: OperationSpec | None = None
+    ) -> OperationContext:
+        """Return the context of a call of an operation; without one, that of a gateway tool."""
+        limit = None if spec is None else self._limit(spec, asker)
+        deadline = asker.deadline if limit is None else limit.deadline
         return OperationContext(
             request_id=asker.request_id,
             identity=asker.identity,
             metadata=asker.metadata,
-            deadline=now() + asker.front.timeout * 1000,
+            deadline=now() + asker.front.timeout * 1000 if deadline is None else deadline,
             channel=channel,
             lenient=self.settings.lenient_input,
+            limit=limit,
+        )
+
+    def _limit(self, spec: OperationSpec, asker: Asker) -> TimeLimit | None:
+        """Return the time limit of a call, which questions and progress extend; a subscription has none."""
+        if spec.type is OperationType.SUBSCRIPTION:
+            return None
+        front = asker.front
+        return TimeLimit(
+            None if asker.deadline is not None else front.timeout_of(spec),
+            answer_seconds=front.limits.answer_seconds,
+            max_seconds=front.max_timeout,
+            deadline=asker.deadline,
         )
 
     def sees(self, spec: OperationSpec, asker: Asker) -> bool:

@@ -1,0 +1,90 @@
+"""A time limit that an entry point or a source imposes on a call.
+
+Rule 1: it stops while a person answers a question, and starts again with every progress report. Both have a maximum.
+Rule 2: the caller's own deadline is never extended.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from math import inf
+from time import monotonic, time
+
+
+class TimeLimit:
+    """The limit of one call, which starts now.
+
+    Args:
+        seconds: The time that the call may take without progress; None for no limit.
+        answer_seconds: The longest time that the limit stops, for all questions of the call together.
+        max_seconds: The longest time that the call may take with progress, without the time of answers; None for
+            no limit.
+        deadline: The caller's own deadline, in milliseconds since the epoch; None if it has none.
+    """
+
+    __slots__ = (
+        "_answer_seconds",
+        "_max_seconds",
+        "_over",
+        "_own",
+        "_paused_at",
+        "_pauses",
+        "_seconds",
+        "_started",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        seconds: float | None,
+        *,
+        answer_seconds: float,
+        max_seconds: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        now = monotonic()
+        self._seconds = inf if seconds is None else seconds
+        self._max_seconds = inf if max_seconds is None else max(max_seconds, self._seconds)
+        self._answer_seconds = answer_seconds
+        self._own = inf if deadline is None else now + deadline / 1000 - time()
+        self._started = now
+        self._over = now + self._seconds
+        self._pauses = 0
+        self._paused_at = 0.0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the call ends, unless the limit is extended; infinite without a limit."""
+        over = self._over if self._pauses == 0 else self._over + self._answer_seconds
+        return min(over, self._own) - monotonic()
+
+    @property
+    def deadline(self) -> float | None:
+        """The same as a point in time, in milliseconds since the epoch; None without a limit."""
+        remaining = self.remaining
+        return None if remaining == inf else (time() + remaining) * 1000
+
+    def restart(self) -> None:
+        """Allow the whole time again, because the call reported progress."""
+        if self._pauses == 0:
+            self._over = min(monotonic() + self._seconds, self._started + self._max_seconds)
+            self._on_change()
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Stop the limit while a person answers, up to the maximum."""
+        if self._pauses == 0:
+            self._paused_at = monotonic()
+        self._pauses += 1
+        self._on_change()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0:
+                took = min(monotonic() - self._paused_at, self._answer_seconds)
+                self._answer_seconds -= took
+                self._started += took
+                self._over += took
+            self._on_change()
+
+    def _on_change(self) -> None:
+        """Do what has to be done when the time that remains has changed."""

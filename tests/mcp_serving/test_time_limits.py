@@ -1,0 +1,185 @@
+"""Time limits of the hub: what extends them, and what does not."""
+
+import asyncio
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitResult
+from tests.mcp_serving.support import ERAS, error_of, serving
+
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations._time_limits import TimeLimit
+from operations.front.limits import Limits
+from operations.front.timing import CallTimeout
+from operations.mcp import to_mcp
+from operations.server import create_app
+
+BOTH = pytest.mark.parametrize("era", ERAS)
+FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+def registry_of(**timeouts: Any) -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("do.ask", **timeouts)
+    async def ask(context: OperationContext) -> str:
+        await context.elicit("Your name?", FORM)
+        return "asked"
+
+    @registry.operation("do.work", **timeouts)
+    async def work(context: OperationContext, steps: int = 0, seconds: float = 0) -> str:
+        for step in range(steps):
+            await anyio.sleep(seconds)
+            await context.progress(step)
+        await anyio.sleep(seconds)
+        return "done"
+
+    return registry
+
+
+class Slow:
+    """A person who answers when told to."""
+
+    def __init__(self, seconds: float = 0) -> None:
+        self._seconds = seconds
+
+    async def __call__(self, context: Any, params: Any) -> ElicitResult:
+        await anyio.sleep(self._seconds)
+        return ElicitResult(action="accept", content={"name": "Ada"})
+
+
+@BOTH
+async def test_the_default_stops_while_a_person_answers(era: str) -> None:
+    server = to_mcp(registry_of(), timeout=0.3)
+    async with Client(server, mode=era, elicitation_callback=Slow(0.8)) as client:
+        with anyio.fail_after(10):
+            result = await client.call_tool("do__ask", {})
+
+    assert not result.is_error, result
+
+
+@BOTH
+async def test_an_answer_that_takes_too_long_ends_the_call(era: str) -> None:
+    server = to_mcp(registry_of(), timeout=0.2, limits=Limits(answer_seconds=0.3))
+    person = Slow(30 if era == "legacy" else 1)
+    async with Client(server, mode=era, elicitation_callback=person) as client:
+        with anyio.fail_after(10):
+            if era == "legacy":
+                assert error_of(await client.call_tool("do__ask", {}))["code"] == "TIMEOUT"
+            else:
+                # The person is asked between two requests, and the second one comes too late.
+                with pytest.raises(MCPError, match="expired"):
+                    await client.call_tool("do__ask", {})
+
+
+@BOTH
+async def test_progress_starts_the_limit_again_and_its_absence_does_not(era: str) -> None:
+    server = to_mcp(registry_of(), timeout=0.4)
+    async with Client(server, mode=era) as client:
+        with anyio.fail_after(10):
+            going = await client.call_tool("do__work", {"steps": 4, "seconds": 0.2})
+            silent = await client.call_tool("do__work", {"seconds": 5})
+
+    assert not going.is_error, going
+    assert error_of(silent)["code"] == "TIMEOUT"
+
+
+async def test_an_operation_has_its_own_limit_at_every_entry_point() -> None:
+    registry = registry_of(timeout=0.2)
+    app = create_app(registry, mcp=True, timeout=30)
+    with anyio.fail_after(20):
+        async with serving(app) as base, httpx2.AsyncClient(base_url=base) as http:
+            path = await http.post("/do/work", json={"seconds": 10})
+            call = await http.post("/call", json={"operation": "do.work", "input": {"seconds": 10}})
+            async with Client(f"{base}/mcp") as client:
+                tool = await client.call_tool("do__work", {"seconds": 10})
+
+    assert (path.status_code, call.status_code) == (504, 504)
+    assert error_of(tool)["code"] == "TIMEOUT"
+
+
+async def test_an_operation_may_take_longer_than_the_default() -> None:
+    registry = registry_of(timeout=5)
+    app = create_app(registry, mcp=True, timeout=0.2)
+    with anyio.fail_after(20):
+        async with serving(app) as base, httpx2.AsyncClient(base_url=base) as http:
+            path = await http.post("/do/work", json={"seconds": 0.5})
+            call = await http.post(
+                "/call", json={"operation": "do.work", "input": {"seconds": 0.5}}
+            )
+            async with Client(f"{base}/mcp") as client:
+                tool = await client.call_tool("do__work", {"seconds": 0.5})
+
+    assert (path.status_code, call.status_code) == (200, 200)
+    assert not tool.is_error
+
+
+@BOTH
+async def test_a_callers_own_deadline_is_never_extended(era: str) -> None:
+    app = create_app(registry_of(), mcp=True)
+    with anyio.fail_after(20):
+        async with (
+            serving(app) as base,
+            httpx2.AsyncClient(headers={"operations-timeout": "400"}) as http,
+            Client(
+                streamable_http_client(f"{base}/mcp", http_client=http),
+                mode=era,
+                elicitation_callback=Slow(30 if era == "legacy" else 0),
+            ) as client,
+        ):
+            going = await client.call_tool("do__work", {"steps": 50, "seconds": 0.1})
+            asked = await client.call_tool("do__ask", {}) if era == "legacy" else going
+
+    assert error_of(going)["code"] == error_of(asked)["code"] == "TIMEOUT"
+
+
+async def test_nested_calls_share_the_limit_of_the_call() -> None:
+    registry = registry_of()
+
+    @registry.operation("do.both")
+    async def both(context: OperationContext) -> str:
+        await context.elicit("Your name?", FORM)
+        return str((await context.env.do.work({"steps": 3, "seconds": 0.2})).data)
+
+    server = to_mcp(registry, timeout=0.4)
+    async with Client(server, mode="legacy", elicitation_callback=Slow(0.6)) as client:
+        with anyio.fail_after(10):
+            result = await client.call_tool("do__both", {})
+
+    assert not result.is_error, result
+
+
+async def test_a_limit_stops_for_all_questions_together_up_to_the_maximum() -> None:
+    limit = TimeLimit(10, answer_seconds=100)
+    with limit.paused():
+        with limit.paused():
+            assert 109 < limit.remaining <= 110
+        assert 109 < limit.remaining <= 110
+    assert 9 < limit.remaining <= 10
+
+
+async def test_progress_has_a_maximum() -> None:
+    with anyio.fail_after(5):
+        with pytest.raises(TimeoutError):
+            async with CallTimeout(0.2, answer_seconds=0, max_seconds=0.5) as timeout:
+                while True:
+                    await asyncio.sleep(0.05)
+                    timeout.restart()
+
+
+async def test_a_limit_is_a_positive_number() -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number"):
+        registry_of(timeout=0)
+
+
+async def test_a_limit_that_is_over_ends_the_call() -> None:
+    limit = TimeLimit(0.05, answer_seconds=0.05)
+    registry = registry_of()
+    context = OperationContext(deadline=limit.deadline, limit=limit)
+    with pytest.raises(CallError) as caught:
+        await registry.execute("do.work", {"seconds": 5}, context)
+    assert caught.value.code == ErrorCode.TIMEOUT
