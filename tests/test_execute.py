@@ -364,6 +364,23 @@ async def test_each_policy_lists_what_it_changed(policy: Any, data: Any, kinds: 
     assert [change.kind for change in envelope.meta.changes] == kinds
 
 
+async def test_a_registry_without_a_policy_casts() -> None:
+    registry = OperationRegistry(output=None)
+    registry.register_all(single(echo, output_schema=RESULT))
+
+    assert registry.output == "cast"
+    assert (await registry.execute("test.run", {"id": "7"})).data == {"id": 7, "state": "open"}
+
+
+async def test_mismatches_are_counted_up_to_a_limit() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+
+    envelope = await single(lambda _i, _c: ["x"] * 1_200, output_schema=numbers).execute("test.run")
+
+    assert [(c.kind, c.count) for c in envelope.meta.changes] == [("mismatch", 1_000)]
+    assert envelope.meta.changes_count == 1_000
+
+
 @pytest.mark.parametrize(
     ("policy", "data", "warned"),
     [

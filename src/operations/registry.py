@@ -69,7 +69,8 @@ class OperationRegistry:
     Args:
         operations: What to register at once.
         remote: Where calls go that have no handler here.
-        output: What happens to results that do not fit their schema, unless the operation says otherwise.
+        output: What happens to results that do not fit their schema, unless the operation says otherwise. None
+            means `cast`, the default.
         max_threads: How many `def` handlers run at a time.
     """
 
@@ -78,11 +79,11 @@ class OperationRegistry:
         operations: Iterable[Operation] = (),
         *,
         remote: Remote | None = None,
-        output: OutputPolicy = "cast",
+        output: OutputPolicy | None = "cast",
         max_threads: int = 32,
     ) -> None:
         enforce_policy(output)
-        self.output: OutputPolicy = output
+        self.output: OutputPolicy = output or "cast"
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
