@@ -104,7 +104,7 @@ class Changes:
             if nested is None:
                 nested = [(name, place.child(name)) for name in after]
             for name, child in nested:
-                if name in before and name in after:
+                if name in before and type(after.get(name)) in _CONTAINERS:
                     self._shape(child, before[name], after[name], (name, path))
 
     def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:

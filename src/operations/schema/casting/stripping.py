@@ -145,9 +145,6 @@ class Stripper:
         part = plan.part(plan.place(0))
         if part.is_unknown:
             return to_json
-        leaf = leaf_types(part)
-        if leaf is not None:
-            return _scalar_list(leaf)
         stage = self.stage(part)
 
         def strip(value: list[Any], room: int) -> Any:
@@ -326,17 +323,6 @@ def _lifted(value: Any, allowed: frozenset[type]) -> Any:
         if type(value) in allowed:
             return value
     raise NeedsRepair
-
-
-def _scalar_list(allowed: frozenset[type]) -> Strip:
-    def strip(value: list[Any], room: int) -> Any:
-        if room <= 0:
-            raise NeedsRepair
-        if allowed.issuperset(map(type, value)):
-            return value.copy()
-        return [item if type(item) in allowed else _lifted(item, allowed) for item in value]
-
-    return strip
 
 
 class _Property(NamedTuple):

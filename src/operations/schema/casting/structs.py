@@ -230,13 +230,6 @@ def _array_finish(finish_item: Finish, complete: int | None) -> Finish:
     return finish
 
 
-def _union_finish(finishes: list[Finish]) -> Finish | None:
-    """Return what finishes any member of a union. Each of `finishes` passes over values of other types."""
-    if len(finishes) < 2:
-        return next(iter(finishes), None)
-    return lambda before, after: True in [finish(before, after) for finish in finishes]
-
-
 def _scalar(kind: type) -> Shape:
     return Shape(_FINITE if kind is float else kind, 0, exact=True)
 
@@ -257,9 +250,10 @@ def _generic(kind: Any, *parts: Any) -> Any:
 
 
 def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
-    """The type of values that have any of `shapes`; None if there are none."""
+    """The type of values that have any of `shapes`; None if there are none, or two kinds of objects."""
     found = tuple(shapes)
-    if not found:
+    finishes = [shape.finish for shape in found if shape.finish is not None]
+    if not found or len(finishes) > 1:
         return None
     exact = exact and all(shape.exact for shape in found)
     if len(found) == 1:
@@ -268,5 +262,5 @@ def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
         Union[tuple(shape.type for shape in found)],  # noqa: UP007 - made at run time
         max(shape.depth for shape in found),
         exact,
-        _union_finish([shape.finish for shape in found if shape.finish is not None]),
+        next(iter(finishes), None),
     )

@@ -99,12 +99,22 @@ class Place:
         """Whether stripping and filling may change a value here."""
         place: Place | None = self
         seen: set[Place] = set()
-        while place is not None and not place.is_open and not place.objects and place.arrays:
-            if place in seen:
-                break
+        while place is not None and not place.is_open and place not in seen:
             seen.add(place)
-            place = place.items
+            if not place.objects and place.arrays:
+                place = place.items
+            elif place.objects and not place.arrays and all(map(_is_mere_map, place.objects)):
+                place = place.child("")
+            else:
+                break
         return place is None or (bool(place.objects) and not place.is_open)
+
+
+def _is_mere_map(plan: Plan) -> bool:
+    """Return whether all properties of an object have the same schema and are kept."""
+    return (
+        plan.is_map and not plan.fields and not plan.asked and not plan.keyword("patternProperties")
+    )
 
 
 Nested: TypeAlias = list[tuple[str, Place | None]]
