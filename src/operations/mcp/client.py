@@ -25,7 +25,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.timing import CallTimeout
 from operations.mcp.callers import CallInFlight, CallsInFlight, caller_of, is_known
-from operations.mcp.catalogue import Catalogue
+from operations.mcp.catalog import Catalog
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
@@ -88,7 +88,7 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the server was reached for the first time."""
 
-        self._catalogue = Catalogue(name, self.config, self.request, self._list_all, self._watch)
+        self._catalog = Catalog(name, self.config, self.request, self._list_all, self._watch)
         self._is_listening = False
         self._changes = 0
         """How often a listing brought something new."""
@@ -109,18 +109,18 @@ class MCPClient:
     @property
     def operations(self) -> list[Operation]:
         """Every operation of the server, as it is now."""
-        return list(self._catalogue.operations.values())
+        return list(self._catalog.operations.values())
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
 
     def __len__(self) -> int:
-        return len(self._catalogue.operations)
+        return len(self._catalog.operations)
 
     @property
     def skipped(self) -> dict[str, str]:
         """What the server listed and was left out, with the reason."""
-        return dict(self._catalogue.skipped)
+        return dict(self._catalog.skipped)
 
     @property
     def is_connected(self) -> bool:
@@ -144,12 +144,12 @@ class MCPClient:
 
         Store them, and pass them to the next `MCPClientConfig`.
         """
-        return dict(self._catalogue.pins.accepted)
+        return dict(self._catalog.pins.accepted)
 
     @property
     def quarantined(self) -> list[str]:
         """The keys (see `pins`) of definitions that have not been accepted yet (`pin="strict"`)."""
-        return list(self._catalogue.pins.waiting)
+        return list(self._catalog.pins.waiting)
 
     def accept(self, key: str) -> None:
         """Accept a definition in quarantine: a tool's name, or another key of `quarantined`.
@@ -157,11 +157,11 @@ class MCPClient:
         Raises:
             KeyError: If it is not in quarantine.
         """
-        self._catalogue.accept(key)
+        self._catalog.accept(key)
 
     def attach(self, registry: OperationRegistry) -> None:
         """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
-        self._catalogue.attach(registry)
+        self._catalog.attach(registry)
 
     def __repr__(self) -> str:
         return f"<MCPClient {self.name} of {counted(len(self), 'operation')}>"
@@ -226,11 +226,11 @@ class MCPClient:
             else {},
         )
         await self._ask_for_logs(session)
-        if not self._catalogue.operations:
+        if not self._catalog.operations:
             await self._take(session)
         else:
             # Calls need not wait for the list, but what arguments travel as headers must be known.
-            session.learn(self._catalogue.tools.values())
+            session.learn(self._catalog.tools.values())
             self._stale.set()
         if session.is_modern and _tells_of_changes(capabilities):
             if self._listener is not None:
@@ -312,7 +312,7 @@ class MCPClient:
     async def _opened_for_caller(self, session: RelaySession) -> None:
         """Prepare a caller's own connection; what the server offers is known from the shared one."""
         await self._ask_for_logs(session)
-        session.learn(self._catalogue.tools.values())
+        session.learn(self._catalog.tools.values())
 
     async def _send(
         self,
@@ -440,7 +440,7 @@ class MCPClient:
     async def _take(self, session: RelaySession) -> None:
         listing = await list_everything(session, self.config.max_tools)
         version = self.server_info.version if self.server_info else "1.0.0"
-        self._changes += self._catalogue.take(listing, version)
+        self._changes += self._catalog.take(listing, version)
 
     # ------------------------------------------------------------ the server's own messages
 

@@ -27,9 +27,9 @@ from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
 from operations.mcp.callers import CallsInFlight
+from operations.mcp.config_secrets import redactor_for
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
-from operations.mcp.redaction import redactor_for
 from operations.mcp.session import Dispatcher, RelaySession
 from operations.mcp.starting import StartError, start_error
 from operations.mcp.stdio import Child, open_stdio

@@ -41,9 +41,9 @@ from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunc
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front.redaction import Redactor
+from operations.mcp.config_secrets import redact_logged_addresses
 from operations.mcp.failures import Kind, answered_id, seal
 from operations.mcp.oauth import stored_login
-from operations.mcp.redaction import redact_logged_addresses
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

@@ -10,7 +10,7 @@ from typing import Any
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
 from operations.front.redaction import Redactor
-from operations.mcp.redaction import command_line
+from operations.mcp.config_secrets import command_line
 from operations.mcp.stdio import Child
 from operations.types import JSONObject
 

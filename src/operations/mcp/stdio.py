@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError, enforce_bounds
 from operations._mcp_config import MCPClientConfig
-from operations.mcp import guard
+from operations.mcp import orphans
 from operations.mcp.failures import Kind, answered_id, seal
 from operations.mcp.lines import LineBuffer, Oversized
 
@@ -115,7 +115,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     )
     # No await from here to the task group: a cancellation in between would leave the child alone.
     child.process = process
-    guard.watch(process.pid)
+    orphans.watch(process.pid)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks:
@@ -130,7 +130,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
                 for stream in (read_stream, write_stream):
                     stream.close()
                 await _stop(process, config.shutdown_timeout, child)
-                guard.release(process.pid)
+                orphans.release(process.pid)
             tasks.cancel_scope.cancel()
 
 

@@ -35,7 +35,7 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations.mcp")
 
 
-class Catalogue:
+class Catalog:
     """What a server offers, as operations.
 
     Args:

@@ -1,4 +1,4 @@
-"""Makes sure that children end with us, even when we are killed and can do nothing about it any more.
+"""Make sure that child processes end with us, even if we are killed.
 
 A child whose stdin closes usually ends by itself, but not every one does, and what it started may not either. So one
 small process per application watches a pipe that closes when we die. It runs while there is a child to watch.
@@ -12,7 +12,7 @@ from threading import Lock
 
 logger = logging.getLogger("operations.mcp")
 
-_SCRIPT = Path(__file__).with_name("_guard.py")
+_SCRIPT = Path(__file__).with_name("_kill_orphans.py")
 _lock = Lock()
 _groups: set[int] = set()
 _process: "subprocess.Popen[bytes] | None" = None
