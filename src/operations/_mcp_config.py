@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES
+from operations._json import MAX_RESPONSE_VALUES, list_of
 from operations._text import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.context import OperationContext
@@ -278,8 +278,10 @@ class MCPClientConfig:
         """A configuration from one entry of an `mcp.json`; `options` are fields that win over it.
 
         `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
-        given); reports do not show what came from there. Keys of other tools are ignored: in particular none of
-        them grants anything. Keys that nobody knows are ignored too, with a warning (`unknown_keys`).
+        given); reports do not show what came from there, nor what an `envFile` contains. `disabledTools`,
+        `excludeTools`, `includeTools` and `enabledTools` of other clients say which tools are imported. Other keys of
+        theirs are ignored: in particular none grants anything. Unknown keys are ignored with a warning
+        (`unknown_keys`).
 
         Raises:
             ValueError: Naming the field that is wrong, or the variable that is not set.
@@ -297,14 +299,22 @@ class MCPClientConfig:
             if entry.get(key) is None:
                 continue
             value = _filled(entry[key], variables, secrets)
+            if name == "env_file":
+                # Read before `env`, whose values win.
+                fields["env"] = _read_env(value)
+                secrets += filter(None, fields["env"].values())
+                continue
             if name == "transport" and isinstance(value, str):
                 if value not in _ENTRY_TRANSPORTS:
                     raise ValueError(f"{value!r} is no transport: use stdio, http or sse")
                 value = _ENTRY_TRANSPORTS[value]
             try:
-                fields[name] = msgspec.convert(value, _ENTRY_TYPES[name])
+                given = msgspec.convert(value, _ENTRY_TYPES[name])
             except msgspec.ValidationError:
                 raise ValueError(f"{key!r} has the wrong type") from None
+            if name == "allow" and name in fields:
+                raise ValueError(f"{key!r} is another word for 'allow': use one of them")
+            fields[name] = _merged(fields.get(name), given)
         try:
             fields["secrets"] = secrets
             return cls(**{**fields, **options})
@@ -312,7 +322,17 @@ class MCPClientConfig:
             raise ValueError(str(error)) from None
 
 
+def _merged(earlier: Any, given: Any) -> Any:
+    """Return what two keys of an entry say about one field: all of it."""
+    if isinstance(earlier, dict) and isinstance(given, dict):
+        return {**cast("JSONObject", earlier), **cast("JSONObject", given)}
+    if isinstance(earlier, list) and isinstance(given, list):
+        return [*list_of(earlier), *list_of(given)]
+    return given
+
+
 _ENTRY_FIELDS = {
+    "envFile": "env_file",
     **{
         name: name
         for name in (
@@ -329,6 +349,10 @@ _ENTRY_FIELDS = {
             "pin",
         )
     },
+    "includeTools": "allow",
+    "enabledTools": "allow",
+    "excludeTools": "deny",
+    "disabledTools": "deny",
     "serverUrl": "url",
     "httpUrl": "url",
     "type": "transport",
@@ -342,10 +366,9 @@ _ENTRY_TYPES: dict[str, Any] = {**get_type_hints(MCPClientConfig), "cwd": str}
 _TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
 
 _FOREIGN = frozenset({
-    "alwaysAllow", "authProviderType", "autoApprove", "autoStart", "description", "dev", "disabled", "disabledTools",
-    "enabled", "enabledTools", "env_vars", "envFile", "excludeTools", "extensionName", "gallery", "icon", "id",
-    "includeTools", "name", "note", "oauth", "source", "startup_timeout_sec", "timeout", "tool_timeout_sec", "tools",
-    "trust", "version",
+    "alwaysAllow", "authProviderType", "autoApprove", "autoStart", "description", "dev", "disabled", "enabled",
+    "env_vars", "extensionName", "gallery", "icon", "id", "name", "note", "oauth", "source", "startup_timeout_sec",
+    "timeout", "tool_timeout_sec", "tools", "trust", "version",
 })  # fmt: skip
 """What other tools write into an entry. It says nothing here, and nothing is said about it."""
 
@@ -416,8 +439,10 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         OSError: If the file cannot be read.
     """
     document: Any = source
+    folder = None
     if not isinstance(source, Mapping):
-        document = msgspec.json.decode(Path(source).read_bytes())
+        folder = Path(source).absolute().parent
+        document = _decoded(Path(source).read_bytes())
     for path in (("mcpServers",), ("mcp", "servers"), ("mcp", "mcpServers"), ("servers",)):
         inner: Any = document
         for key in path:
@@ -436,7 +461,58 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         entry = cast("JSONObject", entry)
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)
+            if folder is not None and isinstance(entry.get("envFile"), str):
+                servers[name]["envFile"] = str(_env_file(entry["envFile"], folder))
     return servers
+
+
+_COMMENTS = re.compile(rb'("(?:[^"\\]|\\.)*")|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
+_TRAILING_COMMAS = re.compile(rb'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+
+
+def _decoded(text: bytes) -> Any:
+    """Return a JSON document; editors also write comments and trailing commas."""
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        plain = _COMMENTS.sub(lambda match: match[1] or b" ", text)
+        return msgspec.json.decode(_TRAILING_COMMAS.sub(lambda match: match[1] or b"", plain))
+
+
+def _env_file(path: str, folder: Path) -> Path:
+    """Return the file that an entry of an `mcp.json` in `folder` names."""
+    workspace = folder.parent if folder.name in (".vscode", ".cursor") else folder
+    path = path.replace("${workspaceFolder}", str(workspace))
+    return Path(path) if path.startswith("${") else folder / Path(path).expanduser()
+
+
+def _read_env(path: Any) -> dict[str, str]:
+    """Return the variables in an env file: lines of `NAME=value`, the value with or without quotes.
+
+    Raises:
+        ValueError: If the file cannot be read or a line is something else.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError, TypeError):
+        raise ValueError(f"envFile names no file that can be read: {path}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        match = _ENV_LINE.fullmatch(line)
+        if match is not None:
+            value = match["quoted"] if match["quote"] else match["value"]
+            found[match["name"]] = value
+        elif line.strip() and not line.lstrip().startswith("#"):
+            raise ValueError(f"line {number} of {path} is not NAME=value")
+    return found
+
+
+_ENV_LINE = re.compile(
+    r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*"""
+    r"""(?:(?P<quote>["'])(?P<quoted>.*)(?P=quote)|(?P<value>[^"'#\s](?:[^#]|(?<!\s)#)*?|))\s*(?:\s#.*)?"""
+)
+"""A line of an env file. Values are taken literally: nothing in them is replaced."""
 
 
 def _enforce_wrapping(document: Any) -> None:

@@ -152,3 +152,76 @@ def test_what_is_no_such_document_is_refused(document: str, tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match=r"\w"):
         read_servers(file)
+
+
+def test_a_file_with_comments_and_trailing_commas_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(
+        '\ufeff{ // the servers\n  "servers": {\n    /* one,\n } */ '
+        '"s": {"command": "a//b", "args": ["/*x*/", ",]",], },\n  },\n}\n'
+    )
+
+    (entry,) = read_servers(file).values()
+
+    assert entry == {"command": "a//b", "args": ["/*x*/", ",]"]}
+
+
+@pytest.mark.parametrize(
+    "text", ['{"mcpServers": {"a" 1}}', '{"mcpServers": {"a": }}', "// nothing"]
+)
+def test_a_file_that_is_not_even_that_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(text)
+
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own words
+        read_servers(file)
+
+
+def test_the_tool_lists_of_other_clients_are_honoured() -> None:
+    entry = {
+        **ENTRY,
+        "includeTools": ["read", "write"],
+        "excludeTools": ["write"],
+        "disabledTools": ["drop"],
+        "deny": ["x_*"],
+    }
+
+    config = MCPClientConfig.from_entry(entry)
+
+    assert list(config.allow or ()) == ["read", "write"]
+    assert sorted(config.deny) == ["drop", "write", "x_*"]
+    with pytest.raises(ValueError, match="'includeTools' is another word for 'allow'"):
+        MCPClientConfig.from_entry({**entry, "allow": ["read"]})
+
+
+def test_an_env_file_adds_to_the_environment_and_is_not_shown(tmp_path: Path) -> None:
+    folder = tmp_path / ".vscode"
+    folder.mkdir()
+    (tmp_path / ".env").write_text(
+        '# keys\nexport TOKEN="can ary"\nNAME = plain # a note\nEMPTY=\nA=hidden\nURL=http://h/#x\n'
+    )
+    for named in ("../.env", "${workspaceFolder}/.env"):
+        (folder / "mcp.json").write_text(
+            json.dumps({"servers": {"s": {**ENTRY, "envFile": named}}})
+        )
+        (entry,) = read_servers(folder / "mcp.json").values()
+
+        config = MCPClientConfig.from_entry(entry)
+
+        assert config.env == {
+            "TOKEN": "can ary",
+            "NAME": "plain",
+            "EMPTY": "",
+            "A": "b",
+            "URL": "http://h/#x",
+        }
+        assert "can ary" in config.secrets
+        assert "can ary" not in repr(config)
+
+
+def test_an_env_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="envFile names no file"):
+        MCPClientConfig.from_entry({**ENTRY, "envFile": str(tmp_path / "none")})
+    (tmp_path / ".env").write_text("A=1\nnot a variable\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* is not NAME=value"):
+        MCPClientConfig.from_entry({**ENTRY, "envFile": str(tmp_path / ".env")})

@@ -194,7 +194,9 @@ async def test_output_without_an_end_costs_neither_calls_nor_the_closing() -> No
 
 
 @pytest.mark.requirement("R25")
-async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other() -> None:
+async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with connect_mcp("raw", raw("odd")) as client:
         names = {operation.spec.name for operation in client}
         skipped = client.skipped
@@ -203,6 +205,9 @@ async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other() -> None:
     assert skipped.keys() == {
         r"a\nb", "twice", "no_schema", "tools[6]", "tools[7]", "tools[8]", "x/y", r"\u202ereversed",
     }  # fmt: skip
+    (warning,) = [text for text in caplog.messages if "left out" in text]
+    assert "no_schema (" in warning
+    assert "and 3 more" in warning
 
 
 async def test_schemas_that_cannot_be_used_count_as_unknown(

@@ -319,13 +319,40 @@ async def test_long_listings_come_in_pages(era: str) -> None:
     assert len(names) == len(set(names)) == len(example()) - 1
 
 
-async def test_a_cursor_of_another_revision_is_refused() -> None:
-    registry = example()
+async def test_a_cursor_survives_a_change_of_the_registry() -> None:
+    registry = numbered(*range(10, 16))
+    async with Client(to_mcp(registry, page_size=2)) as client:
+        first = await client.list_tools()
+        registry.unregister("many.n10")
+        numbered(16, registry=registry)
+        names = [tool.name for tool in first.tools]
+        cursor = first.next_cursor
+        while cursor is not None:
+            page = await client.list_tools(cursor=cursor)
+            names += [tool.name for tool in page.tools]
+            cursor = page.next_cursor
+
+    assert names == [f"many__n{number}" for number in range(10, 17)]
+
+
+async def test_a_cursor_whose_place_is_gone_is_refused_with_the_reason() -> None:
+    registry = numbered(*range(10, 16))
     async with Client(to_mcp(registry, page_size=2)) as client:
         cursor = (await client.list_tools()).next_cursor
-        registry.unregister("math.add")
-        with pytest.raises(MCPError):
+        registry.unregister("many.n11")
+        with pytest.raises(MCPError, match="the list has changed; list again"):
             await client.list_tools(cursor=cursor)
+
+
+def numbered(*numbers: int, registry: OperationRegistry | None = None) -> OperationRegistry:
+    registry = registry or OperationRegistry()
+    for number in numbers:
+
+        async def nothing() -> None:
+            return None
+
+        registry.operation(f"many.n{number}", type="query")(nothing)
+    return registry
 
 
 @pytest.mark.parametrize("field", ["page_size", "timeout", "max_tools"])

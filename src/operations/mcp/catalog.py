@@ -34,6 +34,9 @@ from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
+_SHOWN = 5
+"""Entries that were left out and are named in the log."""
+
 
 class Catalog:
     """What a server offers, as operations.
@@ -128,9 +131,16 @@ class Catalog:
                 self._ids[name] = spec.id
         for extra in self._extras(skipped):
             found.setdefault(extra.spec.id, extra)
-        for name, reason in skipped.items():
-            if self.skipped.get(name) != reason:
-                logger.warning("%s: %s was left out: %s", self._server, name, reason)
+        new = [f"{name} ({reason})" for name, reason in skipped.items() - self.skipped.items()]
+        if new:
+            new.sort()
+            more = len(new) - _SHOWN
+            logger.warning(
+                "%s: left out %s%s",
+                self._server,
+                ", ".join(new[:_SHOWN]),
+                f" and {more} more, see `client.skipped`" if more > 0 else "",
+            )
         self.skipped = skipped
         self._replace(found)
 

@@ -429,25 +429,39 @@ class Service:
     def _cut(
         self, items: Sequence[ItemT], cursor: str | None
     ) -> tuple[Sequence[ItemT], str | None]:
-        """One page of `items`. A cursor says where the page begins, and at which revision that was."""
-        start = self._start(cursor)
+        """Return one page of `items`, and the cursor of the next: the position and the operation where it starts."""
+        start = 0 if cursor is None else _start(cursor, items)
         end = start + self.settings.page_size
         following = None
         if end < len(items):
-            place = f"{end}.{self.registry.revision}".encode()
+            place = msgspec.json.encode([end, _key(items[end - 1])])
             following = urlsafe_b64encode(place).decode()
         return items[start:end], following
 
-    def _start(self, cursor: str | None) -> int:
-        if cursor is None:
-            return 0
-        try:
-            start, revision = map(int, urlsafe_b64decode(cursor).decode().split("."))
-        except ValueError:
-            start, revision = -1, -1
-        if start < 0 or revision != self.registry.revision:
-            raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning")
+
+def _start(cursor: str, items: Sequence[Any]) -> int:
+    """Return where a page starts: after the last item of the page before, which may have moved since.
+
+    Raises:
+        MCPError: If that item is gone, or the cursor is not one of ours.
+    """
+    try:
+        start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
+    except ValueError:
+        raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning") from None
+    if 0 < start <= len(items) and _key(items[start - 1]) == last:
         return start
+    for position, item in enumerate(items, 1):
+        if _key(item) == last:
+            return position
+    raise MCPError(
+        INVALID_PARAMS, "Invalid cursor: the list has changed; list again from the beginning"
+    )
+
+
+def _key(item: Any) -> str:
+    """Return what tells an item of a list from the others: its URI, or its operation."""
+    return getattr(item, "uri", "") or item.spec.id
 
 
 def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JSONObject:
