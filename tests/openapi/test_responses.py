@@ -78,6 +78,15 @@ async def test_missing_values_are_reported_and_not_invented() -> None:
     assert [change.kind for change in envelope.meta.changes] == ["mismatch"]
 
 
+async def test_properties_stay_in_the_order_of_the_server() -> None:
+    number = {"type": "integer"}
+    schema = {"type": "object", "properties": {"a": number, "b": number, "c": number}}
+    responses = {"200": {"description": "", "content": {"application/json": {"schema": schema}}}}
+    text = '{"c": 1, "undeclared": 2, "a": 3, "b": 4}'
+    data = await data_of(responses, answering(200, text, "application/json"))
+    assert list(data) == ["c", "a", "b"]
+
+
 async def test_an_exact_status_comes_before_its_range() -> None:
     responses = {"2XX": response(objects(a="string")), "201": response(objects(b="string"))}
     assert await data_of(responses, answering(201, {"a": "x", "b": "y"})) == {"b": "y"}

@@ -1,8 +1,12 @@
 """Plans: what several schemas say about one value, merged, and as many as a document may need."""
 
+import gc
+import weakref
+
 import pytest
 
 from operations.schema import Schema
+from operations.schema.casting import CastPolicy, Normaliser, caches_of
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 
@@ -40,3 +44,26 @@ def test_a_document_that_needs_too_many_plans_is_cast_as_far_as_they_go(
     value = {"x": {"a": {"b": {}, "c": 1}, "d": 1}, "y": {"a": {"e": 1}}, "z": 1}
 
     assert schema.cast(value).value == {"x": {"a": {"b": {}, "c": 1}}, "y": {"a": {"e": 1}}}
+
+
+@pytest.mark.parametrize("policy", ["cast", "keep", "create"])
+def test_a_schema_that_is_dropped_is_freed(policy: CastPolicy) -> None:
+    number = {"type": "number", "default": 2}
+    leaf = {"type": "object", "properties": {"c": number}}
+    node = {
+        "type": "object",
+        "properties": {
+            "value": number,
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "items": {"type": "array", "items": leaf},
+        },
+    }
+    checker = Checker({"$defs": {"node": node}, "$ref": "#/$defs/node"})
+    normaliser = Normaliser(checker, policy)
+    for _ in range(3):
+        normaliser.normalise({"next": {"value": 1, "next": None}, "items": [{"x": 1}], "y": 2})
+    planner = weakref.ref(caches_of(checker, policy).planner)
+    # Values that the garbage collector does not visit must not be part of a cycle.
+    del checker, normaliser
+    gc.collect()
+    assert planner() is None
