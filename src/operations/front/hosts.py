@@ -3,6 +3,9 @@
 A page on any web site can make a browser send requests to a server on the visitor's own machine, or point a name of
 its own at it (DNS rebinding). The Host and Origin headers reveal this; `HostRules` checks both before anything else.
 
+Trailers of a chunked request could forge both: some servers append them to its headers. Under a server that is not
+known to drop them, a chunked request is rejected (411).
+
 Rule 1: probes are exempt: they use our address and learn nothing.
 Rule 2: allowed origins may read responses (CORS), at every entry point.
 """
@@ -13,8 +16,11 @@ from typing import Final
 from operations._host_rules import HostRules
 from operations.errors import ErrorCode
 from operations.front.messages import Reply, error_reply, reject_handshake, route_path
-from operations.front.public_errors import Header, RequestError
+from operations.front.public_errors import CLOSE, Header, RequestError
 from operations.front.timing import App, Message, Receive, Scope, Send
+
+DROPS_TRAILERS: Final = "operations.drops_trailers"
+"""Scope key of requests of a server whose headers never contain trailers."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
@@ -31,6 +37,11 @@ _PREFLIGHT: Final[list[Header]] = [
     (b"access-control-allow-headers", _ACCEPTED.encode()),
     (b"access-control-max-age", b"600"),
 ]
+
+
+_CHUNKED: Final = RequestError(
+    411, ErrorCode.VALIDATION_ERROR, "Send a Content-Length instead of chunks", headers=[CLOSE]
+)
 
 
 class HostGuard:
@@ -52,7 +63,10 @@ class HostGuard:
             return self._app(scope, receive, send)
         if scope["path"].endswith("z") and route_path(scope) in PROBES:
             return self._app(scope, receive, send)
-        error, page = self._rules.check(scope["headers"])
+        headers = scope["headers"]
+        if DROPS_TRAILERS not in scope and any(name == b"transfer-encoding" for name, _ in headers):
+            return error_reply(_CHUNKED, "-").send(send)
+        error, page = self._rules.check(headers)
         if error is not None:
             rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
             reply = error_reply(rejected, "-")

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
+from operations.front.hosts import DROPS_TRAILERS
 from operations.front.timing import Scope
 from operations.server.exchange import SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
 
@@ -249,6 +250,7 @@ class HTTPProtocol(asyncio.Protocol):
             "query_string": url.query or b"",
             "headers": self._headers,
             "state": self._app_state.copy(),
+            DROPS_TRAILERS: True,
         }
         keep_alive = version != "1.0" and parser.should_keep_alive()
         exchange = Exchange(

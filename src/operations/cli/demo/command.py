@@ -105,6 +105,7 @@ scopes = {scopes}
 
 [serve]
 port = 0
+scopes_supported = {scopes}
 
 [trace]
 file = "trace.jsonl"
