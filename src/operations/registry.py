@@ -223,6 +223,10 @@ class OperationRegistry:
     def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
         """Let `adapter` change, and rename, every operation that is or will be registered (see `operations.tools`)."""
         self._adapters.append(adapter)
+        self.adapt_all()
+
+    def adapt_all(self) -> None:
+        """Change every operation again, because an adapter has changed."""
         originals = {here: given for given, here in self._given.values()}
         for operation_id, known in tuple(self._operations.items()):
             given = originals.get(operation_id, known)

@@ -22,7 +22,7 @@ from operations.calls import serve_calls
 from operations.cli.demo.api import build_api
 from operations.cli.exits import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
-from operations.hub.callers import credential_resolver
+from operations.hub.callers import Access
 from operations.hub.hub import Hub, open_hub
 from operations.hub.known_ids import remember_ids
 from operations.hub.serving import build_app
@@ -222,7 +222,7 @@ async def test_workers_on_a_broker_are_a_source(
         return context.identity.id
 
     with broker_running(RedisServer()) as broker, anyio.fail_after(60):
-        resolve = credential_resolver(config_file(folder, text.format(url=broker.url)))
+        resolve = Access(config_file(folder, text.format(url=broker.url))).resolve
         async with (
             connect_redis(broker.url, secret=SECRET) as target,
             serve_calls(registry, target, resolve=resolve),

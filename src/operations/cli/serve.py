@@ -11,10 +11,11 @@ from operations._signals import shutdown_event
 from operations._text import counted
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.session import open_session
+from operations.cli.session import open_session, settle
 from operations.errors import OperationsError
 from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
+from operations.hub.reload import following
 from operations.hub.serving import build_app, doors_of, listen_config, mcp_server
 from operations.server.running import InsecureBindError, is_loopback, running
 
@@ -42,7 +43,7 @@ async def serve(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen) as hub, AsyncExitStack() as stack:
+    async with open_session(common, screen, wait=stdio) as hub, AsyncExitStack() as stack:
         stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
         if stdio:
             identity = None if as_ is None else hub.identity(as_)
@@ -56,6 +57,8 @@ async def serve(
         try:
             async with running(app, **{**asdict(listen), "host": address, "port": number}) as url:
                 with shutdown_event() as shutdown:
+                    await stack.enter_async_context(following(hub))
+                    await settle(hub, screen, common)
                     announce(url, doors, hub, screen)
                     _point_out_open(address, hub, screen)
                     screen.note("Ctrl-C ends it")
@@ -84,12 +87,12 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
         screen.item(
             {
                 "url": url,
-                "operations": len(hub.registry),
+                "operations": hub.offered,
                 "doors": {door: places[door] for door in doors},
             }
         )
         return
-    screen.show(Text(f"serving {counted(len(hub.registry), 'operation')} at {url}", style="bold"))
+    screen.show(Text(f"serving {counted(hub.offered, 'operation')} at {url}", style="bold"))
     for door in doors:
         screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
 

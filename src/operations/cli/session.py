@@ -14,42 +14,65 @@ from operations.hub.callers import limits_of
 from operations.hub.hub import ALL, Hub, Wish, open_hub
 from operations.hub.known_ids import recall_ids, remember_ids
 
+_SETTLE_SECONDS = 3.0
+"""How long `serve` and `work`, which accept calls already, wait for sources before they report them."""
+
 
 @asynccontextmanager
-async def open_session(common: Common, screen: Screen, wish: Wish = ALL) -> AsyncGenerator[Hub]:
+async def open_session(
+    common: Common, screen: Screen, wish: Wish = ALL, *, wait: bool = True
+) -> AsyncGenerator[Hub]:
     """The hub a command works with, for the length of an `async with` block.
 
     Args:
         common: Which config, and how much to say.
         screen: Where to say it.
         wish: Which of its sources are opened.
+        wait: Whether to wait until they are, and report those that cannot be opened.
 
     Raises:
         ConfigError: If the config is missing or wrong.
     """
-    async with open_file(common.load(), screen, wish, common) as hub:
+    async with open_file(common.load(), screen, wish, common, wait=wait) as hub:
         yield hub
 
 
 @asynccontextmanager
 async def open_file(
-    file: ConfigFile, screen: Screen, wish: Wish = ALL, common: Common = DEFAULTS
+    file: ConfigFile,
+    screen: Screen,
+    wish: Wish = ALL,
+    common: Common = DEFAULTS,
+    *,
+    wait: bool = True,
 ) -> AsyncGenerator[Hub]:
     """`open_session` for a config that is loaded already."""
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():
-            hub = await stack.enter_async_context(open_hub(file, wish))
-        _tell(hub, wish, screen, hints=common.hints, verbose=common.verbose)
-        if wish.is_all:
-            # What is away is still known, so that it can be told from what never was.
-            before = recall_ids(file) if hub.absent() else []
-            ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
-            remember_ids(file, ids)
-        if not common.verbose:
-            # From here on warnings are about calls, and nothing else tells them.
-            logging.getLogger("operations").setLevel(logging.WARNING)
+            hub = await stack.enter_async_context(open_hub(file, wish, wait=30 if wait else 0))
+        if wait:
+            report_sources(hub, screen, common, wish)
         yield hub
+
+
+async def settle(hub: Hub, screen: Screen, common: Common) -> None:
+    """Wait a little for the sources of a hub that serves already, and report those that are not connected yet."""
+    await hub.settled(_SETTLE_SECONDS)
+    report_sources(hub, screen, common)
+
+
+def report_sources(hub: Hub, screen: Screen, common: Common, wish: Wish = ALL) -> None:
+    """Report what is wrong with the sources of a hub, and remember the ids of its operations."""
+    _tell(hub, wish, screen, hints=common.hints, verbose=common.verbose)
+    if wish.is_all:
+        # What is not connected now is still known, so that it can be told from what never was.
+        before = recall_ids(hub.file) if hub.absent() else []
+        ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
+        remember_ids(hub.file, ids)
+    if not common.verbose:
+        # From here on warnings are about calls and changes of sources, and nothing else reports them.
+        logging.getLogger("operations").setLevel(logging.WARNING)
 
 
 def open_front(hub: Hub) -> Front:

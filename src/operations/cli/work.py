@@ -7,12 +7,12 @@ from operations._text import counted, suggestion
 from operations.calls import serve_calls
 from operations.calls.config import WorkerConfig
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.session import open_file
+from operations.cli.session import open_file, settle
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.errors import OperationsError
-from operations.hub.callers import credential_resolver
 from operations.hub.journal import writing_logs
+from operations.hub.reload import following
 from operations.hub.sources.broker import connect_broker, worker_config
 
 
@@ -34,24 +34,34 @@ async def work(
     screen = common.screen()
     file = common.load()
     name, entry = _chosen(broker, file)
-    # Its own group is what it serves, not what it imports: it would call itself.
-    others = {**file.config.brokers, name: replace(entry, workers=False)}
-    file = replace(file, config=replace(file.config, brokers=others))
+
+    def adjusted(file: ConfigFile) -> ConfigFile:
+        # Its own group is what it serves, not what it imports: it would call itself.
+        entry = file.config.brokers.get(name)
+        if entry is None:
+            return file
+        others = {**file.config.brokers, name: replace(entry, workers=False)}
+        return replace(file, config=replace(file.config, brokers=others))
+
+    file = adjusted(file)
     group = worker_config(entry, file).group
     options = file.options(WorkerConfig, entry)
     if concurrency is not None:
         options["concurrency"] = concurrency
     async with (
-        open_file(file, screen, common=common) as hub,
+        open_file(file, screen, common=common, wait=False) as hub,
         connect_broker(entry, file) as target,
         serve_calls(
             hub.registry,
             target,
             **options,
-            resolve=credential_resolver(file),
+            resolve=hub.access.resolve,
         ),
+        following(hub),
     ):
         with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
+            hub.adjust = adjusted
+            await settle(hub, screen, common)
             if screen.json:
                 screen.item({"broker": name, "group": group, "operations": len(hub.registry)})
             else:

@@ -25,8 +25,8 @@ ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 Resolver: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
 """An `IdentityResolver`, without the name of a web framework."""
 
-Ready: TypeAlias = Callable[[], bool | Awaitable[bool]]
-"""Whether everything needed is available; an exception means no."""
+Ready: TypeAlias = Callable[[], bool | JSONObject | Awaitable[bool | JSONObject]]
+"""Whether work can be done; an exception means no. An object means yes, and is the response."""
 
 _OF_SERVER = {ELSEWHERE: "an option of the server around it"}
 

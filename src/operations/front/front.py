@@ -75,6 +75,17 @@ class Front:
         self.auth = AuthThrottle(limits)
         self.credentials = CredentialMonitor()
 
+    def configure(self, limits: Limits, *, timeout: float) -> None:
+        """Change the limits while calls run."""
+        self.limits = limits
+        self.timeout = timeout
+        self.calls.configure(limits.calls, limits.calls_per_caller)
+        self.answers.configure(limits.calls, limits.calls_per_caller)
+        self.streams.configure(limits.streams, limits.streams_per_caller)
+        self.output.configure(limits.output_bytes, limits.output_bytes_per_caller)
+        self.rate.configure(limits.rate_per_caller, limits.burst)
+        self.auth.configure(limits)
+
     def enter(self, caller: str, *, is_stream: bool = False) -> Slot:
         """Return a slot for a call or a stream.
 

@@ -86,6 +86,11 @@ class AuthThrottle:
         self._valid: OrderedDict[int, None] = OrderedDict()
         self._wrong: OrderedDict[int, None] = OrderedDict()
 
+    def configure(self, limits: Limits) -> None:
+        """Change the limits."""
+        self._checking.configure(limits.calls, limits.calls_per_caller)
+        self._failures.configure(limits.failed_attempts_per_second, limits.failed_attempts)
+
     async def authenticate(
         self,
         address: str,

@@ -97,10 +97,14 @@ class RateLimiter:
     def __init__(
         self, per_second: float | None, burst: int, *, remembered: int = REMEMBERED
     ) -> None:
-        self._per_second = per_second
-        self._burst = float(burst)
         self._remembered = remembered
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.configure(per_second, burst)
+
+    def configure(self, per_second: float | None, burst: int) -> None:
+        """Change the rate."""
+        self._per_second = per_second
+        self._burst = float(burst)
 
     def spend(self, caller: str, amount: int = 1, *, paid: int = 0) -> None:
         """Take the cost of a request, less the part that was `paid` before.
@@ -157,11 +161,15 @@ class ConcurrencyLimiter:
     """
 
     def __init__(self, limit: int, limit_per_caller: int, what: str = "concurrent calls") -> None:
-        self._limit = limit
-        self._limit_per_caller = limit_per_caller
         self._what = what
         self._by_caller: dict[str, int] = {}
         self.total = 0
+        self.configure(limit, limit_per_caller)
+
+    def configure(self, limit: int, limit_per_caller: int) -> None:
+        """Change the limits; what is in use stays in use."""
+        self._limit = limit
+        self._limit_per_caller = limit_per_caller
 
     def enter(self, caller: str, amount: int = 1) -> "Slot":
         """Return a slot, which a `with` block or `release` gives back.

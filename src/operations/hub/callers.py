@@ -1,11 +1,16 @@
 """Build what the front needs from a config: its limits, and the callers of `[access]`."""
 
 from hashlib import sha256
+from importlib import import_module
+from typing import Any
 
 from operations.access import Identity
 from operations.config import ConfigFile
-from operations.front.identity import CredentialResolver
+from operations.front.config import JWTConfig
 from operations.front.limits import Limits
+
+_TOKENS = "operations.server.tokens"
+"""Imported when the config has `[access.jwt]`: it has an extra of its own."""
 
 
 def limits_of(file: ConfigFile) -> Limits:
@@ -33,12 +38,33 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
     return found
 
 
-def credential_resolver(file: ConfigFile) -> CredentialResolver:
-    """Who a credential inside a call belongs to.
+class Access:
+    """The callers of `[access]`, which may change while a hub runs.
 
     Raises:
         ConfigError: If a key is not where the config says.
     """
-    callers = callers_by_hash(file)
-    # Found by its hash: how long that takes tells nothing about a key.
-    return lambda credential: callers.get(sha256(credential.encode()).hexdigest())
+
+    def __init__(self, file: ConfigFile) -> None:
+        self.update(file)
+
+    def update(self, file: ConfigFile) -> None:
+        """Use the callers of another version of the file; raises as the class."""
+        keys, entry = callers_by_hash(file), file.config.access.jwt
+        tokens = (
+            None if entry is None else import_module(_TOKENS).JWTs(**file.options(JWTConfig, entry))
+        )
+        self._keys, self._tokens = keys, tokens
+
+    def find(self, key_hash: str) -> Identity | None:
+        """Return whose key has this SHA-256."""
+        return self._keys.get(key_hash)
+
+    def resolve(self, credential: str) -> Identity | None:
+        """Return whose key a credential inside a call is."""
+        # Found by its hash: how long that takes reveals nothing about a key.
+        return self._keys.get(sha256(credential.encode()).hexdigest())
+
+    def identify_token(self, request: Any) -> Any:
+        """Return who sends an HTTP request with a signed token, or an awaitable of it."""
+        return None if self._tokens is None else self._tokens(request)

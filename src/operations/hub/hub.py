@@ -23,9 +23,11 @@ from operations.config.reading import FILE_NAME
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
+from operations.front.front import Front
+from operations.hub.callers import Access
 from operations.hub.journal import recording
 from operations.hub.known_ids import recall_ids
-from operations.hub.source import ListedServer, Source
+from operations.hub.source import ListedServer, Opened, Source, file_times, fingerprint
 from operations.hub.sources import open_source, sources_of
 from operations.hub.sources.local import load_setup
 from operations.hub.supervisor import Supervisor
@@ -77,22 +79,35 @@ class Hub:
         registry: Everything that is open.
         file: The config.
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
-        unmatched: Patterns of `[tools]` that match no operation.
     """
 
     def __init__(self, registry: OperationRegistry, file: ConfigFile) -> None:
         self.registry = registry
         self.file = file
+        self.file_times = file_times(file)
+        """When the files were changed that this hub was made of."""
+
         self.resolvers: list[Any] = []
+        self.tools: dict[str, ToolConfig] = {}
+        """The settings of `[tools]`; `registry.adapt_all` applies changes."""
+
         self.unmatched: set[str] = set()
-        self._supervisors: list[Supervisor] = []
+        """Patterns of `[tools]` that match no operation."""
+
+        self.fronts: list[Front] = []
+        """What limits the callers of this hub."""
+        self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
+        """Changes a config that is read again, as the one this hub was opened with was changed."""
+
+        self.supervisors: list[Supervisor] = []
+        self._removed: list[Supervisor] = []
         self._by_id: dict[str, Source] = {}
         self._indexed = -1
 
     @property
     def sources(self) -> list[Source]:
         """The sources that were wanted, in the order of the config."""
-        return [supervisor.source for supervisor in self._supervisors]
+        return [supervisor.source for supervisor in self.supervisors]
 
     @cached_property
     def app(self) -> Any:
@@ -102,6 +117,15 @@ class Hub:
             ConfigError: If a key is not where the config says.
         """
         return import_module("operations.hub.serving").build_app(self)
+
+    @cached_property
+    def access(self) -> Access:
+        """The callers of `[access]`.
+
+        Raises:
+            ConfigError: If a key is not where the config says.
+        """
+        return Access(self.file)
 
     # ------------------------------------------------------------ opening
 
@@ -115,8 +139,8 @@ class Hub:
             wait: Seconds to wait until each has connected or failed; None for as long as it takes.
         """
         for source in sources:
-            self._supervisors.append(self._supervise(source))
-        started = [each for each in self._supervisors if each.source.is_enabled]
+            self.supervisors.append(self._supervise(source))
+        started = [each for each in self.supervisors if each.source.is_enabled]
         brokers = [each for each in started if each.source.kind == "broker"]
         others = [each for each in started if each.source.kind != "broker"]
         with suppress(TimeoutError):
@@ -128,14 +152,32 @@ class Hub:
         for supervisor in started:
             supervisor.start()
 
+    async def settled(self, seconds: float) -> None:
+        """Wait until each source has connected or failed, but not longer than this."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(
+                    *(each.attempted() for each in self.supervisors if each.source.is_enabled)
+                )
+
+    async def remove(self, supervisor: Supervisor) -> None:
+        """Close a source for good; calls that run on it are finished first."""
+        self.supervisors.remove(supervisor)
+        self._removed.append(supervisor)
+        await supervisor.disable()
+
     def _supervise(self, source: Source) -> Supervisor:
         return Supervisor(
             source,
-            lambda each: open_source(each, self.file),
+            self._open,
             self.registry,
             owner=self._owner,
             drain_seconds=self.file.config.limits.timeout,
         )
+
+    async def _open(self, source: Source) -> Opened:
+        source.made_of = fingerprint(source, self.file)
+        return await open_source(source, self.file)
 
     def _owner(self, operation_id: str) -> str:
         source = self.source_of(operation_id)
@@ -143,7 +185,7 @@ class Hub:
 
     async def aclose(self) -> None:
         """Close all sources."""
-        await asyncio.gather(*(each.aclose() for each in self._supervisors))
+        await asyncio.gather(*(each.aclose() for each in (*self.supervisors, *self._removed)))
 
     def supervisor(self, name: str) -> Supervisor:
         """Return what keeps a source open, by its name or `kind:name`.
@@ -151,7 +193,7 @@ class Hub:
         Raises:
             KeyError: If there is no such source.
         """
-        for supervisor in self._supervisors:
+        for supervisor in self.supervisors:
             if supervisor.source.is_called(name):
                 return supervisor
         raise KeyError(name)
@@ -169,6 +211,11 @@ class Hub:
                 for each in source.operations
             }
         return self._by_id.get(operation_id)
+
+    @property
+    def offered(self) -> int:
+        """How many operations the sources offer."""
+        return sum(len(source.operations) for source in self.sources)
 
     def has_namespace(self, namespace: str) -> bool:
         """Return whether a source is called `namespace`, or offers operations in it."""
@@ -284,12 +331,8 @@ async def open_hub(
         remote=None if wish.operation is None else late,
     )
     hub = late.hub = Hub(registry, file)
-    if settings.tools:
-        tools = {
-            pattern: ToolConfig(**file.options(ToolConfig, entry))
-            for pattern, entry in settings.tools.items()
-        }
-        hub.unmatched = configure_tools(registry, tools)
+    hub.tools.update(tools_of(file))
+    hub.unmatched = configure_tools(registry, hub.tools)
     # Sources are closed in any case: also if opening is interrupted.
     async with aclosing(hub), registry, _set_up(hub):
         if wish.operation is None:
@@ -298,6 +341,14 @@ async def open_hub(
             await late.open(wish.operation)
         with recording(registry, file):
             yield hub
+
+
+def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
+    """Return the settings of `[tools]`, by pattern."""
+    return {
+        pattern: ToolConfig(**file.options(ToolConfig, entry))
+        for pattern, entry in file.config.tools.items()
+    }
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from importlib import import_module
 
 from starlette.applications import Starlette
 
@@ -10,13 +9,11 @@ from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
-from operations.hub.callers import callers_by_hash, credential_resolver, limits_of
+from operations.hub.callers import limits_of
+from operations.hub.controls import control_operations, readiness
 from operations.hub.hub import Hub
 from operations.mcp import RegistryServer
 from operations.server import APIKeys, IdentityResolver, create_app
-
-_TOKENS = "operations.server.tokens"
-"""Imported when the config has `[access.jwt]`: it has an extra of its own."""
 
 
 def listen_config(file: ConfigFile) -> ListenConfig:
@@ -48,17 +45,22 @@ def build_app(
     if access.jwt is not None and options.get("public_url") and not issuers:
         issuers = (JWTConfig(**file.options(JWTConfig, access.jwt)).issuer,)
     hosts = (*LOOPBACK, host or listen_config(file).host, *options.pop("allowed_hosts", ()))
-    return create_app(
+    app = create_app(
         hub.registry,
         **options,
-        identity=[*resolvers(file), *hub.resolvers] or None,
-        resolve=credential_resolver(file),
+        identity=resolvers(hub) or None,
+        resolve=hub.access.resolve,
+        ready=lambda: readiness(hub),
         anonymous=access.jwt is None if access.anonymous is None else access.anonymous,
         authorization_servers=issuers,
         allowed_hosts=hosts,
         limits=limits_of(file),
         timeout=config.limits.timeout,
     )
+    hub.fronts.append(app.state.pipeline.front)
+    for each in control_operations(hub):
+        hub.registry.register(each, replace=True)
+    return app
 
 
 def mcp_server(hub: Hub, identity: Identity | None) -> RegistryServer:
@@ -76,16 +78,15 @@ def mcp_server(hub: Hub, identity: Identity | None) -> RegistryServer:
     return RegistryServer(hub.registry, settings)
 
 
-def resolvers(file: ConfigFile) -> list[IdentityResolver]:
-    """Return what resolves the identities of callers.
+def resolvers(hub: Hub) -> list[IdentityResolver]:
+    """Return what resolves the identities of callers: those of the config, and of its `setup`.
 
     Raises:
         ConfigError: If a key is not where the config says.
     """
-    access = file.config.access
-    found: list[IdentityResolver] = []
-    if access.keys:
-        found.append(APIKeys(callers_by_hash(file)))
+    access, found = hub.file.config.access, list(hub.resolvers)
     if access.jwt is not None:
-        found.append(import_module(_TOKENS).JWTs(**file.options(JWTConfig, access.jwt)))
+        found.insert(0, hub.access.identify_token)
+    if access.keys:
+        found.insert(0, APIKeys(hub.access.find))
     return found

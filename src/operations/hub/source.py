@@ -1,17 +1,21 @@
 """A source of operations: one entry of a config, and what became of it."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from operations.config import ConfigFile
+from operations.config import ConfigError, ConfigFile
 from operations.front.limits import Limits
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
+
+_TABLES = {"openapi": "openapi", "mcp": "mcp", "broker": "brokers"}
 
 
 class SourceState(StrEnum):
@@ -90,6 +94,9 @@ class Source:
 
     is_enabled: bool = True
 
+    made_of: Any = None
+    """The table, secrets and document that it was opened with."""
+
     @property
     def state(self) -> SourceState:
         """Whether it can be called now."""
@@ -149,3 +156,32 @@ class Source:
 def per_source(file: ConfigFile) -> int:
     """Return the concurrent calls to one API or MCP server: fewer than one caller has, to leave some for others."""
     return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)
+
+
+def file_times(file: ConfigFile) -> dict[Path, int | None]:
+    """Return the files that a hub is made of, and when each was changed."""
+    documents = [each.document for each in file.config.openapi.values()]
+    local = [file.resolve(each) for each in documents if "://" not in each]
+    listings = [file.resolve(each) for each in file.config.mcp_json]
+    return {path: modified(path) for path in (file.path, *local, *listings) if path is not None}
+
+
+def modified(path: Path) -> int | None:
+    """Return when a file was changed; None if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def fingerprint(source: Source, file: ConfigFile) -> Any:
+    """Return everything that a source is made of: its table, its secrets and its document."""
+    path = (_TABLES.get(source.kind, ""), source.name)
+    secrets: list[str | None] = []
+    for key, secret in file.secrets():
+        if key[:2] == path:
+            with suppress(ConfigError):
+                secrets.append(file.secret(secret))
+    document = getattr(source.entry, "document", "://")
+    changed = None if "://" in document else modified(file.resolve(document))
+    return source.entry, secrets, changed

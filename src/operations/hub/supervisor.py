@@ -70,11 +70,15 @@ class Supervisor:
         """Wait until the first attempt has succeeded or failed."""
         await self._attempted.wait()
 
-    async def open_again(self) -> None:
-        """Try at once if the source is disconnected, replace it if it is connected; wait for the result."""
+    def request(self) -> None:
+        """Try at once if the source is disconnected, replace it if it is connected."""
         self._attempted.clear()
         self._again.set()
         self.start()
+
+    async def open_again(self) -> None:
+        """Do the same, and wait for the result."""
+        self.request()
         await self._attempted.wait()
 
     async def disable(self) -> None:
@@ -82,7 +86,7 @@ class Supervisor:
         await self._stop()
         source = self.source
         source.is_enabled = False
-        source.failure = None
+        source.failure = source.made_of = None
         opened, source.opened = source.opened, None
         if opened is not None:
             self._remove(opened)
@@ -145,7 +149,9 @@ class Supervisor:
     def _failed(self, reason: str) -> None:
         source = self.source
         if reason != source.failure:
-            logger.info("%s is not available and will be retried: %s", source.label, reason)
+            # Commands report the first failure themselves.
+            level = logging.WARNING if self._attempted.is_set() else logging.INFO
+            logger.log(level, "%s is not available and will be retried: %s", source.label, reason)
         source.failure = reason
 
     def _register(self, opened: Opened) -> Opened:

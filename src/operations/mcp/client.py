@@ -41,6 +41,9 @@ logger = logging.getLogger("operations.mcp")
 
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
+_CHECK_SECONDS = 30.0
+"""Between two listings of a server that says nothing: no connection tells that it is there."""
+
 _REFRESH_SECONDS = 0.1
 _LONGEST_REFRESH_SECONDS = 30.0
 """Between two listings, however often a server says that it changed; longer each time that it had not."""
@@ -131,7 +134,9 @@ class MCPClient:
     def problem(self) -> str | None:
         """Why the server cannot be called now; None if it can, or if it is only started for the next call."""
         failure = self._connection.failure
-        return None if failure is None else failure.message
+        if failure is not None:
+            return failure.message
+        return None if self._connection.away_since is None else f"{self.name} does not respond"
 
     @property
     def is_listening(self) -> bool:
@@ -386,16 +391,25 @@ class MCPClient:
             async with asyncio.timeout(self.config.connect_timeout):
                 await self._take(session)
         except MCPError as error:
-            raise read_failure(error, self.name, self._connection.redactor).error from None
+            failure = read_failure(error, self.name, self._connection.redactor)
+            if failure.broken:
+                self._connection.give_up(session)
+            if failure.unsent or failure.broken:
+                self._connection.is_away()
+            raise failure.error from None
         except TimeoutError:
+            self._connection.is_away()
             raise timed_out(self.name, self.config.connect_timeout, "answer") from None
+        self._connection.is_there()
 
     async def _follow(self) -> None:
         """Refresh whenever the server says that something changed, once for many notifications."""
         loop, pause, changes = asyncio.get_running_loop(), _REFRESH_SECONDS, self._changes
         while True:
             began = loop.time()
-            await self._stale.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._check_seconds()):
+                    await self._stale.wait()
             self._stale.clear()
             if self._connection.session is None:
                 continue
@@ -410,6 +424,12 @@ class MCPClient:
             pause = _REFRESH_SECONDS if is_telling else min(2 * pause, _LONGEST_REFRESH_SECONDS)
             changes = self._changes
             await asyncio.sleep(pause)
+
+    def _check_seconds(self) -> float | None:
+        """Return when to look at the server again, if nothing else tells whether it is there: over HTTP alone."""
+        if self.config.kind not in ("http", "sse"):
+            return None
+        return _CHECK_SECONDS if self._connection.away_since is None else _LISTEN_AGAIN_SECONDS
 
     async def _listen(self, session: RelaySession) -> None:
         """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""

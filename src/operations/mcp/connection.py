@@ -159,6 +159,12 @@ class Connection:
         self.away_since = None
         self._has_served = True
 
+    def is_away(self) -> float:
+        """Say that a request found nobody; return since when that is so, by the loop's clock."""
+        if self.away_since is None:
+            self.away_since = asyncio.get_running_loop().time()
+        return self.away_since
+
     def give_up(self, session: RelaySession) -> None:
         """Say that `session` is of no more use: the server does not know it any more."""
         session.finished.set()
@@ -402,12 +408,11 @@ class Retries:
 
     async def _wait(self) -> bool:
         connection, loop = self._connection, asyncio.get_running_loop()
-        if connection.away_since is None:
-            connection.away_since = loop.time()
+        away_since = connection.is_away()
         # The first repetition costs nothing and is always worth it.
         pause = self._backoff.pause() if self._attempts else 0.0
         self._attempts += 1
-        patience = connection.away_since + connection.config.reconnect_timeout
+        patience = away_since + connection.config.reconnect_timeout
         if self._attempts > 1 and loop.time() + pause > patience:
             return False
         await asyncio.sleep(pause)

@@ -36,6 +36,7 @@ from operations.server.routes import Route
 from operations.server.sse import serve_events
 from operations.specs import OperationSpec, OperationType
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
+from operations.types import JSONObject
 
 T = TypeVar("T")
 
@@ -385,16 +386,18 @@ class Pages:
 
     async def _readyz(self, state: RequestState) -> Reply:
         """Whether this process should be given work."""
-        is_ready = self.is_up
-        if is_ready and self._ready is not None:
+        found: bool | JSONObject = self.is_up
+        if found and self._ready is not None:
             try:
                 answer = self._ready()
-                is_ready = await answer if inspect.isawaitable(answer) else answer
+                found = await answer if inspect.isawaitable(answer) else answer
             except Exception:  # noqa: BLE001 - what cannot be told is not ready
-                is_ready = False
-        return json_reply(
-            {"status": "ok" if is_ready else "unavailable"}, status=200 if is_ready else 503
-        )
+                found = False
+        if isinstance(found, bool):
+            found, status = {"status": "ok" if found else "unavailable"}, 200 if found else 503
+        else:
+            status = 200
+        return json_reply(found, status=status)
 
 
 def _who(identity: Identity | None) -> dict[str, Any]:

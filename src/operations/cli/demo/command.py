@@ -53,7 +53,7 @@ async def demo(
                 announce(url, doors, hub, screen)
             seen = await run_tour(hub.registry, screen, MANAGER)
             if screen.json:
-                screen.value({"url": url, "operations": len(hub.registry), "tour": seen})
+                screen.value({"url": url, "operations": hub.offered, "tour": seen})
             elif stays:
                 with shutdown_event() as shutdown:
                     screen.note(

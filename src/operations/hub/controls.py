@@ -1,0 +1,112 @@
+"""Operations that show and control the sources of a hub. Sources are added and removed by editing the file alone."""
+
+from typing import Any
+
+import msgspec
+
+from operations.errors import CallError, ErrorCode
+from operations.hub.hub import Hub
+from operations.hub.reload import reload
+from operations.hub.source import Source
+from operations.hub.supervisor import Supervisor
+from operations.specs import operation
+from operations.types import JSONObject
+
+SCOPE = "hub:operate"
+"""What a caller needs for these operations."""
+
+
+class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A source of the hub."""
+
+    name: str
+    kind: str
+
+    state: str
+    """`connecting`, `connected`, `disconnected` or `disabled`."""
+
+    operations: int
+    """How many operations it offers."""
+
+    problem: str | None = None
+    """Why it cannot be called now."""
+
+
+def report(source: Source) -> SourceReport:
+    """Return what an operator sees of a source."""
+    return SourceReport(
+        name=source.name,
+        kind=source.kind,
+        state=source.state,
+        operations=len(source.operations),
+        problem=source.problem,
+    )
+
+
+def control_operations(hub: Hub) -> list[Any]:
+    """Return the operations that control a hub, for callers with the scope `hub:operate`."""
+
+    def find(name: str) -> Supervisor:
+        try:
+            return hub.supervisor(name)
+        except KeyError:
+            names = ", ".join(source.name for source in hub.sources)
+            message = f"There is no source {name!r}; there are: {names}"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
+
+    @operation("hub.sources", type="query", scopes=[SCOPE])
+    async def sources() -> list[SourceReport]:
+        """List the sources of this hub and their states."""
+        return [report(source) for source in hub.sources]
+
+    @operation("hub.retry", scopes=[SCOPE])
+    async def retry(source: str) -> SourceReport:
+        """Connect to a source again now.
+
+        Args:
+            source: Its name, or `kind:name`.
+        """
+        supervisor = find(source)
+        await supervisor.open_again()
+        return report(supervisor.source)
+
+    @operation("hub.enable", scopes=[SCOPE])
+    async def enable(source: str) -> SourceReport:
+        """Connect to a source that was disabled; a restart follows the file again.
+
+        Args:
+            source: Its name, or `kind:name`.
+        """
+        supervisor = find(source)
+        await supervisor.open_again()
+        return report(supervisor.source)
+
+    @operation("hub.disable", scopes=[SCOPE])
+    async def disable(source: str) -> SourceReport:
+        """Close a source and remove its operations, until it is enabled or the hub is restarted.
+
+        Args:
+            source: Its name, or `kind:name`.
+        """
+        supervisor = find(source)
+        await supervisor.disable()
+        return report(supervisor.source)
+
+    @operation("hub.reload", scopes=[SCOPE])
+    async def read_again() -> list[SourceReport]:
+        """Read the config file again."""
+        await reload(hub)
+        return [report(source) for source in hub.sources]
+
+    return [sources, retry, enable, disable, read_again]
+
+
+def readiness(hub: Hub) -> bool | JSONObject:
+    """Return whether a hub can serve anything; `degraded`, with their names, if sources are not connected."""
+    absent = [source.name for source in hub.absent()]
+    if not absent:
+        return True
+    # The operations that control the hub are always there.
+    if all(spec.namespace == "hub" for spec in hub.registry.specs()):
+        return False
+    return {"status": "degraded", "disconnected": absent}

@@ -1,0 +1,320 @@
+"""A hub whose sources start late, die, return and change, and whose file changes: with real processes."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+from tests.servers import free_port
+
+from operations import OperationContext
+from operations.hub import Hub, open_hub
+from operations.hub.reload import following, reload
+from operations.server.running import running
+
+OPERATOR = OperationContext(trusted=True)
+
+TOOLS = """
+import sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tools")
+
+@server.tool()
+def {name}(number: int) -> int:
+    return {factor} * number
+
+server.run("streamable-http", port=int(sys.argv[1]))
+"""
+
+SHOP = {
+    "openapi": "3.1.0",
+    "info": {"title": "shop", "version": "1"},
+    "paths": {
+        "/items": {"get": {"operationId": "items", "responses": {"200": {"description": "ok"}}}}
+    },
+}
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30) -> None:
+    """Wait for something that nothing announces."""
+    with anyio.fail_after(seconds):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def tools(
+    folder: Path, port: int, name: str = "double", factor: int = 2
+) -> AsyncGenerator[Any]:
+    """Run an MCP server in a process of its own."""
+    path = folder / f"{name}.py"
+    path.write_text(TOOLS.format(name=name, factor=factor))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(path), str(port), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "operations.toml"
+    path.write_text(f"{text}\n[trace]\nenabled = false\n")
+    return path
+
+
+def states(hub: Hub) -> dict[str, str]:
+    return {source.name: str(source.state) for source in hub.sources}
+
+
+async def double(hub: Hub, number: int, name: str = "double") -> Any:
+    return (await hub.registry.execute(f"tools.{name}", {"number": number}, OPERATOR)).data
+
+
+@pytest.mark.requirement("R61")
+async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path: Path) -> None:
+    port = free_port()
+    path = written(
+        tmp_path,
+        f'[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nconnect_timeout = 5\nreconnect_timeout = 0.5',
+    )
+    with anyio.fail_after(100):
+        async with (
+            open_hub(path) as hub,
+            running(hub.app) as url,
+            aiohttp.ClientSession(url) as http,
+        ):
+
+            async def ready() -> tuple[int, Any]:
+                async with http.get("/readyz") as response:
+                    return response.status, await response.json()
+
+            assert states(hub) == {"tools": "disconnected"}
+            assert (await ready())[0] == 503  # there is nothing to serve
+            async with tools(tmp_path, port):
+                await until(lambda: states(hub) == {"tools": "connected"})
+                assert await double(hub, 21) == {"result": 42}
+                assert await ready() == (200, {"status": "ok"})
+
+            async with http.post(
+                "/call", json={"operation": "tools.double", "input": {"number": 1}}
+            ) as response:
+                assert (response.status, (await response.json())["code"]) == (503, "UNAVAILABLE")
+            assert await ready() == (200, {"status": "degraded", "disconnected": ["tools"]})
+
+            async with tools(tmp_path, port):
+                await until(lambda: states(hub) == {"tools": "connected"})
+                assert await double(hub, 5) == {"result": 10}
+
+
+async def test_a_source_that_never_answers_delays_nothing(tmp_path: Path) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    (tmp_path / "hello.py").write_text(
+        'from operations import operation\n\n@operation("hello.greet")\nasync def greet() -> str:\n    return "hi"\n'
+    )
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        path = written(
+            tmp_path, f'modules = ["hello.py"]\n[mcp.silent]\nurl = "http://127.0.0.1:{port}/mcp"'
+        )
+        with anyio.fail_after(10):
+            async with open_hub(path, wait=0) as hub:
+                await until(lambda: "hello.greet" in hub.registry)
+                assert states(hub)["silent"] == "connecting"
+                assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"
+
+
+async def test_a_document_that_is_served_late_is_imported(tmp_path: Path) -> None:
+    port = free_port()
+    path = written(tmp_path, f'[openapi.shop]\ndocument = "http://127.0.0.1:{port}/openapi.json"')
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = json.dumps(SHOP).encode()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            + f"content-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        await writer.drain()
+        writer.close()
+
+    with anyio.fail_after(60):
+        async with open_hub(path) as hub:
+            assert states(hub) == {"shop": "disconnected"}
+            async with await asyncio.start_server(serve, "127.0.0.1", port):
+                await until(lambda: "shop.items" in hub.registry)
+            assert states(hub) == {"shop": "connected"}
+
+
+async def test_a_changed_file_changes_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "shop.json").write_text(json.dumps(SHOP))
+    shop = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"\n'
+    path = written(tmp_path, shop)
+    with anyio.fail_after(60):
+        async with open_hub(path) as hub, following(hub):
+            assert list(states(hub)) == ["shop"]
+            written(tmp_path, shop + shop.replace("shop]", "copy]"))
+            await until(lambda: "copy.items" in hub.registry)
+
+            written(tmp_path, "this is no TOML")
+            await asyncio.sleep(1.5)
+            assert states(hub) == {"shop": "connected", "copy": "connected"}
+
+            changed = json.loads(json.dumps(SHOP).replace("items", "newest"))
+            written(tmp_path, shop)
+            (tmp_path / "shop.json").write_text(json.dumps(changed))
+            await until(lambda: "shop.newest" in hub.registry)
+            assert "shop.items" not in hub.registry
+            assert "copy.items" not in hub.registry
+            assert list(states(hub)) == ["shop"]
+
+            written(tmp_path, shop + "enabled = false\n")
+            await until(lambda: states(hub) == {"shop": "disabled"})
+            assert len(hub.registry) == 0
+
+
+async def test_keys_and_limits_change_without_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(
+        "from operations import operation\n\n"
+        '@operation("hello.greet", scopes=["read"])\nasync def greet() -> str:\n    return "hi"\n'
+    )
+    (tmp_path / "key").write_text("first")
+    text = 'modules = ["hello.py"]\n[access.keys.ann]\nkey = { file = "key" }\nscopes = ["read"]\n'
+    path = written(tmp_path, text)
+    with anyio.fail_after(60):
+        async with (
+            open_hub(path) as hub,
+            running(hub.app) as url,
+            aiohttp.ClientSession(url) as http,
+        ):
+
+            async def status(key: str) -> int:
+                async with http.get("/operations", headers={"x-api-key": key}) as response:
+                    return response.status
+
+            assert (await status("first"), await status("second")) == (200, 401)
+            (tmp_path / "key").write_text("second")
+            written(tmp_path, text + "[limits]\nbody_bytes = 100\n")
+            await reload(hub)
+            assert (await status("first"), await status("second")) == (401, 200)
+            async with http.post(
+                "/hello/greet", headers={"x-api-key": "second"}, data=b" " * 200
+            ) as response:
+                assert response.status == 413
+
+
+@pytest.mark.requirement("R15")
+async def test_operators_control_sources_by_operations(tmp_path: Path) -> None:
+    (tmp_path / "shop.json").write_text(json.dumps(SHOP))
+    path = written(
+        tmp_path, '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"'
+    )
+
+    async def run(operation_id: str, **input: str) -> Any:
+        return (await hub.registry.execute(operation_id, input, OPERATOR)).data
+
+    with anyio.fail_after(60):
+        async with open_hub(path) as hub:
+            assert hub.app is not None
+            [shop] = await run("hub.sources")
+            assert (shop["state"], shop["operations"]) == ("connected", 1)
+            assert (await run("hub.disable", source="shop"))["state"] == "disabled"
+            assert "shop.items" not in hub.registry
+            assert (await run("hub.enable", source="shop"))["state"] == "connected"
+            assert (await run("hub.retry", source="openapi:shop"))["state"] == "connected"
+            assert "shop.items" in hub.registry
+            # Only the file adds a source.
+            assert {spec.name for spec in hub.registry.specs() if spec.namespace == "hub"} == {
+                "sources",
+                "retry",
+                "enable",
+                "disable",
+                "reload",
+            }
+
+
+async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
+    first, second, port = free_port(), free_port(), free_port()
+    config = f'[serve]\nport = {port}\n[mcp.tools]\nurl = "http://127.0.0.1:{{}}/mcp"\n'
+    written(tmp_path, config.format(first))
+    async with (
+        tools(tmp_path, first),
+        tools(tmp_path, second, factor=2),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "operations", "serve", "--config", str(tmp_path / "operations.toml"),
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            with anyio.fail_after(120):
+                async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+
+                    async def call(number: int) -> Any:
+                        body = {"operation": "tools.double", "input": {"number": number}}
+                        async with http.post("/call", json=body) as response:
+                            return (await response.json()).get("data")
+
+                    async def answers() -> bool:
+                        try:
+                            return bool(await call(1) == {"result": 2})
+                        except aiohttp.ClientError:
+                            return False
+
+                    await until(answers, 60)
+                    results: list[Any] = []
+                    done = asyncio.Event()
+
+                    async def load() -> None:
+                        while not done.is_set():
+                            results.append(await call(len(results)))
+
+                    workers = [asyncio.create_task(load()) for _ in range(4)]
+                    for turn in range(4):
+                        written(tmp_path, config.format(second if turn % 2 == 0 else first))
+                        os.kill(process.pid, signal.SIGHUP)
+                        seen = len(results)
+                        await until(lambda seen=seen: len(results) > seen + 100)  # type: ignore[misc]
+                    done.set()
+                    await asyncio.gather(*workers)
+            assert all(result is not None for result in results), results[:10]
+        finally:
+            process.terminate()
+            assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_tool_settings_change_without_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "shop.json").write_text(json.dumps(SHOP))
+    text = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"\n'
+    path = written(tmp_path, text)
+    async with open_hub(path) as hub:
+        for tools, expected in (
+            ('[tools."shop.items"]\nrename = "shop.list"\n', "shop.list"),
+            ('[tools."shop.*"]\nscopes = ["shop"]\n', "shop.items"),
+            ("", "shop.items"),
+        ):
+            written(tmp_path, text + tools)
+            await reload(hub)
+            [spec] = hub.registry.specs()
+            assert (spec.id, spec.access_control.is_open) == (expected, "scopes" not in tools)
+            source = hub.source_of(spec.id)
+            assert source is not None
+            assert source.name == "shop"
