@@ -25,6 +25,8 @@ import uvloop
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d)")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Load(NamedTuple):
@@ -57,18 +59,20 @@ def load(
     body: Any,
     *,
     headers: dict[str, str] | None = None,
+    each: list[dict[str, str]] | None = None,
     seconds: float,
     connections: int,
 ) -> Load:
     """POST `body` as JSON over and over, after a second on a single connection.
 
-    Exits with a message if a response is not a success.
+    `each` has more headers for each connection. Exits with a message if a response is not a success.
     """
     job = {
         "port": port,
         "path": path,
         "body": json.dumps(body),
         "headers": {"content-type": "application/json", **(headers or {})},
+        "each": each or [{}],
     }
     alone = _run(process, {**job, "seconds": 1.0, "connections": 1})
     together = _run(process, {**job, "seconds": seconds, "connections": connections})
@@ -179,10 +183,14 @@ class _Connection(asyncio.Protocol):
         if not found:
             return
         status, length = _STATUS.match(head), _LENGTH.search(head)
-        if status is None or not status[1].startswith(b"2") or length is None:
+        is_chunked = length is None and _CHUNKED.search(head) is not None
+        if status is None or not status[1].startswith(b"2") or (length is None and not is_chunked):
             self._fail(f"the server answered {self._received[:300]!r}")
             return
-        if len(rest) < int(length[1]):
+        if not rest.endswith(_LAST_CHUNK) if length is None else len(rest) < int(length[1]):
+            return
+        if b'"error"' in rest:
+            self._fail(f"the server answered {rest[:300]!r}")
             return
         self._received = b""
         now = time.perf_counter()
@@ -206,17 +214,21 @@ async def _generate(job: dict[str, Any]) -> tuple[float, float, float, int]:
     A summary, not every latency: output larger than the buffer of a pipe can be cut off.
     """
     body = job["body"].encode()
-    lines = [f"POST {job['path']} HTTP/1.1", f"host: 127.0.0.1:{job['port']}"]
-    lines += [f"{name}: {value}" for name, value in job["headers"].items()]
-    lines += [f"content-length: {len(body)}", "", ""]
-    request = "\r\n".join(lines).encode() + body
+    start = [f"POST {job['path']} HTTP/1.1", f"host: 127.0.0.1:{job['port']}"]
+
+    def request(number: int) -> bytes:
+        headers = {**job["headers"], **job["each"][number % len(job["each"])]}
+        lines = [*start, *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
     latencies = array("d")
     loop = asyncio.get_running_loop()
     began = time.perf_counter()
     connections: list[_Connection] = []
-    for _ in range(job["connections"]):
+    for number in range(job["connections"]):
+        sent = request(number)
         _, connection = await loop.create_connection(
-            lambda: _Connection(request, latencies, began + job["seconds"]),
+            lambda sent=sent: _Connection(sent, latencies, began + job["seconds"]),
             "127.0.0.1",
             job["port"],
         )

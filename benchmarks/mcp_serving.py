@@ -1,21 +1,28 @@
 """Tool calls over MCP's streamable HTTP: ours beside FastMCP and the SDK's low-level server.
 
+In a session of 2025 (one per connection), without a session, and as a client since 2026-07-28, which has none.
+
 Each server is a process with one uvicorn worker (uvloop, httptools); the load generator shares the machine with it.
 Every repeat runs every server once and ratios are taken within a repeat, so that other work disturbs all alike. CPU
 is the server's own processor time per call; `x base` above 1 is better than FastMCP in both columns.
 """
 
+import json
 import os
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from _harness import arguments
 from _load import Load, load, report, served
 
+LEGACY = "2025-06-18"
 MODERN = "2026-07-28"
-ERAS = ("2025-06-18", MODERN)
+ACCEPT = {"accept": "application/json, text/event-stream"}
+MODES = {"2025, session": LEGACY, "2025, stateless": LEGACY, MODERN: MODERN}
 CALL = {"name": "math__add", "arguments": {"a": 2, "b": 3}}
+STATELESS = bool(os.environ.get("BENCH_STATELESS"))
 
 # ---------------------------------------------------------------- what is served, in a process of its own
 
@@ -30,15 +37,15 @@ def ours(**options: Any) -> Any:
 
     registry = OperationRegistry()
     registry.operation("math.add", type="query")(add)
-    return to_mcp(registry).asgi_app(stateless=True, json_response=True, **options)
+    return to_mcp(registry).asgi_app(stateless=STATELESS, json_response=STATELESS, **options)
 
 
 def fastmcp() -> Any:
     from fastmcp import FastMCP
 
     server = FastMCP("bench")
-    server.tool(add, name="math.add")
-    return server.http_app(stateless_http=True, json_response=True)
+    server.tool(add, name="math__add")
+    return server.http_app(stateless_http=STATELESS, json_response=STATELESS)
 
 
 def lowlevel() -> Any:
@@ -48,7 +55,7 @@ def lowlevel() -> Any:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 
     async def list_tools(_context: Any, _params: Any) -> ListToolsResult:
-        return ListToolsResult(tools=[Tool(name="math.add", input_schema=schema)])
+        return ListToolsResult(tools=[Tool(name="math__add", input_schema=schema)])
 
     async def call_tool(_context: Any, params: Any) -> CallToolResult:
         total = params.arguments["a"] + params.arguments["b"]
@@ -61,9 +68,9 @@ def lowlevel() -> Any:
         "bench",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        get_tool_input_schema={"math.add": schema}.get,
+        get_tool_input_schema={"math__add": schema}.get,
     )
-    return server.streamable_http_app(stateless_http=True, json_response=True)
+    return server.streamable_http_app(stateless_http=STATELESS, json_response=STATELESS)
 
 
 def plain() -> Any:
@@ -110,7 +117,7 @@ def command(port: int) -> list[str]:
 def request(era: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the body and headers of one `tools/call`."""
     params: dict[str, Any] = dict(CALL)
-    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": era}
+    headers = {**ACCEPT, "mcp-protocol-version": era}
     if era == MODERN:
         headers |= {"mcp-method": "tools/call", "mcp-name": str(CALL["name"])}
         params["_meta"] = {
@@ -121,21 +128,49 @@ def request(era: str) -> tuple[dict[str, Any], dict[str, str]]:
     return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, headers
 
 
+def opened(port: int, count: int) -> list[dict[str, str]]:
+    """Open sessions; return the headers that name them."""
+    info = {"name": "bench", "version": "1"}
+    params = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": info}
+    opening = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    sessions: list[dict[str, str]] = []
+    for _ in range(count):
+        connection = HTTPConnection("127.0.0.1", port, timeout=30)
+        headers = {**ACCEPT, "content-type": "application/json"}
+        connection.request("POST", "/mcp", json.dumps(opening), headers)
+        response = connection.getresponse()
+        session = {"mcp-session-id": response.headers["mcp-session-id"]}
+        response.read()
+        connection.request("POST", "/mcp", json.dumps(ready), {**headers, **session})
+        connection.getresponse().read()
+        connection.close()
+        sessions.append(session)
+    return sessions
+
+
 def main() -> None:
     options = arguments(seconds=2.0, connections=32)
-    for era in ERAS:
+    for mode, era in MODES.items():
         body, headers = request(era)
+        has_sessions = "session" in mode
         runs: dict[str, list[Load]] = {title: [] for title in SERVERS}
         for _ in range(min(options.repeats, 3)):
             for title, name in SERVERS.items():
-                environment = {"BENCH_SERVER": name, "PYTHONPATH": str(Path(__file__).parent)}
+                environment = {
+                    "BENCH_SERVER": name,
+                    "BENCH_STATELESS": "" if has_sessions else "1",
+                    "PYTHONPATH": str(Path(__file__).parent),
+                }
                 with served(command, environment) as (process, port):
+                    is_mcp = has_sessions and name != "plain"
                     run = load(
                         process, port, "/mcp", body,
-                        headers=headers, seconds=options.seconds, connections=options.connections,
+                        headers=headers, each=opened(port, options.connections) if is_mcp else None,
+                        seconds=options.seconds, connections=options.connections,
                     )  # fmt: skip
                     runs[title].append(run)
-        report(f"tools/call over streamable HTTP, {era}", runs, "FastMCP")
+        report(f"tools/call over streamable HTTP, {mode}", runs, "FastMCP")
 
 
 if __name__ == "__main__":
