@@ -246,9 +246,9 @@ class Connection:
         child = Child(self.name, self.redactor.redact)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
-                async with self._transport(child) as (read_stream, write_stream):
+                async with self._transport(child) as (read_stream, write_stream, *plain):
                     dispatcher = Dispatcher(read_stream, write_stream)
-                    async with RelaySession(dispatcher, **self._callbacks) as session:
+                    async with RelaySession(dispatcher, *plain, **self._callbacks) as session:
                         await session.negotiate(self.config.version)
                         await self._on_open(session)
                         self._opening.deadline = math.inf

@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias, cast
 import httpx2
 import msgspec
 from mcp import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, JSONRPCError
 from pydantic import ValidationError
 
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.redaction import Redactor
 from operations.types import JSONObject
@@ -26,6 +27,11 @@ Kind: TypeAlias = Literal[
 ]
 
 _SEAL = token_hex(16)
+
+_BODY_BYTES = 4096
+"""How much of an error's body is kept for the caller."""
+
+_WHO_ASKS = frozenset({401, 403})
 
 _TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
 """How the SDK tells of an event that its own reader refused."""
@@ -121,6 +127,37 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
         # An HTTP exchange that failed says nothing about the next one, but a lost session does.
         broken=kind in ("closed", "session"),
     )
+
+
+def refusal(
+    status: int, content_type: str, body: bytes, redactor: Redactor, *, had_session: bool
+) -> JSONObject:
+    """Return the JSON-RPC error that an HTTP error status means.
+
+    A JSON-RPC error in the body passes, unless the status refuses the caller: what helps then is known by the status
+    alone. Otherwise the error has the status and the beginning of the body.
+    """
+    if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
+        return seal("session", "has forgotten this session")
+    if content_type.startswith("application/json") and status not in _WHO_ASKS:
+        error = _rpc_error(body)
+        if error is not None:
+            return error
+    # Redacted before it is cut: half a secret would not be found.
+    text = redactor.redact(body.decode("utf-8", "replace"))[:_BODY_BYTES]
+    message = f"answered with HTTP status {status}"
+    if status in (502, 503, 504):
+        return seal("lost", message, statusCode=status)
+    return seal("status", message, statusCode=status, body=text)
+
+
+def _rpc_error(body: bytes) -> JSONObject | None:
+    """Return the error in a body that is a JSON-RPC error."""
+    with suppress(JSONValueError, ValidationError):
+        value: Any = decode_json(body, max_values=MAX_REQUEST_VALUES)
+        error = JSONRPCError.model_validate(value).error
+        return {"code": error.code, "message": error.message, "data": error.data}
+    return None
 
 
 class _Answer(msgspec.Struct):

@@ -12,10 +12,17 @@ import logging
 import re
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
+import aiohttp
 import anyio
 import httpx2
 import mcp_types as types
@@ -42,28 +49,29 @@ from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front.redaction import Redactor
 from operations.mcp.config_secrets import redact_logged_addresses
-from operations.mcp.failures import Kind, answered_id, seal
+from operations.mcp.failures import Kind, answered_id, refusal, seal
 from operations.mcp.oauth import stored_login
+from operations.mcp.plain import (
+    CONNECT_SECONDS,
+    HANDOVER,
+    READ_SECONDS,
+    OpenStream,
+    PlainCalls,
+)
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
-_CONNECT_SECONDS = 10.0
-_READ_SECONDS = 300.0
-"""Between two bytes; streams that stay open send at least a comment that often, or are opened anew."""
-
 _FAREWELL_SECONDS = 2.0
 
-_BODY_BYTES = 4096
-"""How much of an error's body is kept for the caller."""
-
-_WHO_ASKS = frozenset({401, 403})
 _JSON = "application/json"
 _SSE = "text/event-stream"
 
 
-def open_http(config: MCPClientConfig, redactor: Redactor) -> AbstractAsyncContextManager[Any]:
-    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE.
+def open_http(
+    config: MCPClientConfig, redactor: Redactor
+) -> AbstractAsyncContextManager[tuple[Any, Any, PlainCalls | None]]:
+    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE, and its plain calls.
 
     Args:
         config: Of the server.
@@ -108,7 +116,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(merge)
-            yield incoming, outgoing
+            yield incoming, outgoing, None
             tasks.cancel_scope.cancel()
 
 
@@ -127,13 +135,6 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
         return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": told}))
 
 
-def _is_rpc_error(body: bytes) -> bool:
-    with suppress(ValidationError):
-        types.JSONRPCError.model_validate(_decoded(body))
-        return True
-    return False
-
-
 def _decoded(body: bytes) -> JSONObject:
     with suppress(JSONValueError):
         value: Any = decode_json(body, max_values=MAX_REQUEST_VALUES)
@@ -144,13 +145,22 @@ def _decoded(body: bytes) -> JSONObject:
 
 @asynccontextmanager
 async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
-    async with (
-        build_http_client(config, redactor) as client,
-        streamable_http_client(
-            cast("str", config.url), http_client=client, max_sse_event_size=config.max_message_bytes
-        ) as streams,
-    ):
-        yield streams
+    url = cast("str", config.url)
+    async with AsyncExitStack() as resources:
+        client = build_http_client(config, redactor)
+        auth = client.auth
+        # OAuth takes several requests, and a login in the address is a header of the SDK's client.
+        if (auth is None or isinstance(auth, _Bearer)) and not httpx2.URL(url).userinfo:
+            token = None if auth is None else auth.token
+            client.plain = PlainCalls(config, redactor, token, client)
+            await resources.enter_async_context(client.plain)
+        await resources.enter_async_context(client)
+        incoming, outgoing = await resources.enter_async_context(
+            streamable_http_client(
+                url, http_client=client, max_sse_event_size=config.max_message_bytes
+            )
+        )
+        yield incoming, outgoing, client.plain
 
 
 def build_http_client(
@@ -158,7 +168,7 @@ def build_http_client(
     redactor: Redactor,
     timeout: httpx2.Timeout | None = None,
     report: "Report | None" = None,
-) -> httpx2.AsyncClient:
+) -> "_Client":
     """A client with the configuration's headers, authentication and limits.
 
     Args:
@@ -168,13 +178,13 @@ def build_http_client(
         report: Is told of messages that failed, which then count as delivered.
     """
     redact_logged_addresses()
-    read = max(_READ_SECONDS, config.timeout or 0)
+    read = max(READ_SECONDS, config.timeout or 0)
     return _Client(
         report,
         redactor,
-        config.max_message_values,
+        config,
         headers={**config.headers, "accept-encoding": "identity"},
-        timeout=timeout or httpx2.Timeout(_CONNECT_SECONDS, read=read),
+        timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
         auth=_authentication(config),
         transport=_BoundedTransport(config, _named_by_operator(config)),
     )
@@ -189,12 +199,14 @@ Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
 
 class _Client(httpx2.AsyncClient):
     def __init__(
-        self, report: Report | None, redactor: Redactor, max_values: int, **options: Any
+        self, report: Report | None, redactor: Redactor, config: MCPClientConfig, **options: Any
     ) -> None:
         super().__init__(**options)
         self._report = report
         self._redactor = redactor
-        self._max_values = max_values
+        self._max_bytes = config.max_message_bytes
+        self._max_values = config.max_message_values
+        self.plain: PlainCalls | None = None
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
@@ -202,15 +214,28 @@ class _Client(httpx2.AsyncClient):
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
+        begun = request.headers.pop(HANDOVER, None)
+        if begun is not None:
+            return self._begun(begun, request)
         response = await self._post(request, **options)
         if self._report is None or response.status_code < 400:
             return response
         await self._report(request, response)
         return httpx2.Response(202, request=request)
 
+    def _begun(self, key: str, request: httpx2.Request) -> httpx2.Response:
+        """Return the response of a request that was sent as a plain call."""
+        stream = None if self.plain is None else self.plain.take(key)
+        if stream is None:
+            return _answer(request, "lost", "broke the connection off")
+        events = _BoundedEvents(_Begun(stream), self._max_bytes, self._max_values)
+        return httpx2.Response(200, headers={"content-type": _SSE}, stream=events, request=request)
+
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = await super().send(request, **options)
+            if self.plain is not None and "mcp-session-id" not in request.headers:
+                self.plain.session_id = response.headers.get("mcp-session-id")
             self._redactor.learn(response.request.headers.get("authorization", ""))
             if _is_json(response):
                 await response.aread()
@@ -242,37 +267,28 @@ def _is_json(response: httpx2.Response) -> bool:
 
 def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -> httpx2.Response:
     """A response of our own making: the SDK hands its error to whoever waits for this request."""
-    error = {"jsonrpc": "2.0", "id": None, "error": seal(kind, message, **details)}
-    return httpx2.Response(
-        502, headers={"content-type": _JSON}, content=msgspec.json.encode(error), request=request
-    )
+    return _error(request, seal(kind, message, **details))
+
+
+def _error(request: httpx2.Request, error: JSONObject) -> httpx2.Response:
+    content = msgspec.json.encode({"jsonrpc": "2.0", "id": None, "error": error})
+    return httpx2.Response(502, headers={"content-type": _JSON}, content=content, request=request)
 
 
 async def _refusal(
     request: httpx2.Request, response: httpx2.Response, redactor: Redactor
 ) -> httpx2.Response:
-    """An error status, told with its code and the beginning of its body; JSON-RPC errors pass as they are.
-
-    Not those that refuse who asks: what helps against that is known by the status alone.
-    """
+    """Return an error status as the JSON-RPC error that it means."""
     try:
         body = await response.aread()
     except httpx2.TransportError:
         body = b""
     finally:
         await response.aclose()
-    status = response.status_code
     had_session = "mcp-session-id" in request.headers
-    if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
-        return _answer(request, "session", "has forgotten this session")
-    if _is_json(response) and status not in _WHO_ASKS and _is_rpc_error(body):
-        return response
-    # Concealed before it is cut: half a secret would not be found.
-    text = redactor.redact(body.decode("utf-8", "replace"))[:_BODY_BYTES]
-    message = f"answered with HTTP status {status}"
-    if status in (502, 503, 504):
-        return _answer(request, "lost", message, statusCode=status)
-    return _answer(request, "status", message, statusCode=status, body=text)
+    kind = response.headers.get("content-type", "").lower()
+    error = refusal(response.status_code, kind, body, redactor, had_session=had_session)
+    return _error(request, error)
 
 
 # ------------------------------------------------------------ limits
@@ -349,6 +365,23 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
         stream=cast("httpx2.AsyncByteStream", request.stream),
         extensions={**request.extensions, "sni_hostname": host},
     )
+
+
+class _Begun(httpx2.AsyncByteStream):
+    """An event stream whose beginning was read already."""
+
+    def __init__(self, stream: OpenStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for part in self._stream.parts():
+                yield part
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise httpx2.ReadError(type(error).__name__) from error
+
+    async def aclose(self) -> None:
+        self._stream.response.close()
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
@@ -453,14 +486,19 @@ class _Bearer(httpx2.Auth):
     def __init__(self, token: str | TokenFunction) -> None:
         self._token = token
 
-    async def async_auth_flow(
-        self, request: httpx2.Request
-    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+    async def token(self) -> str | None:
+        """Return the token of a request."""
         token: Any = self._token
         if callable(token):
             token = token(_context.get(None) or OperationContext())
         if inspect.isawaitable(token):
             token = await token
+        return cast("str | None", token)
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        token = await self.token()
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
         yield request

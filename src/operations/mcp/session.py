@@ -27,6 +27,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from operations.mcp.failures import seal
+from operations.mcp.plain import HANDOVER, METHODS, PlainCalls
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
@@ -103,9 +104,13 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
 class RelaySession(ClientSession):
     """One conversation with one server, from its negotiation to its end."""
 
-    def __init__(self, dispatcher: Dispatcher, **callbacks: Any) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
+    ) -> None:
         super().__init__(dispatcher=dispatcher, **callbacks)
         self.dispatcher = dispatcher
+        self._plain = plain
+        self._cancelling: set[asyncio.Task[None]] = set()
 
         self.finished = dispatcher.ended
         """Set when the conversation is over, for whatever reason."""
@@ -178,9 +183,34 @@ class RelaySession(ClientSession):
         data: JSONObject = {"method": method, "params": params}
         options: CallOptions = {}
         self._stamp(data, options)
+        plain = self._plain
+        if plain is not None and method in METHODS and plain.is_usable and self.protocol_version:
+            request_id = plain.next_id()
+            sent = data["params"]
+            if on_progress is not None:
+                sent = {**sent, "_meta": {**sent.get("_meta", {}), "progressToken": request_id}}
+            headers = {"mcp-protocol-version": self.protocol_version, **options.get("headers", {})}
+            try:
+                outcome = await plain.post(request_id, method, sent, headers)
+            except asyncio.CancelledError:
+                self._cancel(request_id)
+                raise
+            if isinstance(outcome, dict):
+                return outcome
+            options["request_id"] = request_id
+            options["headers"] = {**headers, HANDOVER: outcome.key}
         if on_progress is not None:
             options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
         return await self._dispatcher.send_raw_request(method, data["params"], options)
+
+    def _cancel(self, request_id: int) -> None:
+        """Tell a server before 2026-07-28 to stop; for others the end of the connection says so."""
+        if self.is_modern or not self.is_open:
+            return
+        notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})
+        task = asyncio.create_task(notice)
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
 
     def learn(self, tools: Iterable[JSONObject]) -> None:
         """Remember which arguments of `tools` travel as headers too (2026-07-28)."""
