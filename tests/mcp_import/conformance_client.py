@@ -165,7 +165,10 @@ async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
     auth = await authentication(scenario, url, context)
-    config = MCPClientConfig(url=url, auth=auth, elicit=elicit, timeout=20)
+    # The suite serves its authorization servers on this machine.
+    config = MCPClientConfig(
+        url=url, auth=auth, elicit=elicit, timeout=20, allowed_hosts=["localhost", "127.0.0.1"]
+    )
     async with connect_mcp("suite", config) as client:
         registry = OperationRegistry(client)
         for operation in client:
