@@ -26,7 +26,7 @@ from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from operations._backoff import Backoff
-from operations._json import unescape
+from operations._json import is_object, unescape
 from operations._pipeline import Plan, invoke
 from operations._pipeline.path import before
 from operations._text import enforce_lists
@@ -73,7 +73,7 @@ class ToolConfig:
     """Seconds that a query or mutation may take; the caller's own deadline may be shorter."""
 
     rate: Annotated[float, Meta(gt=0)] | None = None
-    """Calls per second of one caller, on average, to each of the operations."""
+    """Calls per second of one caller, on average, to each of the operations. Callers without identity count as one."""
 
     concurrency: Count | None = None
     """Concurrent calls to each of the operations, from all callers."""
@@ -258,10 +258,10 @@ class _Tool:
         if isinstance(meta, MCPResponseMeta):
             if meta.is_error:
                 return envelope
-            data = _kept(envelope.data, self._select)
+            data: Any = _kept(envelope.data, self._select)
             # The blocks repeat the whole result.
             text = TextContent(text=msgspec.json.encode(data).decode())
-            structured = data if isinstance(data, dict) else None
+            structured = data if is_object(data) else None
             meta = with_fields(meta, content=[text], structured_content=structured)
             return ResponseEnvelope(data, meta)
         return ResponseEnvelope(_kept(envelope.data, self._select), meta)
@@ -337,7 +337,7 @@ def _part(value: Any, tree: dict[str, Any]) -> Any:
         parts = {key: _part(value[key], branch) for key, branch in named if branch is not None}
         return {key: part for key, part in parts.items() if part is not _ABSENT}
     if isinstance(value, list):
-        items = enumerate(value)
+        items: Any = enumerate(cast("Any", value))
         branches = ((item, tree.get(str(number), tree.get("*"))) for number, item in items)
         found = [_part(item, branch) for item, branch in branches if branch is not None]
         return [part for part in found if part is not _ABSENT]

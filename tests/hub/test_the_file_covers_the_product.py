@@ -117,12 +117,12 @@ def test_logs_are_json_with_a_time_and_requests_are_logged_on_demand(
     with writing_logs(file, verbose=False):
         logging.getLogger("operations").info("one %s", 'line\n"')
         logging.getLogger("operations").debug("nothing")
-        logging.getLogger("operations.access").info("a request")
+        logging.getLogger("operations.access").info("%s", '{"status": 200}')
 
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
     assert (first["level"], first["message"]) == ("info", 'one line\n"')
     assert first["time"].endswith("+00:00")
-    assert second["logger"] == "operations.access"
+    assert (second["logger"], second["status"]) == ("operations.access", 200)
     assert logging.getLogger().handlers == before
 
 

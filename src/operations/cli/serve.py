@@ -2,7 +2,7 @@
 
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -53,9 +53,10 @@ async def serve(
         doors = door or doors_of(hub.file)
         address = host or listen.host
         number = listen.port if port is None else port
+        options: dict[str, Any] = {**asdict(listen), "host": address, "port": number}
         app = build_app(hub, doors=doors, host=address)
         try:
-            async with running(app, **{**asdict(listen), "host": address, "port": number}) as url:
+            async with running(app, **options) as url:
                 with shutdown_event() as shutdown:
                     await stack.enter_async_context(following(hub))
                     await settle(hub, screen, common)

@@ -11,6 +11,9 @@ import msgspec
 from operations.telemetry.config import LogConfig
 from operations.types import JSONObject, options_of
 
+_STRUCTURED = frozenset({"operations.access", "operations.audit"})
+"""Loggers whose messages are JSON objects: their fields become fields of the line."""
+
 
 class _Lines(logging.Formatter):
     def __init__(self, config: LogConfig) -> None:
@@ -27,8 +30,11 @@ class _Lines(logging.Formatter):
             "time": time,
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
         }
+        if record.name in _STRUCTURED:
+            line |= msgspec.json.decode(record.getMessage())
+        else:
+            line["message"] = record.getMessage()
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
