@@ -13,11 +13,14 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
-from tests.servers import free_port
+from tests.servers import RedisServer, free_port
+from tests.servers import running as broker_running
 
-from operations import OperationContext
+from operations import OperationContext, OperationRegistry
+from operations.calls import serve_calls
 from operations.hub import Hub, open_hub
 from operations.hub.reload import following, reload
+from operations.pubsub.redis import connect_redis
 from operations.server.running import running
 
 OPERATOR = OperationContext(trusted=True)
@@ -86,7 +89,7 @@ async def double(hub: Hub, number: int, name: str = "double") -> Any:
     return (await hub.registry.execute(f"tools.{name}", {"number": number}, OPERATOR)).data
 
 
-@pytest.mark.requirement("R61")
+@pytest.mark.requirement("R62")
 async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path: Path) -> None:
     port = free_port()
     path = written(
@@ -163,6 +166,27 @@ async def test_a_document_that_is_served_late_is_imported(tmp_path: Path) -> Non
             async with await asyncio.start_server(serve, "127.0.0.1", port):
                 await until(lambda: "shop.items" in hub.registry)
             assert states(hub) == {"shop": "connected"}
+
+
+@pytest.mark.requirement("R62")
+async def test_a_broker_and_workers_that_start_late_are_imported(tmp_path: Path) -> None:
+    broker = RedisServer()
+    path = written(tmp_path, f'[brokers.main]\nurl = "{broker.url}"\nworkers = true')
+    registry = OperationRegistry()
+
+    @registry.operation("far.double")
+    async def double(number: int) -> int:
+        return 2 * number
+
+    with anyio.fail_after(90):
+        async with open_hub(path) as hub:
+            assert states(hub) == {"main": "disconnected"}
+            with broker_running(broker):
+                async with connect_redis(broker.url) as target, serve_calls(registry, target):
+                    await until(lambda: "far.double" in hub.registry, 60)
+                    found = await hub.registry.execute("far.double", {"number": 4}, OPERATOR)
+                    assert found.data == 8
+                await hub.aclose()
 
 
 async def test_a_changed_file_changes_the_sources(tmp_path: Path) -> None:
