@@ -143,10 +143,10 @@ class Reply:
 
     async def send(self, send: Send, *, in_parts: bool = False) -> None:
         """Send it; with `in_parts`, return only when the client has read nearly all of it."""
-        headers = [*self.headers, *SAFE, (b"content-length", b"%d" % len(self.body))]
+        headers = [(b"content-length", b"%d" % len(self.body)), *self.headers, *SAFE]
         if self.status == 304:
             # There it would be the length of the body that is not sent.
-            headers.pop()
+            del headers[0]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         if in_parts:
             await send_parts(send, self.body)
