@@ -13,13 +13,12 @@ import jsonschema_rs
 import msgspec
 
 from operations._json import as_json, is_object, list_of, object_of
-from operations.schema.reading.compiling import compile_schema
+from operations.schema.reading.compiling import compile_schema, measured
 from operations.schema.reading.dialects import is_annotation
 from operations.schema.reading.graph import Graph
-from operations.schema.reading.limits import measured
+from operations.schema.reading.patterns import bound_patterns
 from operations.schema.reading.references import Document, Site
 from operations.schema.reading.shared import SharedDefinitions
-from operations.schema.reading.taming import Tamer
 from operations.types import JSONObject, JSONSchema
 
 
@@ -70,10 +69,9 @@ class Checker:
             self.document = shared.enter(measured(shared.adopt(root)))
         else:
             self.document = Document(measured(root))
-        tamer = Tamer(drop=drop_patterns)
-        tamer.tame(self.document.sites)
-        self.dropped = tamer.dropped
-        self._fancy = tamer.fancy
+        patterns = bound_patterns(self.document.sites, drop=drop_patterns)
+        self.dropped = patterns.dropped
+        self._fancy = patterns.fancy
         self._registry: jsonschema_rs.Registry | None = None
         self.caches: dict[str, Any] = {}
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
@@ -86,7 +84,7 @@ class Checker:
             self.accepts = self._build(root_schema)
         else:
             self.dropped += shared.take_dropped()
-            shared.fancy = shared.fancy or tamer.fancy
+            shared.fancy = shared.fancy or patterns.fancy
             self.accepts = shared.accepts_at((self.document.root,))
         self.flat = _flat_decoder(root_schema)
         self.document.forget()

@@ -4,12 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
+from msgspec import to_builtins
 
-from operations._json import pointer
+from operations._json import JSONValueError, as_json, count_values, pointer
 from operations.errors import SchemaError
 from operations.schema.reading.dialects import Dialect
 from operations.schema.reading.patterns import FANCY, LINEAR
 from operations.types import JSONSchema
+
+MAX_SCHEMA_DEPTH = 128
+"""How deep the document itself may nest."""
+
+MAX_SCHEMA_VALUES = 100_000
+"""How many JSON values the document may hold."""
 
 _MAX_MESSAGE = 300
 
@@ -69,3 +76,20 @@ def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
 def _shortened(message: str) -> str:
     """Return a message that may repeat what was wrong, however long that was."""
     return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
+
+
+def measured(document: Any) -> JSONSchema:
+    """Return a copy of a document that is JSON and not too large.
+
+    Raises:
+        SchemaError: Naming the place.
+    """
+    if not isinstance(document, (dict, bool)):
+        raise SchemaError("a schema is an object, true or false")
+    if count_values(document, MAX_SCHEMA_VALUES) > MAX_SCHEMA_VALUES:
+        raise SchemaError(f"the schema holds more than {MAX_SCHEMA_VALUES:,} values")
+    try:
+        copy: JSONSchema = to_builtins(as_json(document, MAX_SCHEMA_DEPTH))
+    except JSONValueError as error:
+        raise SchemaError(f"{error.path or 'the schema'} {error.reason}") from None
+    return copy

@@ -13,6 +13,11 @@ from typing import Any
 
 import jsonschema_rs
 
+from operations._json import is_list, is_object
+from operations.errors import SchemaError
+from operations.schema.reading.references import Site
+from operations.types import JSONObject
+
 MAX_LENGTH = 2_100
 """How long a pattern may be, with its counted repetitions written out."""
 
@@ -157,3 +162,98 @@ def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
     if len(low) > len(str(MAX_LENGTH)) or len(high) > len(str(MAX_LENGTH)):
         return MAX_LENGTH + 1, close + 1
     return max(int(low or 0) + bool(comma), int(high or 0)), close + 1
+
+
+def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
+    """Bound every regular expression of the schemas at `sites` in place; they must not be shared.
+
+    Each `pattern` gets a `maxLength` beside it, each `patternProperties` a limit on the names of its object, so that
+    the bound costs no more at run time than any other keyword. A validator does not look into a text of `type: string`
+    alone, and accepts lone surrogates: a pattern that every text matches makes it look.
+
+    Args:
+        sites: The schemas.
+        drop: Leave out patterns that cannot be used, instead of raising.
+
+    Raises:
+        SchemaError: If a pattern cannot be used and is not to be dropped.
+    """
+    found = BoundPatterns(drop=drop)
+    found.bound(sites)
+    return found
+
+
+class BoundPatterns:
+    """Bounds the patterns of schemas in place, and notes what it met.
+
+    Args:
+        drop: Leave out what cannot be used, instead of raising.
+
+    Attributes:
+        fancy: Whether some pattern needs the back-tracking engine.
+        dropped: The patterns left out because no engine runs them safely, with their places.
+    """
+
+    def __init__(self, *, drop: bool) -> None:
+        self._drop = drop
+        self._weights: dict[str, int] = {}
+        self.fancy = False
+        self.dropped: list[str] = []
+
+    def bound(self, sites: list[Site]) -> None:
+        """See `bound_patterns`."""
+        for site in sites:
+            if is_object(site.schema):
+                self._bound(site.schema, site.pointer)
+
+    def _bound(self, schema: JSONObject, place: str) -> None:
+        pattern, named = schema.get("pattern"), schema.get("patternProperties")
+        if isinstance(pattern, str):
+            cap = self._cap(pattern, place + "/pattern")
+            if cap is None:
+                del schema["pattern"]
+            else:
+                _lower(schema, cap)
+        if is_object(named):
+            self._bound_names(schema, named, place + "/patternProperties")
+        types = schema.get("type")
+        if "pattern" not in schema and (
+            types == "string" or (is_list(types) and "string" in types)
+        ):
+            schema["pattern"] = ANY_TEXT
+
+    def _bound_names(self, schema: JSONObject, named: JSONObject, place: str) -> None:
+        caps: list[int] = []
+        for pattern in list(named):
+            cap = self._cap(pattern, place)
+            if cap is None:
+                del named[pattern]
+            else:
+                caps.append(cap)
+        if caps:
+            names: JSONObject = {"maxLength": min(caps)}
+            others = schema.get("propertyNames", True)
+            schema["propertyNames"] = names if others is True else {"allOf": [names, others]}
+
+    def _cap(self, pattern: str, place: str) -> int | None:
+        """How long a text may be that meets `pattern`; None once it is dropped."""
+        cap = longest_text(pattern)
+        if cap is not None and pattern not in self._weights:
+            self._weights[pattern] = weight(pattern)
+            if sum(self._weights.values()) > MAX_WEIGHT:
+                del self._weights[pattern]
+                cap = None
+        if cap is None:
+            shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
+            if not self._drop:
+                raise SchemaError(f"{place}: {shown!r} is no pattern that can be run safely")
+            self.dropped.append(f"{place}: {shown}")
+        elif not is_linear(pattern):
+            self.fancy = True
+        return cap
+
+
+def _lower(schema: JSONObject, cap: int) -> None:
+    limit = schema.get("maxLength", cap)
+    if isinstance(limit, (int, float)):
+        schema["maxLength"] = min(limit, cap)

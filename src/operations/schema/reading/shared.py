@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from operations._json import escape, is_list, object_of, unescape
 from operations.errors import SchemaError
-from operations.schema.reading.compiling import compile_schema
+from operations.schema.reading.compiling import compile_schema, measured
 from operations.schema.reading.dialects import (
     DRAFT_2020_12,
     REFERENCES,
@@ -26,9 +26,8 @@ from operations.schema.reading.dialects import (
     subschemas,
 )
 from operations.schema.reading.graph import Graph
-from operations.schema.reading.limits import measured
+from operations.schema.reading.patterns import bound_patterns
 from operations.schema.reading.references import DEFINED, Document, Site
-from operations.schema.reading.taming import Tamer
 from operations.types import JSONObject, JSONSchema
 
 _logger = logging.getLogger("operations")
@@ -120,10 +119,9 @@ class SharedDefinitions:
     def _define(self, definitions: JSONObject) -> None:
         copies = cast("JSONObject", measured({"$defs": definitions}))["$defs"]
         sites = self.document.define(copies)
-        tamer = Tamer(drop=True)
-        tamer.tame(sites)
-        self.fancy = self.fancy or tamer.fancy
-        self._dropped += tamer.dropped
+        patterns = bound_patterns(sites, drop=True)
+        self.fancy = self.fancy or patterns.fancy
+        self._dropped += patterns.dropped
         for name in definitions:
             self._needs[name] = set()
             self._sizes[name] = 0
