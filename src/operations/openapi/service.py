@@ -5,50 +5,30 @@ registry.register_all(service)
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-import msgspec
-
 from operations._hosts import TrustedHosts
-from operations._json import is_object, list_of, object_of, text_of
+from operations._json import text_of
 from operations._text import counted, without_secrets
-from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError
-from operations.openapi.config import HTTPServiceConfig, Outline
-from operations.openapi.endpoint import Endpoint, Shared
+from operations.openapi.config import HTTPServiceConfig
+from operations.openapi.endpoint import Endpoint
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.oauth import TokenSources
 from operations.openapi.exchange.security import Security
-from operations.openapi.exporting.extension import Exported, read_extension
-from operations.openapi.files import FilesRoot
-from operations.openapi.paging import Paging, declared_paging
-from operations.openapi.reading.declared import Declared, DeclaredRequests, DeclaredResponses
-from operations.openapi.reading.document import Description, Entry, Problem
+from operations.openapi.importing import Importer
+from operations.openapi.reading.document import Description, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
-from operations.openapi.reading.names import operation_names, safe_name, unused_name
 from operations.openapi.reading.texts import gc_paused
-from operations.openapi.restoring import restored
-from operations.specs import Operation, OperationSpec, OperationType
-from operations.types import JSONObject
+from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
 """Reads a file by its path: `read=`."""
-
-_LOGGER = logging.getLogger("operations")
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-_IDEMPOTENT = frozenset({"PUT", "DELETE"})
-PAGES = ".pages"
-"""Added to an operation's name for the subscription to all its pages."""
-
-STREAM = ".stream"
-"""Added to an operation's name for the subscription to its response as a stream."""
 
 
 class OpenAPIService:
@@ -217,287 +197,10 @@ def _import(
 ) -> OpenAPIService:
     with gc_paused():
         try:
-            return _Importer(bundle, config, address=address, source=source).service()
+            importer = Importer(bundle, config, address=address, source=source)
+            operations = importer.operations()
+            return OpenAPIService(operations, importer.description, importer.client)
         except DocumentError as error:
             if source is None:
                 raise
             raise DocumentError(f"{shown(source)}: {error}") from None
-
-
-class _Draft(msgspec.Struct, gc=False):
-    """An operation before it has its name."""
-
-    entry: Entry
-    wanted: str
-    title: str | None
-    description: str
-    tags: tuple[str, ...]
-    declared: Declared
-    meta: JSONObject
-
-
-class _Importer:
-    """Makes one service."""
-
-    def __init__(
-        self, bundle: Bundle, config: HTTPServiceConfig, *, address: str | None, source: str | None
-    ) -> None:
-        self._config = config
-        self._description = description = Description(bundle.document, bundle.missing)
-        if config.files_root is not None:
-            description.schemas.files_root = FilesRoot(config.files_root)
-        trusted = [url for url in (config.base_url, address) if url is not None]
-        self._client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
-        base = config.base_url or address or ""
-        schemes = description.security_schemes()
-        for name in config.credentials:
-            if name not in schemes:
-                known = ", ".join(schemes) or "none; auth= signs every request in without one"
-                _LOGGER.warning(
-                    "%s: the credential %r is for no security scheme of the document (it has %s)",
-                    config.namespace,
-                    name,
-                    known,
-                )
-        security = Security(
-            schemes,
-            description.document.get("security"),
-            config,
-            TokenSources(base, client.is_trusted, client.fetch),
-        )
-        self._shared = Shared(
-            config=config, description=description, client=client, security=security, base=address
-        )
-        self._responses = DeclaredResponses(description)
-        has_header = any(name.lower() == "authorization" for name in config.headers)
-        self._requests = DeclaredRequests(
-            description, is_signed=config.auth is not None or has_header
-        )
-        self._restored: list[Operation] = []
-        self._taken: set[str] = set()
-        self._version = text_of(description.info.get("version")) or "1.0.0"
-        self._source = source or description.title or "openapi"
-
-    def service(self) -> OpenAPIService:
-        description = self._description
-        # One sweep: what is read of an operation is read while it is at hand. Names need all of them.
-        entries = list(self._exported()) if self._config.restore else description.entries()
-        drafts = [self._draft(entry) for entry in entries]
-        names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
-        operations = self._restored
-        self._taken = set(names)
-        if self._has_rules():
-            for draft, name in zip(drafts, names, strict=True):
-                operations.extend(self._ruled(draft, _outline(draft, name)))
-        else:
-            for draft, name in zip(drafts, names, strict=True):
-                if draft.declared.has_stream:
-                    operations.extend(self._operations(draft, name, OPEN))
-                else:
-                    operations.append(self._operation(draft, name, OPEN, is_stream=False))
-        self._warn_of_names(self._taken)
-        description.problems.extend(self._requests.problems())
-        for problem in description.problems:
-            _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
-        return OpenAPIService(operations, description, self._client)
-
-    def _exported(self) -> Iterator[Entry]:
-        """The entries that no extension restores; those it does become operations on the way."""
-        for entry in self._description.entries():
-            exported = read_extension(entry.operation)
-            if exported is None:
-                yield entry
-            elif exported.same_as is None:
-                name = exported.id.partition(".")[2]
-                outline = _outline(self._draft(entry), name)
-                if self._is_wanted(outline):
-                    self._restore(entry, exported, self._access(outline))
-
-    def _restore(self, entry: Entry, exported: Exported, access: AccessControl) -> None:
-        try:
-            operation = restored(self._shared, entry, exported, access, self._source)
-        except ValueError as error:
-            where = f"{entry.method} {entry.path}"
-            self._description.problems.append(Problem(where, f"it cannot be restored: {error}"))
-        else:
-            self._restored.append(operation)
-
-    def _warn_of_names(self, names: set[str]) -> None:
-        """Point out rules for operations that are not there; they are often misspelled."""
-        rules: dict[str, Any] = {
-            "rename": self._config.rename,
-            "pagination": self._config.pagination,
-        }
-        for key, rule in rules.items():
-            if isinstance(rule, Mapping):
-                named: list[str] = list(rule)  # pyright: ignore[reportUnknownArgumentType]
-                for name in set(named) - names:
-                    _LOGGER.warning(
-                        "%s: %s names %r, which is no operation of the document",
-                        self._config.namespace,
-                        key,
-                        name,
-                    )
-
-    def _has_rules(self) -> bool:
-        config = self._config
-        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
-        return any(rule is not None for rule in rules)
-
-    def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
-        """Yield what the operator's rules leave of one operation: nothing, or it and its stream and pages."""
-        if self._is_wanted(outline):
-            name, access = self._renamed(outline), self._access(outline)
-            first, *streams = self._operations(draft, name, access)
-            yield first
-            exclude = self._config.exclude
-            stream = replace(outline, name=outline.name + STREAM)
-            if exclude is None or not exclude(stream):
-                yield from streams
-            yield from self._pages(draft.entry, first, outline)
-
-    def _draft(self, entry: Entry) -> _Draft:
-        operation = entry.operation
-        summary, description = operation.get("summary"), operation.get("description")
-        if is_object(description):
-            description = self._description.references.text_at(description)
-        wanted, tags = operation.get("operationId"), operation.get("tags")
-        declared = self._responses.read(entry)
-        self._requests.read(entry)
-        meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
-        if operation.get("deprecated") is True:
-            meta["deprecated"] = True
-        if declared.links:
-            meta["links"] = declared.links
-        title = summary if type(summary) is str else None
-        return _Draft(
-            entry,
-            wanted if type(wanted) is str else "",
-            title,
-            (description if type(description) is str else "")
-            or title
-            or f"{entry.method} {entry.path}",
-            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
-            declared,
-            meta,
-        )
-
-    def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
-        """Return an operation, and a subscription beside it if the document offers its response as a stream too."""
-        declared = draft.declared
-        if not declared.has_stream or not declared.has_other:
-            return [self._operation(draft, name, access, is_stream=declared.has_stream)]
-        stream = unused_name(name + STREAM, self._taken)
-        return [
-            self._operation(draft, name, access, is_stream=False, is_split=True),
-            self._operation(draft, stream, access, is_stream=True, is_split=True),
-        ]
-
-    def _operation(
-        self,
-        draft: _Draft,
-        name: str,
-        access: AccessControl,
-        *,
-        is_stream: bool,
-        is_split: bool = False,
-    ) -> Operation:
-        entry, method = draft.entry, draft.entry.method
-        endpoint = Endpoint(self._shared, entry, is_stream=is_stream, is_split=is_split)
-        if is_stream:
-            kind = OperationType.SUBSCRIPTION
-        else:
-            kind = OperationType.QUERY if method in _SAFE_METHODS else OperationType.MUTATION
-        spec = OperationSpec(
-            name=name,
-            namespace=self._config.namespace,
-            version=self._version,
-            type=kind,
-            title=draft.title,
-            description=draft.description,
-            tags=draft.tags,
-            input_schema=endpoint.input,
-            output_schema=endpoint.output,
-            error_schemas=draft.declared.errors,
-            access_control=access,
-            idempotent=method in _IDEMPOTENT,
-            meta=draft.meta,
-        )
-        handler = endpoint.subscribe if is_stream else endpoint.call
-        return Operation(
-            spec,
-            handler,
-            self._config.output,
-            blocking=False,
-            files=None if is_stream else endpoint,
-            source_timeout=self._config.timeout,
-        )
-
-    def _is_wanted(self, outline: Outline) -> bool:
-        include, exclude = self._config.include, self._config.exclude
-        if include is not None and not include(outline):
-            return False
-        return exclude is None or not exclude(outline)
-
-    def _renamed(self, outline: Outline) -> str:
-        rename = self._config.rename
-        if rename is None:
-            return outline.name
-        wanted = rename(outline) if callable(rename) else rename.get(outline.name, outline.name)
-        name = safe_name(wanted)
-        if not name:
-            raise ValueError(f"{outline.name} cannot be renamed to {wanted!r}")
-        return name
-
-    def _access(self, outline: Outline) -> AccessControl:
-        access = self._config.access
-        if access is None:
-            return OPEN
-        return access if isinstance(access, AccessControl) else access(outline)
-
-    def _pages(self, entry: Entry, listed: Operation, outline: Outline) -> Iterator[Operation]:
-        """The subscription to all pages, where there is a way to get them."""
-        paging = self._paging(entry, outline)
-        spec = listed.spec
-        if paging is None or spec.type is not OperationType.QUERY:
-            return
-        endpoint = Endpoint(self._shared, entry, is_stream=False)
-        yield Operation(
-            OperationSpec(
-                name=spec.name + PAGES,
-                namespace=spec.namespace,
-                version=spec.version,
-                type=OperationType.SUBSCRIPTION,
-                title=spec.title,
-                description=f"Every page of {spec.id}, one by one.",
-                tags=spec.tags,
-                input_schema=endpoint.input,
-                output_schema=endpoint.output,
-                error_schemas=spec.error_schemas,
-                access_control=spec.access_control,
-                meta=spec.meta,
-            ),
-            partial(endpoint.pages, paging),
-            self._config.output,
-            blocking=False,
-        )
-
-    def _paging(self, entry: Entry, outline: Outline) -> Paging | None:
-        rule = self._config.pagination
-        if rule is None:
-            return None
-        if rule == "document":
-            responses = object_of(entry.operation.get("responses"))
-            found = {str(s): self._description.schemas.resolve(r) for s, r in responses.items()}
-            return declared_paging(entry.operation, found)
-        return rule(outline) if callable(rule) else rule.get(outline.name)
-
-
-def _outline(draft: _Draft, name: str) -> Outline:
-    return Outline(
-        method=draft.entry.method,
-        path=draft.entry.path,
-        name=name,
-        tags=draft.tags,
-        deprecated="deprecated" in draft.meta,
-    )
