@@ -5,10 +5,11 @@ Rule 2: no event carries arguments or results; of a change to a result only its 
 """
 
 import logging
+import re
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from time import time_ns
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,21 @@ logger = logging.getLogger("operations")
 def now() -> int:
     """Milliseconds since the epoch."""
     return time_ns() // 1_000_000
+
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE: Final = re.compile(r"[ -~]{1,512}")
+
+
+def trace_context(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the W3C trace context among `values`, if it is valid: `traceparent`, and `tracestate` if there is one."""
+    parent, state = values.get("traceparent"), values.get("tracestate")
+    if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):
+        return {}
+    trace = {"traceparent": parent}
+    if isinstance(state, str) and _TRACESTATE.fullmatch(state):
+        trace["tracestate"] = state
+    return trace
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):

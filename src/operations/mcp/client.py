@@ -33,6 +33,7 @@ from operations.mcp.interaction import callbacks
 from operations.mcp.listing import list_everything, pages
 from operations.mcp.session import OnProgress, RelaySession
 from operations.mcp.watching import ResourceWatches
+from operations.observe import trace_context
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject
@@ -339,7 +340,7 @@ class MCPClient:
             try:
                 with sending_for(context):
                     result = await session.relay(
-                        method, _with_log_level(params, session, context), _progress(call)
+                        method, _with_meta(params, session, context), _progress(call)
                     )
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name, connection.redactor)
@@ -533,15 +534,13 @@ def _progress(call: CallInFlight) -> OnProgress:
     return progress
 
 
-def _with_log_level(
-    params: JSONObject, session: RelaySession, context: OperationContext
-) -> JSONObject:
-    """Return a copy of `params` that asks for the log messages that the caller wants (2026-07-28)."""
+def _with_meta(params: JSONObject, session: RelaySession, context: OperationContext) -> JSONObject:
+    """Return a copy of `params` with the caller's trace context and the log level that it wants (2026-07-28)."""
+    meta: JSONObject = dict(trace_context(context.metadata)) if context.metadata else {}
     level = context.channel.log_level
-    if level is None or not session.is_modern:
-        return dict(params)
-    meta: JSONObject = {**object_of(params.get("_meta")), types.LOG_LEVEL_META_KEY: level}
-    return {**params, "_meta": meta}
+    if level is not None and session.is_modern:
+        meta[types.LOG_LEVEL_META_KEY] = level
+    return {**params, "_meta": {**object_of(params.get("_meta")), **meta}} if meta else dict(params)
 
 
 def _own_idle(config: MCPClientConfig) -> float:

@@ -18,6 +18,7 @@ from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
 from operations.mcp.serving.conversations import can_answer
 from operations.mcp.serving.service import Asker, Service
+from operations.observe import trace_context
 from operations.types import JSONObject
 
 _ROUTING: Final = frozenset({
@@ -43,6 +44,15 @@ class _Meta(msgspec.Struct):
     )
     level: msgspec.Raw | None = msgspec.field(default=None, name="io.modelcontextprotocol/logLevel")
     progress: int | str | None = msgspec.field(default=None, name="progressToken")
+    traceparent: Any = None
+    tracestate: Any = None
+
+    @property
+    def trace(self) -> Mapping[str, Any]:
+        """The trace context of the request."""
+        if self.traceparent is None:
+            return NOTHING
+        return trace_context({"traceparent": self.traceparent, "tracestate": self.tracestate})
 
 
 class _Params(msgspec.Struct, rename="camel"):
@@ -128,7 +138,8 @@ class FastPath:
             return None
         meta = request.params.meta
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
-        asker = Asker.of(state, version, capabilities)
+        trace = NOTHING if meta is None else meta.trace
+        asker = Asker.of(state, version, capabilities, trace)
         # The work ends when the client disconnects; the registry keeps the deadline.
         state.timeout.start(None, state.receive)
         try:

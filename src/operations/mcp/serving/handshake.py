@@ -28,6 +28,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from operations._json import JSONValueError, decode_json
+from operations.context import NOTHING
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
@@ -242,7 +243,9 @@ class HandshakeTransport:
         meta = request.params.meta
         token = None if meta is None else meta.progress
         exchange = self._exchange(pipeline, state, request.id, version, session, token)
-        asker = Asker.of(state, version, {} if session is None else session.capabilities)
+        trace = NOTHING if meta is None else meta.trace
+        capabilities = NOTHING if session is None else session.capabilities
+        asker = Asker.of(state, version, capabilities, trace)
         return await exchange.serve(self._answer(request, asker, exchange, connection))
 
     async def _answer(

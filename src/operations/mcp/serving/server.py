@@ -56,7 +56,7 @@ from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.stdio import bounded_stdio
 from operations.mcp.serving.updates import JoinedBus, follow, following, watcher_of
-from operations.observe import CallEvent
+from operations.observe import CallEvent, trace_context
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
 
@@ -149,9 +149,10 @@ class RegistryServer(Server[None]):
         capabilities = (
             {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
         )
+        trace = trace_context(cast("JSONObject", request.meta or {}))
         if request.request is not None:
             state: RequestState = request.request.scope[STATE]
-            return Asker.of(state, request.protocol_version, capabilities)
+            return Asker.of(state, request.protocol_version, capabilities, trace)
         # On stdio and in memory.
         return Asker(
             identity := self._settings.identity,
@@ -159,6 +160,7 @@ class RegistryServer(Server[None]):
             self._front,
             capabilities,
             caller_key(identity, ""),
+            metadata=trace,
         )
 
     # ------------------------------------------------------------ requests

@@ -78,9 +78,13 @@ class Asker(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, state: RequestState, protocol_version: str, capabilities: Mapping[str, Any]
+        cls,
+        state: RequestState,
+        protocol_version: str,
+        capabilities: Mapping[str, Any],
+        trace: Mapping[str, Any] = NOTHING,
     ) -> "Asker":
-        """Return who sent an HTTP request."""
+        """Return who sent an HTTP request; the trace context of its `_meta` goes before that of its headers."""
         context = state.context
         return cls(
             state.identity,
@@ -89,7 +93,7 @@ class Asker(msgspec.Struct, frozen=True):
             capabilities,
             state.caller,
             context.request_id,
-            context.metadata,
+            {**context.metadata, **trace} if trace else context.metadata,
             context.deadline if b"operations-timeout" in state.headers else None,
         )
 

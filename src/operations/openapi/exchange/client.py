@@ -18,6 +18,7 @@ from operations._hosts import Origin, TrustedHosts, origin_of
 from operations._text import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
+from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.attempts import (
     REDIRECTS,
@@ -251,6 +252,9 @@ class Client(Connections):
         seconds = call.end - monotonic()
         if seconds <= 0:
             raise timed_out(f"{draft.method} {origin}", self._config.timeout, "respond")
+        trace = trace_context(call.context.metadata) if call.context.metadata else {}
+        if trace and not any(name.lower() in trace for name in draft.headers):
+            draft.headers = {**draft.headers, **trace}
         request = signed_request(
             draft,
             call.signature,
