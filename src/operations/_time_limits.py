@@ -1,4 +1,4 @@
-"""A time limit that an entry point or a source imposes on a call.
+"""A time limit that an entry point, the table of tools or a source imposes on a call.
 
 Rule 1: it stops while a person answers a question, and starts again with every progress report. Both have a maximum.
 Rule 2: the caller's own deadline is never extended.
@@ -8,6 +8,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from math import inf
 from time import monotonic, time
+from typing import Final
+
+ANSWER_SECONDS: Final = 300.0
+"""The default for the time of a person to answer all questions of one call."""
+
+MAX_SECONDS: Final = 600.0
+"""The default for the time that a call may take with progress."""
 
 
 class TimeLimit:
@@ -19,32 +26,28 @@ class TimeLimit:
         max_seconds: The longest time that the call may take with progress, without the time of answers; None for
             no limit.
         deadline: The caller's own deadline, in milliseconds since the epoch; None if it has none.
+        outer: A limit of the same call, which ends the call as well, and stops and starts again with this one.
     """
 
     __slots__ = (
-        "_answer_seconds",
-        "_max_seconds",
-        "_over",
-        "_own",
-        "_paused_at",
-        "_pauses",
-        "_seconds",
-        "_started",
+        "_answer_seconds", "_max_seconds", "_outer", "_over", "_own", "_paused_at", "_pauses", "_seconds", "_started",
     )  # fmt: skip
 
     def __init__(
         self,
         seconds: float | None,
         *,
-        answer_seconds: float,
-        max_seconds: float | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+        max_seconds: float | None = MAX_SECONDS,
         deadline: float | None = None,
+        outer: "TimeLimit | None" = None,
     ) -> None:
         now = monotonic()
         self._seconds = inf if seconds is None else seconds
         self._max_seconds = inf if max_seconds is None else max(max_seconds, self._seconds)
         self._answer_seconds = answer_seconds
         self._own = inf if deadline is None else now + deadline / 1000 - time()
+        self._outer = outer
         self._started = now
         self._over = now + self._seconds
         self._pauses = 0
@@ -54,7 +57,8 @@ class TimeLimit:
     def remaining(self) -> float:
         """Seconds until the call ends, unless the limit is extended; infinite without a limit."""
         over = self._over if self._pauses == 0 else self._over + self._answer_seconds
-        return min(over, self._own) - monotonic()
+        remaining = min(over, self._own) - monotonic()
+        return remaining if self._outer is None else min(remaining, self._outer.remaining)
 
     @property
     def deadline(self) -> float | None:
@@ -64,6 +68,8 @@ class TimeLimit:
 
     def restart(self) -> None:
         """Allow the whole time again, because the call reported progress."""
+        if self._outer is not None:
+            self._outer.restart()
         if self._pauses == 0:
             self._over = min(monotonic() + self._seconds, self._started + self._max_seconds)
             self._on_change()
@@ -76,7 +82,11 @@ class TimeLimit:
         self._pauses += 1
         self._on_change()
         try:
-            yield
+            if self._outer is None:
+                yield
+            else:
+                with self._outer.paused():
+                    yield
         finally:
             self._pauses -= 1
             if self._pauses == 0:

@@ -6,7 +6,7 @@ Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none,
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -359,6 +359,9 @@ class Operation:
 
     files: FileArguments | None = None
     """How the handler takes files; None if it takes JSON only."""
+
+    resources: Sequence[JSONObject] = ()
+    """The resources of another MCP server that the operation reads, as that server lists them."""
 
     timeout: float | None = None
     """Seconds that a call through an entry point may take, instead of the entry point's default."""

@@ -30,6 +30,7 @@ from operations._json import is_object, unescape
 from operations._pipeline import Plan, invoke
 from operations._pipeline.path import before
 from operations._text import enforce_lists
+from operations._time_limits import TimeLimit
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
@@ -70,7 +71,8 @@ class ToolConfig:
     """How results are normalised."""
 
     timeout: Seconds | None = None
-    """Seconds that a query or mutation may take; the caller's own deadline may be shorter."""
+    """Seconds that a query or mutation may take, instead of an entry point's default; the caller's own deadline may be
+    shorter. They stop while a person answers a question, and start again with each progress report."""
 
     rate: Annotated[float, Meta(gt=0)] | None = None
     """Calls per second of one caller, on average, to each of the operations. Callers without identity count as one."""
@@ -144,7 +146,9 @@ def _configured(operation: Operation, config: ToolConfig, registry: OperationReg
     spec = with_fields(spec, access_control=access)
     if config.select is not None:
         spec = with_fields(spec, output_schema=UNKNOWN)
-    ready = replaced(operation, spec=spec, output=output)
+    ready = replaced(
+        operation, spec=spec, output=output, timeout=config.timeout or operation.timeout
+    )
     runs = (
         config.timeout,
         config.rate,
@@ -202,14 +206,18 @@ class _Tool:
             return self._selected(await self._repeated(value, context))
 
     async def _repeated(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        ends = context.deadline
         if self._config.timeout is not None:
-            own = (time() + self._config.timeout) * 1000
-            ends = own if ends is None else min(own, ends)
+            outer = context.limit
+            limit = TimeLimit(
+                self._config.timeout,
+                deadline=context.deadline if outer is None else None,
+                outer=outer,
+            )
             context = with_fields(
                 context,
                 request_id=context.request_id,
-                deadline=ends,
+                deadline=limit.deadline,
+                limit=limit,
                 # Nested calls get this deadline, too.
                 env=cast("Any", None),
                 _nested=None,
@@ -220,6 +228,7 @@ class _Tool:
                 return await self._once(value, context)
             except CallError as error:
                 pause = backoff.pause()
+                ends = context.deadline if context.limit is None else context.limit.deadline
                 is_late = ends is not None and time() + pause >= ends / 1000
                 if attempt == self._retries or not error.retryable or is_late:
                     raise

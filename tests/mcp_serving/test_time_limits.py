@@ -17,6 +17,7 @@ from operations.front.limits import Limits
 from operations.front.timing import CallTimeout
 from operations.mcp import to_mcp
 from operations.server import create_app
+from operations.tools import ToolConfig, configure_tools
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -183,3 +184,37 @@ async def test_a_limit_that_is_over_ends_the_call() -> None:
     with pytest.raises(CallError) as caught:
         await registry.execute("do.work", {"seconds": 5}, context)
     assert caught.value.code == ErrorCode.TIMEOUT
+
+
+@BOTH
+async def test_a_limit_of_the_table_of_tools_stops_for_people_and_beats_the_default(
+    era: str,
+) -> None:
+    registry = registry_of()
+    configure_tools(registry, {"do.*": ToolConfig(timeout=0.4)})
+    for default in (0.1, 30):
+        server = to_mcp(registry, timeout=default)
+        async with Client(server, mode=era, elicitation_callback=Slow(0.8)) as client:
+            with anyio.fail_after(10):
+                asked = await client.call_tool("do__ask", {})
+                going = await client.call_tool("do__work", {"steps": 3, "seconds": 0.2})
+                silent = await client.call_tool("do__work", {"seconds": 5})
+
+        assert not asked.is_error, asked
+        assert not going.is_error, going
+        assert error_of(silent)["code"] == "TIMEOUT"
+
+
+async def test_a_limit_of_the_table_of_tools_holds_for_nested_calls() -> None:
+    registry = registry_of()
+    configure_tools(registry, {"do.work": ToolConfig(timeout=0.2)})
+
+    @registry.operation("do.nested")
+    async def nested(context: OperationContext) -> str:
+        return str((await context.env.do.work({"seconds": 5})).data)
+
+    async with Client(to_mcp(registry)) as client:
+        with anyio.fail_after(10):
+            result = await client.call_tool("do__nested", {})
+
+    assert error_of(result)["code"] == "TIMEOUT"

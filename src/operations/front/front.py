@@ -7,6 +7,7 @@ Rule 2: an operation that a caller may not call looks as if it did not exist, un
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from operations._time_limits import MAX_SECONDS
 from operations.access import Identity, access_denied
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError
@@ -40,7 +41,7 @@ class Front:
         limits: Limits | None = None,
         *,
         timeout: float = 30,
-        max_timeout: float = 600,
+        max_timeout: float = MAX_SECONDS,
         expose_errors: bool = False,
         scopes_supported: Collection[str] = (),
         anonymous: bool = True,

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
+from operations._time_limits import ANSWER_SECONDS
 from operations.errors import CallError, ErrorCode
 
 REMEMBERED: Final = 10_000
@@ -35,7 +36,7 @@ class Limits:
     depth: int = MAX_DEPTH
     """Nesting of the data in one request."""
 
-    answer_seconds: float = 300
+    answer_seconds: float = ANSWER_SECONDS
     """Time for a person to answer all questions of one call, in seconds. Time limits of the server stop meanwhile."""
 
     query_characters: int = 1_000

@@ -210,7 +210,7 @@ class CallTimeout(TimeLimit):
     __slots__ = ("_scope",)
 
     def __init__(
-        self, seconds: float | None, *, answer_seconds: float, max_seconds: float | None = None
+        self, seconds: float | None, *, answer_seconds: float, max_seconds: float | None
     ) -> None:
         super().__init__(seconds, answer_seconds=answer_seconds, max_seconds=max_seconds)
         self._scope: asyncio.Timeout | None = None

@@ -13,13 +13,7 @@ from operations.errors import RegistrationError
 from operations.mcp.listing import Listing
 from operations.mcp.names import hides_something
 from operations.mcp.pins import Pins
-from operations.mcp.resources import (
-    ListAll,
-    ResourceOperations,
-    ResourceReader,
-    Source,
-    Watch,
-)
+from operations.mcp.resources import ListAll, ResourceOperations, Source, Watch
 from operations.mcp.tools import (
     Request,
     build_resume,
@@ -203,9 +197,4 @@ class Catalog:
 
 
 def _is_same(old: Operation, new: Operation) -> bool:
-    return old.spec == new.spec and _resources(old) == _resources(new)
-
-
-def _resources(operation: Operation) -> list[JSONObject]:
-    handler = operation.handler
-    return handler.resources if isinstance(handler, ResourceReader) else []
+    return old.spec == new.spec and old.resources == new.resources

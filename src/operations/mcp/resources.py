@@ -8,8 +8,7 @@
 <server>.prompts.<name>          the arguments of one prompt
 <server>.completions.complete    values for an argument of a prompt or template
 
-Served over MCP, a prompt is a prompt and a template a template again; the resources are those that the handler of
-`resources.read` knows.
+Served over MCP, a prompt is a prompt and a template a template again; the resources are those of `resources.read`.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -44,6 +43,9 @@ ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
 
 Watch = Callable[[str], AsyncGenerator[str]]
 """`(uri)` -> the addresses of what changed, at each change."""
+
+READ: Final = "resources.read"
+"""The name of the operation that reads any resource of a server."""
 
 _NOTHING: JSONObject = {"type": "object", "additionalProperties": False}
 _URI: JSONObject = {
@@ -119,12 +121,10 @@ class ResourceReader:
 
     Args:
         source: The server.
-        resources: The resources that it lists.
         pins: The definitions that were accepted.
     """
 
-    def __init__(self, source: Source, resources: list[JSONObject], pins: Pins) -> None:
-        self.resources = resources
+    def __init__(self, source: Source, pins: Pins) -> None:
         self._source = source
         self._pins = pins
 
@@ -161,7 +161,7 @@ class ResourceOperations:
             for entry in listing.resources
             if pin_key("resources", entry) not in self._pins.waiting and is_url(entry["uri"])
         ]
-        reader = ResourceReader(self._source, shown, self._pins)
+        reader = ResourceReader(self._source, self._pins)
         if listing.resources or listing.templates:
             yield "", self._lister("resources", "The resources of the server.", "resources/list")
             yield (
@@ -170,8 +170,9 @@ class ResourceOperations:
                     "templates", "The resource templates of the server.", "resources/templates/list"
                 ),
             )
-            spec = self._spec("resources.read", "Read a resource by its URI.", _URI)
-            yield "", Operation(spec, reader)
+            spec = self._spec(READ, "Read a resource by its URI.", _URI)
+            timeout = self._config.timeout
+            yield "", Operation(spec, reader, resources=shown, source_timeout=timeout)
             if listing.can_watch:
                 yield "", self._watcher()
         for template in listing.templates:
@@ -285,7 +286,7 @@ class ResourceOperations:
 
         mcp = {"resource": {"uri": entry["uriTemplate"]}}
         spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
-        return Operation(spec, read)
+        return Operation(spec, read, source_timeout=self._config.timeout)
 
     def _prompt(self, entry: JSONObject, name: str) -> Operation:
         prompt_name = entry["name"]
@@ -312,7 +313,7 @@ class ResourceOperations:
 
         mcp = {"prompt": True}
         spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
-        return Operation(spec, get)
+        return Operation(spec, get, source_timeout=self._config.timeout)
 
 
 def _arguments(listed: Any) -> list[JSONObject]:

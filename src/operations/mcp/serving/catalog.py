@@ -26,7 +26,7 @@ from mcp.shared.uri_template import InvalidUriTemplate
 from operations._json import list_of, object_of
 from operations._names import NameStyle
 from operations.mcp.exported import EXACT_OUTPUT, export_spec, is_imported, with_passed
-from operations.mcp.resources import ResourceReader
+from operations.mcp.resources import READ
 from operations.mcp.restoring import INPUT, moved
 from operations.mcp.serving.addresses import Addresses, Resource
 from operations.mcp.serving.names import mcp_meta, names_of
@@ -292,10 +292,10 @@ class Catalog:
         tools: list[OperationSpec] = []
         readers: dict[str, OperationSpec] = {}
         for operation in registry:
-            spec, reader = operation.spec, operation.handler
-            if isinstance(reader, ResourceReader):
+            spec = operation.spec
+            if is_imported(spec) and spec.name == READ:
                 readers[spec.namespace] = spec
-                offered += [Resource(spec, entry, entry) for entry in reader.resources]
+                offered += [Resource(spec, entry, entry) for entry in operation.resources]
             if self._place(spec, mcp_meta(spec), offered):
                 tools.append(spec)
         self.addresses = Addresses(offered, readers)
