@@ -282,7 +282,7 @@ async def test_a_missing_file_at_an_address_is_reported() -> None:
     async with serving(respond) as url:
         service = await from_openapi_url(f"{url}/openapi.json", CONFIG)
     assert [problem.where for problem in service.problems] == ["/more", "#/paths/~1more"]
-    assert all("more.json answered HTTP 404" in each.reason for each in service.problems)
+    assert all("more.json responded with HTTP 404" in each.reason for each in service.problems)
 
 
 def test_a_document_of_webhooks_alone_is_reported_as_such() -> None:

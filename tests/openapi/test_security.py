@@ -396,7 +396,7 @@ async def test_a_refresh_token_gives_tokens_and_its_successor(key: str) -> None:
     ("flow", "key", "reason"),
     [
         ("implicit", "authorizationUrl", "names no token endpoint"),
-        ("authorizationCode", "tokenUrl", "answered HTTP 400"),
+        ("authorizationCode", "tokenUrl", "responded with HTTP 400"),
     ],
 )
 async def test_a_flow_that_needs_a_person_says_what_to_do_instead(
