@@ -26,7 +26,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode
 from operations.front.identity import caller_key
 from operations.front.public_errors import public_error
-from operations.hub.hub import Hub, Wish
+from operations.hub.hub import Hub, SourceFilter
 from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec, OperationType
 
@@ -62,7 +62,7 @@ async def call(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
+    async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         front = open_front(hub)
         who = caller(hub, as_)
         spec = hub.spec(operation_id)

@@ -11,7 +11,7 @@ from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
 from operations.context import OperationContext
 from operations.front.search import Gateway
-from operations.hub.hub import Hub, Wish
+from operations.hub.hub import Hub, SourceFilter
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -42,8 +42,8 @@ async def list_operations(
         common: What every command takes.
     """
     screen = common.screen()
-    wish = Wish(namespace=namespace, source=source)
-    async with open_session(common, screen, wish) as hub:
+    wanted = SourceFilter(namespace=namespace, source=source)
+    async with open_session(common, screen, wanted) as hub:
         context = caller(hub, as_)
         found = await Gateway(hub.registry).search(
             " ".join(words),
@@ -61,14 +61,14 @@ async def list_operations(
             screen.note(f"... and {len(matching) - len(chosen)} more")
         elif not chosen and screen.is_terminal:
             screen.note("nothing matches" if len(hub.registry) else "there are no operations yet")
-        return None if chosen or not _is_absent(hub, wish) else ExitCode.UNAVAILABLE
+        return None if chosen or not _is_absent(hub, wanted) else ExitCode.UNAVAILABLE
 
 
-def _is_absent(hub: Hub, wish: Wish) -> bool:
+def _is_absent(hub: Hub, wanted: SourceFilter) -> bool:
     """Whether what was asked for by its name is not there."""
-    if wish.source is not None:
+    if wanted.source is not None:
         return bool(hub.absent())
-    return wish.namespace is not None and bool(hub.absent(wish.namespace))
+    return wanted.namespace is not None and bool(hub.absent(wanted.namespace))
 
 
 def caller(hub: Hub, name: str | None) -> OperationContext:

@@ -11,7 +11,7 @@ from operations.config import ConfigFile
 from operations.front.config import ServerConfig
 from operations.front.front import Front
 from operations.hub.callers import limits_of
-from operations.hub.hub import ALL, Hub, Wish, open_hub
+from operations.hub.hub import ALL, Hub, SourceFilter, open_hub
 from operations.hub.known_ids import recall_ids, remember_ids
 
 _SETTLE_SECONDS = 3.0
@@ -20,20 +20,20 @@ _SETTLE_SECONDS = 3.0
 
 @asynccontextmanager
 async def open_session(
-    common: Common, screen: Screen, wish: Wish = ALL, *, wait: bool = True
+    common: Common, screen: Screen, wanted: SourceFilter = ALL, *, wait: bool = True
 ) -> AsyncGenerator[Hub]:
     """The hub a command works with, for the length of an `async with` block.
 
     Args:
         common: Which config, and how much to say.
         screen: Where to say it.
-        wish: Which of its sources are opened.
+        wanted: Which of its sources are opened.
         wait: Whether to wait until they are, and report those that cannot be opened.
 
     Raises:
         ConfigError: If the config is missing or wrong.
     """
-    async with open_file(common.load(), screen, wish, common, wait=wait) as hub:
+    async with open_file(common.load(), screen, wanted, common, wait=wait) as hub:
         yield hub
 
 
@@ -41,7 +41,7 @@ async def open_session(
 async def open_file(
     file: ConfigFile,
     screen: Screen,
-    wish: Wish = ALL,
+    wanted: SourceFilter = ALL,
     common: Common = DEFAULTS,
     *,
     wait: bool = True,
@@ -50,9 +50,9 @@ async def open_file(
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():
-            hub = await stack.enter_async_context(open_hub(file, wish, wait=30 if wait else 0))
+            hub = await stack.enter_async_context(open_hub(file, wanted, wait=30 if wait else 0))
         if wait:
-            report_sources(hub, screen, common, wish)
+            report_sources(hub, screen, common, wanted)
         yield hub
 
 
@@ -62,10 +62,10 @@ async def settle(hub: Hub, screen: Screen, common: Common) -> None:
     report_sources(hub, screen, common)
 
 
-def report_sources(hub: Hub, screen: Screen, common: Common, wish: Wish = ALL) -> None:
+def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
     """Report what is wrong with the sources of a hub, and remember the ids of its operations."""
-    _tell(hub, wish, screen, hints=common.hints, verbose=common.verbose)
-    if wish.is_all:
+    _tell(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
+    if wanted.is_all:
         # What is not connected now is still known, so that it can be told from what never was.
         before = recall_ids(hub.file) if hub.absent() else []
         ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
@@ -87,15 +87,15 @@ def open_front(hub: Hub) -> Front:
     )
 
 
-def _tell(hub: Hub, wish: Wish, screen: Screen, *, hints: str, verbose: bool) -> None:
+def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
     """What is missing, on standard error: the command goes on with the rest."""
-    wanted = wish.operation
+    operation = wanted.operation
     # Why the one that is wanted is not there is told by the failure that follows.
-    told = None if wanted is None or wanted in hub.registry else wanted.partition(".")[0]
+    told = None if operation is None or operation in hub.registry else operation.partition(".")[0]
     for absent in hub.absent():
         if absent.name != told:
             screen.warn(f"{absent.label} is not available: {absent.problem}")
-    if wish.is_all and not hub.absent():
+    if wanted.is_all and not hub.absent():
         for pattern in sorted(hub.unmatched):
             screen.warn(f'[tools."{pattern}"] matches no operation')
     for source in hub.sources:

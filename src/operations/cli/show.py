@@ -15,7 +15,7 @@ from operations.cli.render import STYLES, Screen, encoded, first_line, plain
 from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.front.search import Gateway
-from operations.hub import Source, Wish
+from operations.hub import Source, SourceFilter
 from operations.hub.known_ids import complete_ids
 from operations.specs import OperationSpec
 
@@ -39,7 +39,7 @@ async def show(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen, Wish(operation=operation_id)) as hub:
+    async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         hub.spec(operation_id)
         spec = Gateway(hub.registry).spec(operation_id, caller(hub, as_))
         if screen.json:

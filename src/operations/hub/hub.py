@@ -2,8 +2,8 @@
 
 Rule 1: sources are opened concurrently and kept open. A source that fails is reported and retried; the others work.
 Rule 2: a kind of source is imported when the config has one of it.
-Rule 3: a command may want a part of them (`Wish`); the others stay closed. An operation that a handler calls is opened
-        when it is called.
+Rule 3: a command may need only some of them (`SourceFilter`); the others stay closed. An operation that a handler calls
+        is opened when it is called.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from operations.tools import ToolConfig, configure_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SourceFilter:
     """What a command wants of the sources; one that says nothing wants them all.
 
     Attributes:
@@ -69,7 +69,7 @@ class Wish:
         return self == ALL
 
 
-ALL = Wish()
+ALL = SourceFilter()
 
 
 class Hub:
@@ -308,7 +308,10 @@ class Hub:
 
 @asynccontextmanager
 async def open_hub(
-    config: ConfigFile | Path | str = FILE_NAME, wish: Wish = ALL, *, wait: float | None = 30
+    config: ConfigFile | Path | str = FILE_NAME,
+    wanted: SourceFilter = ALL,
+    *,
+    wait: float | None = 30,
 ) -> AsyncGenerator[Hub]:
     """Open the sources of a config for the length of an `async with` block, and keep them open.
 
@@ -316,7 +319,7 @@ async def open_hub(
 
     Args:
         config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
-        wish: The sources that are wanted; all by default.
+        wanted: The sources that are wanted; all by default.
         wait: Seconds to wait at first until each source has connected or failed.
 
     Raises:
@@ -324,21 +327,21 @@ async def open_hub(
     """
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
     settings = file.config
-    late = _Late()
+    lazy = _LazySources()
     registry = OperationRegistry(
         output=settings.output,
         max_threads=settings.limits.threads,
-        remote=None if wish.operation is None else late,
+        remote=None if wanted.operation is None else lazy,
     )
-    hub = late.hub = Hub(registry, file)
+    hub = lazy.hub = Hub(registry, file)
     hub.tools.update(tools_of(file))
     hub.unmatched = configure_tools(registry, hub.tools)
     # Sources are closed in any case: also if opening is interrupted.
     async with aclosing(hub), registry, _set_up(hub):
-        if wish.operation is None:
-            await hub.open(filter(wish.includes, sources_of(file)), wait)
+        if wanted.operation is None:
+            await hub.open(filter(wanted.includes, sources_of(file)), wait)
         else:
-            await late.open(wish.operation)
+            await lazy.open(wanted.operation)
         with recording(registry, file):
             yield hub
 
@@ -381,7 +384,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
         yield
 
 
-class _Late:
+class _LazySources:
     """Opens sources when an operation is called that they may have: the remote of the hub's registry."""
 
     hub: Hub

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.serving.client import Client, client
-from operations.mcp.serving.conversations import refused
+from operations.mcp.serving.elicitation import refused
 from operations.types import JSONObject
 
 RequestContext = ServerRequestContext[Any, Any]

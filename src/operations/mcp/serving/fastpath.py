@@ -16,7 +16,7 @@ from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
-from operations.mcp.serving.conversations import can_answer
+from operations.mcp.serving.elicitation import can_answer
 from operations.mcp.serving.service import Asker, Service
 from operations.observe import trace_context
 from operations.types import JSONObject

@@ -51,7 +51,7 @@ from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
 from operations.mcp.serving.channels import RequestContext, channel_for, connection_of, set_level
-from operations.mcp.serving.conversations import Conversations, can_answer
+from operations.mcp.serving.elicitation import Conversations, can_answer
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.stdio import bounded_stdio

@@ -35,7 +35,7 @@ from operations.mcp.exported import is_imported
 from operations.mcp.restoring import INPUT
 from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.catalog import Catalog, Prompt, Tool
-from operations.mcp.serving.disclosure import Run, gateway_tools, run_gateway_tool
+from operations.mcp.serving.gateway_tools import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.prompts import prompt_result
 from operations.mcp.serving.resources import (
     arguments_from_text,
