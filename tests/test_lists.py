@@ -34,7 +34,7 @@ from operations import (
     build_env,
     operation,
 )
-from operations.calls import from_calls
+from operations.calls import RemoteConfig, from_calls
 from operations.front.search import Gateway
 from operations.mcp import MCPApp, MCPClientConfig, MCPServerSettings, to_mcp
 from operations.openapi import (
@@ -49,7 +49,7 @@ from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.nats import NatsTarget
 from operations.pubsub.redis import RedisInteropTarget, RedisTarget
 from operations.pubsub.websocket import AcceptedTarget, WebSocketTarget, serve_websocket
-from operations.server import create_app
+from operations.server import JWTConfig, ListenConfig, ServerConfig, create_app
 from operations.server.running import build_server, running
 from operations.server.tokens import JWTs
 from operations.telemetry.metrics import CallMetrics
@@ -101,6 +101,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.OperationSpec": partial(OperationSpec, name="b", namespace="a", type=OperationType.QUERY),
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
     "operations.operation": lambda **options: operation("a.b", **options)(function),
+    "operations.calls.RemoteConfig": RemoteConfig,
     "operations.calls.from_calls": partial(from_calls, MemoryTarget()),
     "operations.front.search.Gateway.search": lambda **options: asyncio.run(
         Gateway(REGISTRY).search("", OperationContext(), **options)
@@ -123,6 +124,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.pubsub.websocket.AcceptedTarget.listen": listen(AcceptedTarget),
     "operations.pubsub.websocket.WebSocketTarget.listen": listen(WebSocketTarget),
     "operations.pubsub.websocket.serve_websocket": accept,
+    "operations.server.JWTConfig": partial(JWTConfig, issuer="a", audience="b", secret="c"),
+    "operations.server.ListenConfig": ListenConfig,
+    "operations.server.ServerConfig": ServerConfig,
     "operations.server.create_app": partial(create_app, REGISTRY),
     "operations.server.running.build_server": partial(build_server, create_app(REGISTRY)),
     "operations.server.running.running": partial(running, create_app(REGISTRY)),

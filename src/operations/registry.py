@@ -230,13 +230,10 @@ class OperationRegistry:
         originals = {here: given for given, here in self._given.values()}
         for operation_id, known in tuple(self._operations.items()):
             given = originals.get(operation_id, known)
-            if self._adapted(given) is known:
-                continue
-            is_elsewhere = operation_id in self._elsewhere
-            self.unregister(operation_id)
-            ready = self.register(given)
-            if is_elsewhere:
-                self._elsewhere.add(ready.spec.id)
+            if self._adapted(given) is not known:
+                candidate = given.spec if operation_id in self._elsewhere else given
+                self.unregister(operation_id)
+                self.register(candidate)
 
     def _adapted(self, operation: Operation) -> Operation:
         for adapter in self._adapters:
@@ -374,13 +371,8 @@ class OperationRegistry:
             raise TypeError(f"pass an OperationContext(identity=..., ...), not {context!r}")
         if context.registry is self:
             return context
-        return with_fields(
-            context,
-            request_id=context.request_id,
-            registry=self,
-            env=cast("Any", None),
-            _nested=None,
-        )
+        request_id, env = context.request_id, cast("Any", None)
+        return with_fields(context, request_id=request_id, registry=self, env=env, _nested=None)
 
     async def _compile_aside(self, operation_id: Any) -> None:
         """Compile the schemas of an imported operation in a thread: they may have hundreds of definitions."""

@@ -1,5 +1,6 @@
 """Operations that run somewhere else: callers, workers, and the protocol between them."""
 
+from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tree
 from operations.calls.handler import build_call_handler
 from operations.calls.pending import PendingRequestMap
@@ -13,7 +14,9 @@ __all__ = [
     "CallRecord",
     "CallServer",
     "PendingRequestMap",
+    "RemoteConfig",
     "RemoteService",
+    "WorkerConfig",
     "build_call_handler",
     "from_calls",
     "read_graph",

@@ -174,7 +174,7 @@ def from_calls(config: RemoteConfig, target: EventTarget) -> RemoteService:
         async with from_calls(target) as service:
             registry.register_all(service)
 
-    The options are the fields of `RemoteConfig`.
+    Call it as `from_calls(target, **options)`, with the fields of `RemoteConfig`.
     """
     calls = PendingRequestMap(
         target,

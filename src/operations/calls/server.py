@@ -544,8 +544,8 @@ async def serve_calls(
     """Serve a registry's operations to callers of a group for the length of an `async with` block.
 
     Requests arrive when the block starts. When it ends, the worker accepts no more requests and finishes those that
-    run. `services.list`, `services.describe` and `services.schema` are served too. The options are the fields of
-    `WorkerConfig`.
+    run. `services.list`, `services.describe` and `services.schema` are served too. Call it as
+    `serve_calls(registry, target, **options)`, with the fields of `WorkerConfig`.
 
     Raises:
         TransportError: If the broker cannot be reached.

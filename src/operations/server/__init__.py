@@ -14,6 +14,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.server", extra="server") from error
 
+from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.identity import CredentialError
 from operations.front.limits import Limits
 from operations.server.app import create_app
@@ -23,7 +24,10 @@ __all__ = [
     "APIKeys",
     "CredentialError",
     "IdentityResolver",
+    "JWTConfig",
     "Limits",
+    "ListenConfig",
+    "ServerConfig",
     "any_of",
     "create_app",
     "hash_key",

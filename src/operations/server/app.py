@@ -36,7 +36,7 @@ _REMEMBERED = 2_000
 
 @options_of(ServerConfig)
 def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
-    """Serve a registry over HTTP; the options are the fields of `ServerConfig`.
+    """Serve a registry over HTTP: `create_app(registry, **options)`, with the fields of `ServerConfig`.
 
     The program that runs it decides where it listens; `operations.server.running` listens on 127.0.0.1. Operations that
     are registered later are served too. The registry is not closed here.

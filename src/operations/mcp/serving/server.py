@@ -468,6 +468,7 @@ def _cancel_all(watched: "dict[str, asyncio.Task[None] | None]") -> None:
 def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> RegistryServer:
     """Return an MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
 
-    Operations that come and go later are announced to clients. The options are the fields of `MCPServerSettings`.
+    Operations that come and go later are announced to clients. Call it as
+    `to_mcp(registry, **options)`, with the fields of `MCPServerSettings`.
     """
     return RegistryServer(registry, settings)

@@ -445,7 +445,7 @@ def _with_scheme(server: str) -> str:
 async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
     """Connect to NATS for the length of an `async with` block; lost connections are restored.
 
-    The options are the fields of `NatsConfig`.
+    Call it as `connect_nats(url, **options)`, with the fields of `NatsConfig`.
 
     Raises:
         TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should

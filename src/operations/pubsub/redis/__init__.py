@@ -7,7 +7,14 @@ from operations.errors import MissingExtraError
 if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
+from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.interop import RedisInteropTarget, connect_redis_interop
 from operations.pubsub.redis.target import RedisTarget, connect_redis
 
-__all__ = ["RedisInteropTarget", "RedisTarget", "connect_redis", "connect_redis_interop"]
+__all__ = [
+    "RedisConfig",
+    "RedisInteropTarget",
+    "RedisTarget",
+    "connect_redis",
+    "connect_redis_interop",
+]

@@ -322,7 +322,7 @@ class _Batch:
 async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
     """Connect to Redis for the length of an `async with` block; lost connections are restored.
 
-    The options are the fields of `RedisConfig`.
+    Call it as `connect_redis(url, **options)`, with the fields of `RedisConfig`.
 
     Raises:
         TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
