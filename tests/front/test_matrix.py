@@ -7,8 +7,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from io import BytesIO
-from time import perf_counter
 from typing import Any
 
 import aiohttp
@@ -330,44 +328,6 @@ async def test_a_server_may_allow_more_values(call: Call) -> None:
 
 
 # ------------------------------------------------------------ attacks
-
-
-@pytest.mark.requirement("R55")
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/test/open", b'{"value": [' + b"[]," * 1_390_000 + b"1]}"),
-        ("/call", b'{"operation": "test.open", "input": [' + b"[]," * 1_390_000 + b"1]}"),
-        ("/mcp", b'{"jsonrpc":"2.0","id":1,"method":"x","params":[' + b"[]," * 1_390_000 + b"1]}"),
-        ("/search", b'{"query": "' + b"ab " * 1_390_000 + b'"}'),
-    ],
-    ids=["path", "gateway", "mcp", "search"],
-)
-async def test_four_megabytes_do_not_block_the_event_loop(path: str, body: bytes) -> None:
-    longest = 0.0
-
-    async def tick() -> None:
-        nonlocal longest
-        while True:
-            before = perf_counter()
-            await asyncio.sleep(0.001)
-            longest = max(longest, perf_counter() - before)
-
-    async with hub(Limits(body_bytes=8 * 1024 * 1024)) as served:
-        ticking = asyncio.create_task(tick())
-        headers = {
-            "content-type": "application/json",
-            "accept": "application/json, text/event-stream",
-        }
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(served.url + path, data=BytesIO(body), headers=headers) as response,
-        ):
-            assert response.status in (413, 422)
-        ticking.cancel()
-
-    # It took 1 to 5 s; the limit is generous because the machine is shared with other tests.
-    assert longest < 0.5
 
 
 @pytest.mark.requirement("R21", "R54")
