@@ -67,7 +67,7 @@ class Exchange:
 
     __slots__ = (
         "_body", "_changed", "_connection", "_expects_continue", "_head", "_is_chunked", "_is_complete",
-        "_is_disconnected", "_is_received", "_is_started", "_left", "_more_body", "_size", "_transport", "keep_alive",
+        "_is_disconnected", "_is_received", "_is_started", "_left", "_more_body", "_transport", "keep_alive",
         "scope",
     )  # fmt: skip
 
@@ -85,8 +85,7 @@ class Exchange:
         self.scope = scope
         self.keep_alive = keep_alive
         self._expects_continue = expects_continue
-        self._body: list[bytes] = []
-        self._size = 0
+        self._body: bytes | bytearray = b""
         self._more_body = True
         self._is_received = False
         """Whether the application has the whole body."""
@@ -122,10 +121,15 @@ class Exchange:
         """Take a part of the request's body; return how many bytes wait for the application."""
         if self._is_complete:
             return 0
-        self._body.append(body)
-        self._size += len(body)
+        if not self._body:
+            # Most bodies arrive in one piece, which is not copied.
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
         self._notify()
-        return self._size
+        return len(self._body)
 
     def end_body(self) -> None:
         """Note that the request is complete."""
@@ -152,9 +156,7 @@ class Exchange:
             if not self._is_received:
                 more = self._more_body
                 if self._body or not more:
-                    body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-                    self._body.clear()
-                    self._size = 0
+                    body, self._body = bytes(self._body), b""
                     self._is_received = not more
                     return {"type": "http.request", "body": body, "more_body": more}
                 self._connection.resume_reading()
@@ -210,7 +212,7 @@ class Exchange:
 
     def _complete(self, *, keep_alive: bool) -> None:
         self._is_complete = True
-        self._body.clear()
+        self._body = b""
         self._notify()
         self._connection.response_completed(keep_alive=keep_alive)
 
