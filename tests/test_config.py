@@ -317,7 +317,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "no HTTP method",
         SHOP + "include = { methods = ['GETT'] }",
         3,
-        "openapi.shop.include.methods[0]",
+        "openapi.shop.include.methods",
         'Did you mean "GET"?',
     ),
     ("an empty selection", SHOP + "exclude = {}", 3, "openapi.shop.exclude", "selects nothing"),

@@ -134,6 +134,20 @@ class KeyFaultError(ValueError):
         self.path = path
 
 
+def field_of(error: ValueError) -> str:
+    """Return the first word of an error, which is the field that a config class rejects."""
+    return str(error).partition(" ")[0].rstrip(":")
+
+
+def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> KeyFaultError:
+    """Return what a config class rejects in a table, as an error at the key, or at the table."""
+    key, text = field_of(error), str(error)
+    end = "" if text.endswith("?") else "."
+    if key in table:
+        return KeyFaultError((*path, key), text.partition(" ")[2] + end)
+    return KeyFaultError(path, f"cannot be used: {text}{end}")
+
+
 # ------------------------------------------------------------ what a file can say
 
 
@@ -386,7 +400,11 @@ class Builder(NamedTuple):
         if classes:
             named = ("env", "file") if self.reveal else ("token",)
             cls, rest = _chosen(classes, table, path, named if has_secret else ())
-            return cls(**self.fields(cls, rest, path))
+            fields = self.fields(cls, rest, path)
+            try:
+                return cls(**fields)
+            except ValueError as error:
+                raise (located(error, path, rest) if self.reveal else error) from error
         mappings = [each for each in options if get_origin(each) in _MAPPINGS]
         (item,) = (get_args(each)[1] for each in mappings if file_type(each) is not None)
         return {

@@ -10,10 +10,17 @@ from pathlib import Path as FilePath
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from operations._derive import Builder, KeyFaultError, Secret, keys_of, secrets_of
+from operations._derive import (
+    Builder,
+    KeyFaultError,
+    Secret,
+    field_of,
+    keys_of,
+    located,
+    secrets_of,
+)
 from operations._derive import KeyPath as Path
 from operations._json import object_of
-from operations._text import suggestion
 from operations.config.model import (
     NATS_SCHEMES,
     REDIS_SCHEMES,
@@ -32,11 +39,9 @@ from operations.types import JSONObject
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def check(config: Config, folder: FilePath) -> Found:
@@ -95,9 +100,6 @@ def _openapi(service: OpenAPIEntry, path: Path) -> Found:
         if isinstance(options.get(key), str):
             yield from _web_address(options[key], (*path, key))
     yield from _headers(object_of(options.get("headers")), (*path, "headers"))
-    for key in ("include", "exclude"):
-        if key in options:
-            yield from _selection(options[key], (*path, key))
 
 
 def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
@@ -118,27 +120,10 @@ def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
         except KeyFaultError as fault:
             yield fault.path, str(fault)
         except ValueError as error:
-            key, _, rest = str(error).partition(" ")
-            key = key.rstrip(":")
-            if isinstance(error.__context__, OSError) or key in secrets:
+            if not isinstance(error.__context__, OSError) and not secrets & {field_of(error)}:
                 # A missing file fails the source; a secret is checked when it is read.
-                continue
-            if key in entry.options:
-                yield (*path, key), f"{rest}."
-            else:
-                yield path, f"cannot be used: {error}."
-
-
-def _selection(selection: JSONObject, path: Path) -> Found:
-    if not any(selection.values()):
-        yield path, "selects nothing. Give tags, paths or methods."
-    for number, method in enumerate(selection.get("methods", ())):
-        if method.upper() not in _METHODS:
-            near = suggestion(method.upper(), _METHODS)
-            yield (*path, "methods", number), f"is no HTTP method.{near}"
-    for number, pattern in enumerate(selection.get("paths", ())):
-        if not pattern.startswith(("/", "*")):
-            yield (*path, "paths", number), "must begin with '/' or '*'."
+                found = located(error, path, entry.options)
+                yield found.path, str(found)
 
 
 def _secret(secret: Secret, path: Path) -> Found:
@@ -150,8 +135,6 @@ def _secret(secret: Secret, path: Path) -> Found:
 
 def _headers(headers: JSONObject, path: Path) -> Found:
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name):
-            yield (*path, name), "is no name of an HTTP header."
         if isinstance(value, str) and name.lower() in _SECRET_HEADERS:
             yield (
                 (*path, name),

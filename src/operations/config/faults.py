@@ -1,6 +1,6 @@
-"""What is wrong with a config file, in the words of the person who has to repair it.
+"""Explain what is wrong with a config file to the person who has to repair it.
 
-Rule 1: a fault says where (file, line, key), what was expected, and what was probably meant.
+Rule 1: a fault names the place (file, line, key), what was expected, and what was probably meant.
 Rule 2: no fault shows a value: it may be a secret in the wrong place.
 """
 
@@ -63,14 +63,14 @@ def written(path: Path) -> str:
 
 
 class Wording:
-    """The words for what a schema has against a document."""
+    """Explains why a document does not fit the schema of the file."""
 
     def __init__(self, schema: JSONObject, document: JSONObject) -> None:
         self._schema = schema
         self._document = document
 
     def message(self, path: Path, fault: ValidationIssue) -> str:
-        """What to tell about one failure at `path`."""
+        """Return the explanation of one failure at `path`."""
         match fault.keyword:
             case "additionalProperties":
                 return self._unknown(path)
@@ -78,12 +78,7 @@ class Wording:
                 about = self._at(path).get("description", "")
                 return f"is missing. {about}" if about else "is missing."
             case "enum":
-                given = self._given(path)
-                near = (
-                    suggestion(given, self._at(path).get("enum", ()))
-                    if isinstance(given, str)
-                    else ""
-                )
+                near = suggestion(str(self._given(path)), self._at(path).get("enum", ()))
                 return f"{fault.message}.{near}"
             case "pattern" if path[-1] == "sha256":
                 return "must be the 64 hexadecimal digits of a SHA-256."
@@ -115,12 +110,13 @@ class Wording:
             return f"must be {_BY_NAME}: secrets do not stand in this file."
         if titles & _SECRETS:
             return f"must be a string, or {_BY_NAME}."
+        # TOML calls them by other names.
+        message = fault.message.replace("an object", "a table").replace("an array", "a list")
         if expected.get("type") == "object":
-            table = f"[{written(path)}]"
-            return f"must be a table, not {_kind(self._given(path))}. Write it as {table}."
-        if expected.get("type") == "array" and isinstance(self._given(path), str):
-            return "must be a list. Put it in brackets: [ ... ]."
-        return f"{fault.message}."
+            return f"{message}. Write it as [{written(path)}]."
+        if expected.get("type") == "array":
+            return f"{message}. Put it in brackets: [ ... ]."
+        return f"{message}."
 
     def _given(self, path: Path) -> Any:
         value: Any = self._document
@@ -146,17 +142,3 @@ def _inside(schema: JSONObject, part: str | int) -> JSONObject:
     rest: Any = schema.get("items" if isinstance(part, int) else "additionalProperties")
     found: JSONObject = schema.get("properties", {}).get(part, rest or {})
     return found
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-        case _:
-            return "this"

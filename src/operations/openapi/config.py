@@ -29,6 +29,8 @@ Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | No
 CallValue: TypeAlias = Literal["request_id", "parent_request_id", "identity_id"]
 """A value of the call that can be sent as a header."""
 
+_METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY")
+
 _AuthType: TypeAlias = Literal["bearer", "apiKey", "basic"]
 
 
@@ -182,6 +184,14 @@ class Select:
 
     def __post_init__(self) -> None:
         enforce_lists(tags=self.tags, paths=self.paths, methods=self.methods)
+        if not (self.tags or self.paths or self.methods):
+            raise ValueError("it selects nothing: give tags, paths or methods")
+        for method in self.methods:
+            if method.upper() not in _METHODS:
+                near = suggestion(method.upper(), _METHODS)
+                raise ValueError(f"methods must be names of HTTP methods.{near}")
+        if not all(path.startswith(("/", "*")) for path in self.paths):
+            raise ValueError("paths must begin with '/' or '*'")
 
     def __call__(self, outline: Outline) -> bool:
         """Whether this operation is one of those."""
