@@ -365,3 +365,20 @@ async def test_tools_of_an_mcp_server_keep_their_settings_when_they_change() -> 
             assert await code_of(registry.execute("my.extra")) == ErrorCode.ACCESS_DENIED
             await registry.execute("raw.remove", {"tool": "extra"}, ANN)
             await eventually(lambda: "my.extra" not in registry)
+
+
+async def test_settings_hold_for_a_spec_whose_handler_comes_later() -> None:
+    registry = OperationRegistry()
+    tools = {"shop.buy": ToolConfig(rename="store.order", select=["/a"])}
+    configure_tools(registry, tools)
+
+    async def handler(input: Any, context: OperationContext) -> Any:
+        return {"a": 1, "b": 2}
+
+    registry.register_spec(OperationSpec(namespace="shop", name="buy", type=OperationType.QUERY))
+    assert registry.get_handler("store.order") is None
+    assert await code_of(registry.execute("store.order")) == ErrorCode.OPERATION_NOT_FOUND
+    registry.register_handler("shop.buy", handler)
+
+    assert (await registry.execute("store.order")).data == {"a": 1}
+    assert len(registry) == 1

@@ -185,10 +185,10 @@ class OperationRegistry:
         Raises:
             RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
         """
-        known = self._operations.get(operation_id)
+        known = self.registered(operation_id)
         if known is None:
             raise RegistrationError(f"{operation_id} has no spec here: register_spec it first")
-        if operation_id not in self._elsewhere and not replace:
+        if self.current_id(operation_id) not in self._elsewhere and not replace:
             raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
         return self.register(replaced(known, handler=handler, blocking=None), replace=True)
 

@@ -100,6 +100,11 @@ class ToolConfig:
                 raise ValueError("select must contain JSON pointers, which begin with /")
 
 
+def is_pattern(text: str) -> bool:
+    """Return whether this may match more than one id."""
+    return any(character in text for character in "*?[")
+
+
 def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> set[str]:
     """Apply settings to operations of a registry, by id or pattern (`github.delete_*`).
 
@@ -110,7 +115,7 @@ def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]
         ValueError: If a pattern renames.
     """
     for pattern, config in tools.items():
-        if config.rename is not None and "*" in pattern:
+        if config.rename is not None and is_pattern(pattern):
             raise ValueError(f"rename works for one operation, and {pattern} is a pattern")
 
     unmatched = set(tools)
@@ -191,9 +196,9 @@ class _Tool:
 
     async def call(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         """Run a query or mutation."""
-        if self._cache is None:
+        key = None if self._cache is None else _key(value, context)
+        if self._cache is None or key is None:
             return await self._limited(value, context)
-        key = _key(value, context)
         found = self._cache.get(key)
         if found is None:
             found = await self._limited(value, context)
@@ -312,12 +317,15 @@ def _caller(context: OperationContext) -> str:
     return "" if context.identity is None else context.identity.id
 
 
-def _key(value: Any, context: OperationContext) -> bytes:
-    """Return the input and the caller in one canonical form; when the credential expires does not matter."""
+def _key(value: Any, context: OperationContext) -> bytes | None:
+    """Return the input and the caller in one canonical form, without its expiry; None if files are sent."""
     identity = context.identity
     if identity is not None:
         identity = with_fields(identity, expires_at=None)
-    return msgspec.json.encode([value, identity, context.trusted], order="deterministic")
+    try:
+        return msgspec.json.encode([value, identity, context.trusted], order="deterministic")
+    except TypeError:
+        return None
 
 
 def _tree(pointers: Collection[str]) -> dict[str, Any]:

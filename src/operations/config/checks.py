@@ -34,6 +34,7 @@ from operations.config.model import (
     ToolEntry,
     entries_of,
 )
+from operations.tools import is_pattern
 from operations.types import JSONObject
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
@@ -75,7 +76,7 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"is the namespace of something else already: {namespace}."
                 yield (*path, "namespace"), message
-        case ToolEntry() if "rename" in entry.options and "*" in str(path[1]):
+        case ToolEntry() if "rename" in entry.options and is_pattern(str(path[1])):
             yield (*path, "rename"), "works for one operation, not for a pattern."
         case KeyEntry():
             yield from _key(entry, path)
