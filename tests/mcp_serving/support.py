@@ -16,6 +16,7 @@ from operations import (
     ResponseEnvelope,
     http_envelope,
 )
+from operations.server.protocol import HTTPProtocol
 
 ERAS = ["legacy", "auto"]
 """The modes of the SDK's client: clients before 2026-07-28, and since."""
@@ -87,7 +88,7 @@ async def serving(app: Any) -> AsyncGenerator[str]:
     """Serve an ASGI application on a free port, and give its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, http=HTTPProtocol, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve(sockets=[listener]))

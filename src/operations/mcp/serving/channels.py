@@ -38,6 +38,7 @@ RequestContext = ServerRequestContext[Any, Any]
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 _LEVEL = "operations.level"
+_NOTHING = ClientCapabilities()
 _KEY = "operations.key"
 
 
@@ -57,7 +58,7 @@ def channel_for(request: RequestContext) -> CallerChannel:
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request
     # Those of newer clients are asked by a conversation.
-    can = (session.client_capabilities if asks else None) or ClientCapabilities()
+    can = (session.client_capabilities if asks else None) or _NOTHING
     roots = _roots(request) if can.roots is not None else None
     can_open = can.elicitation is not None and can.elicitation.url is not None
     client.set(
@@ -96,7 +97,9 @@ def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
 def _session_key(request: RequestContext) -> str:
     """Return the key of the session that a request belongs to."""
     state = connection_of(request).state
-    return cast("str", state.setdefault(_KEY, token_urlsafe(16)))
+    if _KEY not in state:
+        state[_KEY] = token_urlsafe(16)
+    return cast("str", state[_KEY])
 
 
 def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:

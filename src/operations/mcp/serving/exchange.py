@@ -83,7 +83,7 @@ class Exchange:
         self._stream: int | None = None
         self._is_attached = False
         self._is_cancelled = self._is_revoked = False
-        self._lock = asyncio.Lock()
+        self._lock: asyncio.Lock | None = None
         self._resources: ExitStack | None = None
         self._keeper: asyncio.Task[None] | None = None
 
@@ -115,7 +115,7 @@ class Exchange:
                 self._resources.close()
         if self._stream is None:
             return Reply(200, message, [JSON, *headers])
-        async with self._lock:
+        async with self._writing():
             if not self._is_revoked:
                 # A client that reads too slowly can still fetch the result with a new request.
                 with suppress(CallError):
@@ -171,9 +171,15 @@ class Exchange:
         if session is not None and is_version_at_least(self._version, _RESUMABLE):
             await self._send(session.log.add_start(self._stream))
 
+    def _writing(self) -> asyncio.Lock:
+        """Return the lock of the stream; most responses never become one."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
     async def _emit(self, message: bytes) -> None:
         """Send a message before the result."""
-        async with self._lock:
+        async with self._writing():
             if self._stream is None:
                 await self._start()
             await self._write(message)
@@ -194,7 +200,7 @@ class Exchange:
 
     async def release(self) -> None:
         """End the HTTP response while the work goes on: the client resumes the stream with a new request."""
-        async with self._lock:
+        async with self._writing():
             if self._stream is None:
                 await self._start()
             await self._detach()
@@ -213,7 +219,7 @@ class Exchange:
 
     async def _ping(self) -> None:
         while True:
-            async with self._lock:
+            async with self._writing():
                 if self._stream is None:
                     await self._start()
                 await self._send(PING)
