@@ -34,4 +34,4 @@ $(VENV)/developed: pyproject.toml scripts/install
 	PYTHON=$(PYTHON) scripts/install --dev
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) .matrix build

@@ -110,6 +110,9 @@ ROWS: dict[str, Row] = {
     "python-mcp-2-legacy": Row(packages=["mcp==2.3.0"], look=_python("mcp2-legacy")),
     "fastmcp-2": Row(packages=["fastmcp==2.14.7"], look=_python("fastmcp"), unwraps=True),
     "fastmcp-4": Row(packages=["fastmcp==4.1.2"], look=_python("fastmcp"), unwraps=True),
+    "langchain": Row(
+        packages=["langchain-mcp-adapters==0.3.2", "mcp==1.30.0"], look=_python("langchain")
+    ),
     "typescript-1": Row(packages=["@modelcontextprotocol/sdk@1.32.2"], look=_typescript("1")),
     "typescript-1.12": Row(packages=["@modelcontextprotocol/sdk@1.12.3"], look=_typescript("1")),
     "typescript-2": Row(packages=["@modelcontextprotocol/client@2.4.0"], look=_typescript("2")),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -40,11 +41,59 @@ def connect_fastmcp(url: str) -> Any:
     return import_module("fastmcp").Client(url)
 
 
+class LangChain:
+    """The client of `langchain-mcp-adapters`, with the methods of the SDK's own."""
+
+    def __init__(self, url: str) -> None:
+        self._note: Any = None
+        adapters = "langchain_mcp_adapters"
+        callbacks = import_module(f"{adapters}.callbacks").Callbacks(on_progress=self._progress)
+        servers = {"hub": {"transport": "streamable_http", "url": url}}
+        self._client = import_module(f"{adapters}.client").MultiServerMCPClient(
+            servers, callbacks=callbacks
+        )
+
+    async def _progress(self, progress: float, total: Any, message: Any, _context: Any) -> None:
+        if self._note is not None:
+            await self._note(progress, total, message)
+
+    async def list_tools(self) -> Any:
+        return await self._client.get_tools()
+
+    async def call_tool(self, name: str, arguments: Any, progress_callback: Any = None) -> Any:
+        self._note = progress_callback
+        (tool,) = [tool for tool in await self.list_tools() if tool.name == name]
+        request = {"type": "tool_call", "id": "1", "name": name, "args": arguments}
+        message = await tool.ainvoke(request)
+        artifact: dict[str, Any] = message.artifact or {}
+        return SimpleNamespace(
+            structuredContent=artifact.get("structured_content"),
+            isError=message.status == "error",
+            content=[SimpleNamespace(text=block["text"]) for block in message.content],
+        )
+
+    async def get_prompt(self, name: str, arguments: Any) -> Any:
+        messages = await self._client.get_prompt("hub", name, arguments=arguments)
+        texts = [SimpleNamespace(text=message.content) for message in messages]
+        return SimpleNamespace(messages=[SimpleNamespace(content=text) for text in texts])
+
+    async def read_resource(self, uri: str) -> Any:
+        blobs = await self._client.get_resources("hub", uris=[uri])
+        return [SimpleNamespace(text=blob.as_string()) for blob in blobs]
+
+
+@asynccontextmanager
+async def connect_langchain(url: str) -> AsyncGenerator[Any]:
+    """Connect the client of `langchain-mcp-adapters`, which opens a session for each request."""
+    yield LangChain(url)
+
+
 CONNECT: dict[str, Callable[[str], Any]] = {
     "mcp1": connect_mcp1,
     "mcp2": connect_mcp2,
     "mcp2-legacy": connect_mcp2_legacy,
     "fastmcp": connect_fastmcp,
+    "langchain": connect_langchain,
 }
 
 
