@@ -77,7 +77,7 @@ async def serve(
 
 
 def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None:
-    """Say where everything is."""
+    """Print where everything is served."""
     places = {
         "console": f"{url}/",
         "http": f"{url}/openapi.json",
@@ -96,6 +96,8 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
     screen.show(Text(f"serving {counted(hub.offered, 'operation')} at {url}", style="bold"))
     for door in doors:
         screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
+    # A file or a pipe would keep it until the end.
+    screen.out.file.flush()
 
 
 def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
