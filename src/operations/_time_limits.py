@@ -18,7 +18,7 @@ MAX_SECONDS: Final = 600.0
 
 
 class TimeLimit:
-    """The limit of one call, which starts now.
+    """The limit of one call, which starts when it is made, or with `start`.
 
     Args:
         seconds: The time that the call may take without progress; None for no limit.
@@ -42,16 +42,20 @@ class TimeLimit:
         deadline: float | None = None,
         outer: "TimeLimit | None" = None,
     ) -> None:
-        now = monotonic()
         self._seconds = inf if seconds is None else seconds
         self._max_seconds = inf if max_seconds is None else max(max_seconds, self._seconds)
         self._answer_seconds = answer_seconds
-        self._own = inf if deadline is None else now + deadline / 1000 - time()
+        self._own = inf if deadline is None else monotonic() + deadline / 1000 - time()
         self._outer = outer
-        self._started = now
-        self._over = now + self._seconds
         self._pauses = 0
         self._paused_at = 0.0
+        self._started = self._over = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Let the time begin now."""
+        self._started = monotonic()
+        self._over = self._started + self._seconds
 
     @property
     def remaining(self) -> float:

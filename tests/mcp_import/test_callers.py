@@ -179,3 +179,58 @@ async def test_streamable_http_ties_questions_and_messages_to_their_requests() -
     names = [greeting.data["result"] for greeting in greetings]
     assert names == [f"Hello {each.name}" for each in people for _ in range(5)]
     assert [each.told for each in people] == [["about to ask"] * 5] * 3
+
+
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+async def test_a_caller_that_does_not_answer_costs_its_own_call_alone() -> None:
+    async def never(message: str, schema: dict[str, Any]) -> dict[str, Any]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    config = MCPClientConfig(
+        server=asking(), version="2025-11-25", timeout=0.1, answer_timeout=0.05
+    )
+    with anyio.fail_after(30):
+        async with connect_mcp("asking", config) as client:
+            registry = OperationRegistry(client)
+            context = OperationContext(channel=CallerChannel(elicit=never))
+            for _ in range(20):
+                with pytest.raises(CallError) as caught:
+                    await registry.execute("asking.greet", {}, context)
+                assert caught.value.code == ErrorCode.TIMEOUT
+            # The circuit to the server is still closed.
+            ann = Caller("ann", registry)
+            assert (await ann.call("asking.greet")).data["result"] == "Hello ann"
+
+
+async def test_the_time_of_a_source_stops_while_the_caller_answers() -> None:
+    async def slowly(message: str, schema: dict[str, Any]) -> dict[str, Any]:
+        await anyio.sleep(0.8)
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(timeout=0.4)) as client:
+            registry = OperationRegistry(client)
+            context = OperationContext(channel=CallerChannel(elicit=slowly))
+            await registry.execute("raw.ask", {"method": "elicitation/create"}, context)
+
+
+async def test_progress_starts_the_time_of_a_source_again() -> None:
+    server = MCPServer("steps")
+
+    @server.tool()
+    async def work(context: Context[Any, Any], steps: int) -> str:
+        for step in range(steps):
+            await anyio.sleep(0.2)
+            await context.report_progress(step)
+        await anyio.sleep(0.2 if steps else 5)
+        return "done"
+
+    with anyio.fail_after(20):
+        async with connect_mcp("steps", MCPClientConfig(server=server, timeout=0.5)) as client:
+            registry = OperationRegistry(client)
+            assert (await registry.execute("steps.work", {"steps": 4})).data["result"] == "done"
+            with pytest.raises(CallError) as caught:
+                await registry.execute("steps.work", {"steps": 0})
+
+    assert caught.value.code == ErrorCode.TIMEOUT

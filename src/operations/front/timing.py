@@ -205,7 +205,7 @@ class _Ticker:
 
 
 class CallTimeout(TimeLimit):
-    """A time limit that ends the block it is entered with, as `asyncio.timeout` does: with a `TimeoutError`."""
+    """A time limit that starts with the block it is entered with, and ends it as `asyncio.timeout` does."""
 
     __slots__ = ("_scope",)
 
@@ -218,6 +218,7 @@ class CallTimeout(TimeLimit):
     async def __aenter__(self) -> Self:
         self._scope = scope = asyncio.timeout(None)
         await scope.__aenter__()
+        self.start()
         self._on_change()
         return self
 

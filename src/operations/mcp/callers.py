@@ -22,6 +22,8 @@ from operations.mcp.serving.client import Client, client
 MAX_MESSAGES: Final = 100
 """Log messages of one call that wait to be delivered."""
 
+_SETTLE_SECONDS: Final = 1.0
+
 _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
 """The call that a request is sent for; transports carry it to the tasks that handle what comes back on its stream."""
 
@@ -54,6 +56,9 @@ class CallInFlight:
 
         self.client: Client = client.get()
         """What the MCP client of the call can do besides what a channel carries."""
+
+        self.is_unanswered = False
+        """Whether the call ended while its caller was asked."""
 
         self._questions: set[asyncio.Future[Any]] = set()
         self._messages: set[asyncio.Task[None]] = set()
@@ -91,12 +96,16 @@ class CallInFlight:
             telling.exception()
 
     async def settle(self) -> None:
-        """Wait for messages that arrived before the response, so that they also reach the caller before it."""
+        """Wait for messages that arrived before the response, so that they also reach the caller before it.
+
+        Not for long: a caller that does not read must not seem to be a server that does not respond.
+        """
         if self._messages:
-            await asyncio.wait(tuple(self._messages))
+            await asyncio.wait(tuple(self._messages), timeout=_SETTLE_SECONDS)
 
     def end(self) -> None:
         """Drop what was not answered or delivered."""
+        self.is_unanswered = bool(self._questions)
         for each in (*self._questions, *self._messages):
             each.cancel()
 
@@ -108,13 +117,12 @@ class CallsInFlight:
         self._calls: dict[CallInFlight, None] = {}
 
     @contextmanager
-    def enter(self, context: OperationContext, timeout: CallTimeout) -> Generator[CallInFlight]:
+    def enter(self, call: CallInFlight) -> Generator[None]:
         """Count a call as in flight during this block; messages on its own stream are tied to it."""
-        call = CallInFlight(context, timeout)
         self._calls[call] = None
         token = _tied.set(call)
         try:
-            yield call
+            yield
         finally:
             _tied.reset(token)
             del self._calls[call]

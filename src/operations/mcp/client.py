@@ -106,7 +106,10 @@ class MCPClient:
         self._own_connections: OrderedDict[str, Connection] = OrderedDict()
         """The connections of single callers, least recently used first."""
 
-        self._watches = ResourceWatches(name, self._connection.acquire)
+        self._closing: set[asyncio.Task[None]] = set()
+        """The closing of connections that made room for others."""
+
+        self._watches = ResourceWatches(name, self._connection)
 
     # ------------------------------------------------------------ what it offers
 
@@ -199,7 +202,7 @@ class MCPClient:
         with anyio.CancelScope(shield=True):
             await self._watches.aclose()
             own = [connection.aclose() for connection in self._own_connections.values()]
-            await asyncio.gather(self._connection.aclose(), *own)
+            await asyncio.gather(self._connection.aclose(), *own, *self._closing)
             # While it closed, one more may have begun to listen.
             if helpers := self._cancel_helpers():
                 await asyncio.wait(helpers)
@@ -255,7 +258,7 @@ class MCPClient:
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
-        connection = await self._connection_for(context)
+        connection = self._connection_for(context)
         # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
         # interrupt the message that tells the server to stop.
         seconds = self.config.timeout
@@ -269,15 +272,17 @@ class MCPClient:
         is_probe = breaker is not None and breaker.enter()
         responds: bool | None = None
         connection.busy += 1
+        call = CallInFlight(context, timeout)
         try:
             async with self._bulkhead:
                 try:
                     async with timeout:
-                        with connection.calls.enter(context, timeout) as call:
+                        with connection.calls.enter(call):
                             result = await self._send(connection, call, method, params, replayable)
                             await call.settle()
                 except TimeoutError:
-                    responds = False
+                    # The server does not answer for a caller that does not.
+                    responds = None if call.is_unanswered else False
                     raise timed_out(self.name, cast("float", seconds), "answer") from None
                 except CallError as error:
                     responds = not _is_away(error)
@@ -290,13 +295,14 @@ class MCPClient:
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
-    async def _connection_for(self, context: OperationContext) -> Connection:
+    def _connection_for(self, context: OperationContext) -> Connection:
         """Return the connection that carries a call: the shared one, or its caller's own.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if too many callers have calls in flight.
         """
-        if not self.config.per_caller or not is_known(context):
+        is_shared = not self.config.per_caller or not is_known(context)
+        if is_shared or self._connection.is_closed:
             return self._connection
         caller, own = caller_of(context), self._own_connections
         connection = own.get(caller)
@@ -306,7 +312,9 @@ class MCPClient:
                 if idle is None:
                     message = f"{self.name} has calls of {MAX_CALLERS} callers in flight"
                     raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-                await own.pop(idle).aclose()
+                closing = asyncio.create_task(own.pop(idle).aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
             config = replace(self.config, lazy=False, idle_timeout=_own_idle(self.config))
             connection = own[caller] = Connection(
                 self.name, config, self._callbacks, self._opened_for_caller

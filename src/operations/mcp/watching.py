@@ -6,13 +6,14 @@ Rule: after the connection was lost, the subscription is renewed, and a change i
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from mcp import MCPError
 from mcp.client.subscriptions import ResourceUpdated, SubscriptionLost, listen
 
 from operations.errors import CallError, ErrorCode
+from operations.mcp.connection import Connection
 from operations.mcp.session import RelaySession
 
 logger = logging.getLogger("operations.mcp")
@@ -28,12 +29,12 @@ class ResourceWatches:
 
     Args:
         server: Its name.
-        acquire: Returns a live session.
+        connection: The connection to it.
     """
 
-    def __init__(self, server: str, acquire: Callable[[], Awaitable[RelaySession]]) -> None:
+    def __init__(self, server: str, connection: Connection) -> None:
         self._server = server
-        self._acquire = acquire
+        self._connection = connection
         self._watched: dict[str, _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -48,7 +49,7 @@ class ResourceWatches:
             if len(self._watched) >= MAX_WATCHED:
                 message = f"{MAX_WATCHED} resources of {self._server} are watched already"
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
-            watched = self._watched[uri] = _Watched(uri, self._server, self._acquire)
+            watched = self._watched[uri] = _Watched(uri, self._server, self._connection)
             self._tasks.add(watched.task)
             watched.task.add_done_callback(self._tasks.discard)
         changes = _Changes()
@@ -102,14 +103,12 @@ class _Changes:
 class _Watched:
     """One resource, for as long as it is watched."""
 
-    def __init__(
-        self, uri: str, server: str, acquire: Callable[[], Awaitable[RelaySession]]
-    ) -> None:
+    def __init__(self, uri: str, server: str, connection: Connection) -> None:
         self.uri = uri
         self.watchers: set[_Changes] = set()
         self.is_subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server = server
-        self._acquire = acquire
+        self._connection = connection
         self.task = asyncio.create_task(self._keep(), name=f"mcp {server} watches {uri}")
 
     def report(self, uri: str) -> None:
@@ -117,9 +116,17 @@ class _Watched:
             watcher.add(uri)
 
     async def _keep(self) -> None:
+        # A server is not stopped while one of its resources is watched.
+        self._connection.busy += 1
+        try:
+            await self._subscribe_again()
+        finally:
+            self._connection.busy -= 1
+
+    async def _subscribe_again(self) -> None:
         while True:
             try:
-                session = await self._acquire()
+                session = await self._connection.acquire()
                 await (self._listen(session) if session.is_modern else self._subscribe(session))
             except (MCPError, CallError, SubscriptionLost, TimeoutError) as error:
                 if not self.is_subscribed.done():
