@@ -13,6 +13,7 @@ from operations._json_objects import without_objects
 from operations.schema.casting.changes import Changes, Uniform, is_unchanged
 from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
+from operations.schema.casting.structs import Shaper
 from operations.schema.casting.thorough import Caster, Pass
 from operations.schema.explain import explain
 from operations.schema.planning.leaves import scalar_types
@@ -64,6 +65,7 @@ class Caches:
         self.places = Places()
         self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
         self.stripper = Stripper(self.planner, self.caster)
+        self.closed = Shaper(self.caster.default, closed=True, most=scope.max_plans // 25)
 
 
 def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
@@ -162,7 +164,7 @@ class Normaliser:
         if shape is None or shape.depth == 0:
             return None
         try:
-            typed = TypedStrip(shape)
+            typed = TypedStrip(shape, lambda: self._caches.closed.shape(self._root))
         except (TypeError, ValueError):
             return None
 
@@ -181,7 +183,13 @@ class Normaliser:
                 raise NeedsRepair
             return stripped, report if differs else None
 
+        items, finish, decode = self._place.items, shape.finish_items, typed.decode
+        if items is None or finish is None:
+            return quick
+        known: dict[Any, Uniform] = items.reports
+
         def quick_list(value: Any) -> tuple[Any, _Report | None]:
+            """The same for lists of flat objects, which are usually uniform."""
             report: _Report | None = None
             try:
                 names = tuple(value[0])
@@ -198,11 +206,6 @@ class Normaliser:
                 raise NeedsRepair
             return stripped, report
 
-        items = self._place.items
-        if not shape.holds_flat or items is None:
-            return quick
-        decode, finish = typed.decode, typed.finish
-        known: dict[Any, Uniform] = items.reports
         return quick_list
 
     # The thorough pass.

@@ -10,13 +10,15 @@ Rule 2: no paths, no reports, no allocation that the result does not need.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, msgpack
 
-from operations._json import JSONValueError, as_json, lift, to_json
+from operations._json import JSONValueError, as_json, is_object, lift, to_json
 from operations._json_objects import dumped_models, holds_objects, pack_objects, without_objects
-from operations.schema.casting.structs import Finish, Shape, Shaper
+from operations.schema.casting.changes import is_unchanged
+from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
 from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
@@ -240,10 +242,6 @@ def _settled(value: Any, room: int) -> None:
         raise NeedsRepair from None
 
 
-def _nothing_to_finish(_before: Any, _after: Any) -> bool:
-    return False
-
-
 def _shaped(shape: Shape, general: Strip) -> Strip:
     try:
         strip_typed = TypedStrip(shape).strip
@@ -268,19 +266,21 @@ class TypedStrip:
     A value is written as MessagePack and read again. So nothing in the result is shared with it, and nothing is there
     that JSON does not have: text that is not Unicode cannot be written, and a decimal is written as text.
 
+    Args:
+        shape: The type.
+        closed: Returns its closed type, which checks models that have converted themselves to JSON.
+
     Attributes:
         decode: Reads what `pack` has written.
-        finish: See `Shape.finish`.
 
     Raises:
         TypeError, ValueError: If msgspec does not support the type.
     """
 
-    __slots__ = ("_packs", "decode", "finish")
-
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, closed: Callable[[], Shape | None] | None = None) -> None:
         self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
-        self.finish: Finish = shape.finish or _nothing_to_finish
+        self._shape = shape
+        self._closed = closed or (lambda: None)
         self._packs = True
 
     def strip(self, value: Any) -> tuple[Any, bool]:
@@ -289,10 +289,14 @@ class TypedStrip:
         Raises:
             NeedsRepair: If the type does not accept the value.
         """
+        finish, fills = self._shape.finish, self._shape.fills
         try:
             if type(value) is not dict and holds_objects(value):
                 dumped = dumped_models(value)
-                if dumped is None and self._packs:
+                if dumped is not None:
+                    if self._is_clean(pack(dumped)):
+                        return dumped, False
+                elif self._packs:
                     packed = pack_objects(value)
                     try:
                         result = self.decode(packed)
@@ -300,13 +304,29 @@ class TypedStrip:
                         # Perhaps only for a type of its own in MessagePack, such as an aware datetime.
                         self._packs = False
                     else:
-                        was_stripped = pack(result) != packed
-                        return result, self.finish(result, result) or was_stripped
+                        differs = pack(result) != packed
+                        if fills and finish is not None:
+                            differs = finish([result], [result]) or differs
+                        return result, differs
                 value = without_objects(value) if dumped is None else dumped
             result = self.decode(pack(value))
-            return result, self.finish(value, result)
+            if finish is None or (is_object(value) and not fills and is_unchanged(value, result)):
+                return result, False
+            return result, finish([value], [result])
         except REFUSALS:
             raise NeedsRepair from None
+
+    @cached_property
+    def _check(self) -> Callable[[bytes], Any] | None:
+        closed = self._closed()
+        return None if closed is None else msgpack.Decoder(closed.type).decode
+
+    def _is_clean(self, packed: bytes) -> bool:
+        """Return whether a value is known to need no change."""
+        try:
+            return self._check is not None and self._check(packed) is not None
+        except ValidationError:
+            return False
 
 
 def _leaf_strip(allowed: frozenset[type]) -> Strip:

@@ -12,6 +12,8 @@ them.
 
 import sys
 from collections.abc import Callable, Iterable
+from itertools import chain
+from operator import itemgetter
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, Union
 
 import msgspec
@@ -20,9 +22,10 @@ from operations._json import to_json
 from operations.schema.planning.leaves import leaf_types, scalar_types
 from operations.schema.planning.plans import MISSING, Plan
 
-Finish: TypeAlias = Callable[[Any, Any], bool]
-"""Takes a value and what a type has read of it, and fills declared defaults in the latter; returns whether the two
-differ. Raises `TypeError` or `KeyError` for objects that are not dicts with these names."""
+Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
+"""Takes values and what a type has read of them, and fills declared defaults in the latter; returns whether any two
+differ. It works on all values of one place at once, mostly in C. Raises `TypeError` or `KeyError` for objects that
+are not dicts with these names."""
 
 _MAX_LEVELS = 32
 """How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
@@ -31,7 +34,6 @@ _TOLD = frozenset({"type", "properties", "required", "additionalProperties", "it
 """Keywords that a type tells whole."""
 
 _OBJECT = frozenset({dict})
-_ARRAY = frozenset({list})
 _CONSTANTS = frozenset({"const", "enum"})
 _FINITE = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _WORD = range(-(2**63), 2**63)
@@ -52,11 +54,14 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     finish: Finish | None = None
     """What is left to do once the type has read a value; None if it holds no objects."""
 
+    fills: bool = False
+    """Whether `finish` may fill defaults."""
+
     complete: int | None = None
     """For an object that holds no others: with so many properties, it lacks no default."""
 
-    holds_flat: bool = False
-    """Whether it is a list of objects that hold no others."""
+    finish_items: Finish | None = None
+    """For a list of such objects: what is left to do with those."""
 
 
 class Shaper:
@@ -64,11 +69,15 @@ class Shaper:
 
     Args:
         default: The default of a property, by its plan and whether the property is required; or `MISSING`.
+        closed: Whether the types accept only values that need no change. What they read is of no use.
         most: How many types are made. Each takes about 30 µs and 2 KB.
     """
 
-    def __init__(self, default: Callable[[Plan, bool], Any], *, most: int = 200) -> None:
+    def __init__(
+        self, default: Callable[[Plan, bool], Any], *, closed: bool = False, most: int = 200
+    ) -> None:
         self._default = default
+        self._closed = closed
         self._shapes: dict[Plan, Shape | None] = {}
         self._made = 0
         self._most = most
@@ -117,11 +126,11 @@ class Shaper:
         if plan.keeps_unnamed:
             plain = not (plan.fields or plan.asked or plan.keyword("patternProperties"))
             return self._map(plan) if plain else None
-        fields: dict[str, Any] = {}
+        fields: dict[str, tuple[Any, bool]] = {}
         defaults: dict[str, Any] = {}
         nested: dict[str, Finish] = {}
         depth = 0
-        exact = True
+        exact, fills = True, False
         for name, field in plan.fields.items():
             if not field.kept or field.barred:
                 return None
@@ -132,8 +141,10 @@ class Shaper:
             default = self._default(part, name in plan.required)
             if default is not MISSING:
                 defaults[name] = default
-            needed = name in plan.required and default is MISSING
-            fields[name] = shape.type if needed else NotRequired[shape.type]
+            fills = fills or shape.fills or default is not MISSING
+            # A default is filled, so the property may be absent, except in a value that needs no change.
+            needed = name in plan.required if default is MISSING else self._closed
+            fields[name] = shape.type, needed
             if shape.finish is not None:
                 nested[name] = shape.finish
             depth = max(depth, shape.depth)
@@ -141,26 +152,27 @@ class Shaper:
         self._made += 1
         if self._made > self._most:
             return None
-        kind = TypedDict("Shape", fields)  # type: ignore[misc]
+        kind = _closed(fields) if self._closed else _open(fields)
         complete = len(fields) if defaults else 0
         finish = _object_finish(defaults, nested, complete)
-        return Shape(kind, depth + 1, exact, finish, None if nested else complete)
+        return Shape(kind, depth + 1, exact, finish, fills, None if nested else complete)
 
     def _map(self, plan: Plan) -> Shape | None:
         shape = self.shape(plan.part(plan.field("").sites))
         if shape is None:
             return None
         kind = _generic(dict, str, shape.type)
-        return Shape(kind, shape.depth + 1, shape.exact, _map_finish(shape.finish))
+        finish = _map_finish(shape.finish)
+        return Shape(kind, shape.depth + 1, shape.exact, finish, shape.fills)
 
     def _array(self, plan: Plan) -> Shape | None:
         shape = None if plan.places else self.shape(plan.part(plan.place(0)))
         if shape is None:
             return None
-        finish = shape.finish and _array_finish(shape.finish, shape.complete)
-        flat = shape.complete is not None
+        finish = shape.finish and _array_finish(shape.finish)
+        flat = None if shape.complete is None else shape.finish
         kind = _generic(list, shape.type)
-        return Shape(kind, shape.depth + 1, shape.exact, finish, holds_flat=flat)
+        return Shape(kind, shape.depth + 1, shape.exact, finish, shape.fills, finish_items=flat)
 
     def _chosen(self, plan: Plan) -> Shape | None:
         """A union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
@@ -181,53 +193,80 @@ class Shaper:
         return _union(map(_scalar, leaves), exact=False)
 
 
+def _open(fields: dict[str, tuple[Any, bool]]) -> Any:
+    """Return a type that reads the named properties, by their types and whether they are needed, as a dict."""
+    kinds = {name: kind if needed else NotRequired[kind] for name, (kind, needed) in fields.items()}
+    shape: Any = TypedDict("Shape", kinds)  # type: ignore[misc]
+    return shape
+
+
+def _closed(fields: dict[str, tuple[Any, bool]]) -> Any:
+    """Return a type that rejects all other properties. Reading it costs less, as it makes no dict."""
+    kinds: list[Any] = [
+        (f"f{index}", kind, *(() if needed else (msgspec.UNSET,)))
+        for index, (kind, needed) in enumerate(fields.values())
+    ]
+    names = {f"f{index}": name for index, name in enumerate(fields)}
+    return msgspec.defstruct(
+        "Shape", kinds, rename=names, kw_only=True, gc=False, forbid_unknown_fields=True
+    )
+
+
 def _object_finish(defaults: dict[str, Any], nested: dict[str, Finish], complete: int) -> Finish:
-    def finish(before: Any, after: Any) -> bool:
-        if type(after) not in _OBJECT:
-            return False
-        if type(before) not in _OBJECT:
-            raise TypeError(before)
-        differs = len(before) != len(after)
-        for name, finish_part in nested.items():
-            if name in after and finish_part(before[name], after[name]):
-                differs = True
-        if len(after) < complete:
+    parts = [(name, itemgetter(name), finish) for name, finish in nested.items()]
+
+    def finish(before: list[Any], after: list[Any]) -> bool:
+        if not _OBJECT.issuperset(map(type, before)):
+            before, after = _of_type(dict, before, after)
+        count = sum(map(len, after))
+        differs = count != sum(map(len, before))
+        for name, get, finish_part in parts:
+            try:
+                results = list(map(get, after))
+                values = list(map(get, before))
+            except KeyError:
+                results = [item[name] for item in after if name in item]
+                values = [b[name] for b, a in zip(before, after, strict=True) if name in a]
+            differs = finish_part(values, results) or differs
+        if count < complete * len(after):
             for name, default in defaults.items():
-                if name not in after:
-                    after[name] = to_json(default)
-                    differs = True
+                for item in after:
+                    if name not in item:
+                        item[name] = to_json(default)
+                        differs = True
         return differs
 
     return finish
 
 
 def _map_finish(finish_item: Finish | None) -> Finish:
-    def finish(before: Any, after: Any) -> bool:
-        if type(after) not in _OBJECT:
-            return False
-        if type(before) not in _OBJECT or len(before) != len(after):
+    def finish(before: list[Any], after: list[Any]) -> bool:
+        before, after = _of_type(dict, before, after)
+        if sum(map(len, before)) != sum(map(len, after)):
             raise TypeError(before)
         if finish_item is None:
             return False
-        return True in [finish_item(before[name], item) for name, item in after.items()]
+        values = [b[name] for b, a in zip(before, after, strict=True) for name in a]
+        return finish_item(values, [item for a in after for item in a.values()])
 
     return finish
 
 
-def _array_finish(finish_item: Finish, complete: int | None) -> Finish:
-    def finish(before: Any, after: Any) -> bool:
-        if type(after) not in _ARRAY:
-            return False
-        if type(before) not in _ARRAY:
-            raise TypeError(before)
-        if complete is not None and _OBJECT.issuperset(map(type, before)):
-            # In C: most lists hold flat objects that are clean.
-            count = sum(map(len, after))
-            if count == sum(map(len, before)) and count >= complete * len(after):
-                return False
-        return True in list(map(finish_item, before, after))
+def _array_finish(finish_item: Finish) -> Finish:
+    def finish(before: list[Any], after: list[Any]) -> bool:
+        before, after = _of_type(list, before, after)
+        return finish_item(list(chain.from_iterable(before)), list(chain.from_iterable(after)))
 
     return finish
+
+
+def _of_type(kind: type, before: list[Any], after: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the values that were read as a `kind`, and their results. The others are other members of a union."""
+    chosen = [index for index, item in enumerate(after) if type(item) is kind]
+    values = [before[index] for index in chosen]
+    if not {kind}.issuperset(map(type, values)):
+        raise TypeError(values)
+    return values, [after[index] for index in chosen]
 
 
 def _scalar(kind: type) -> Shape:
@@ -263,4 +302,5 @@ def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
         max(shape.depth for shape in found),
         exact,
         next(iter(finishes), None),
+        any(shape.fills for shape in found),
     )
