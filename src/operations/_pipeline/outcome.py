@@ -107,6 +107,8 @@ _LARGE_TEXT = 1024 * 1024
 
 def is_large(result: Envelope) -> bool:
     """Return whether normalising a result of another service could block the event loop for long."""
+    if type(result) is DescribedEnvelope and result.schema and result.schema.is_first_cast():
+        return True
     data = result.data
     if type(data) is str:
         return len(data) > _LARGE_TEXT

@@ -93,7 +93,15 @@ class Schema:
             under the same names.
     """
 
-    __slots__ = ("_canonical", "_compiled", "_document", "_lenient", "_refused", "_shared")
+    __slots__ = (
+        "_canonical",
+        "_compiled",
+        "_document",
+        "_is_cast",
+        "_lenient",
+        "_refused",
+        "_shared",
+    )
 
     def __init__(
         self,
@@ -106,6 +114,7 @@ class Schema:
         self._shared = shared
         self._lenient = lenient
         self._refused = False
+        self._is_cast = False
         self._compiled: CompiledSchema | None = None
         self._canonical: bytes | None = None
 
@@ -135,6 +144,11 @@ class Schema:
             return self.is_empty
         self.compile()
         return self._refused
+
+    def is_first_cast(self) -> bool:
+        """Return whether the next cast is the first of many definitions: it may take long. True once at most."""
+        is_first, self._is_cast = self._shared is not None and not self._is_cast, True
+        return is_first
 
     @property
     def compiles_slowly(self) -> bool:
