@@ -169,11 +169,13 @@ async def test_mcp_callers_are_lenient_unless_the_operator_says_otherwise(era: A
             "batch",
             {"calls": [{"operation": "test.take", "input": {"number": n}} for n in ("1", 1)]},
         )
+        found = await client.call_tool("search", {"query": "take", "limit": "1"})
         counted = await client.call_tool("test__count", {"to": "3"})
     async with Client(to_mcp(registry, lenient_input=False), mode=era) as client:
         refused = await client.call_tool("test__take", {"number": "5"})
 
-    for result in (taken, by_gateway, counted):
+    assert len(found.structured_content["operations"]) == 1
+    for result in (taken, by_gateway, counted, found):
         assert result.meta is not None
         noted = result.meta["alkdev.operations/changes"]
         assert [change["kind"] for change in noted["changes"]] == ["input"]

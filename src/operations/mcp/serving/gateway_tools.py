@@ -9,10 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
+from operations._pipeline.lenient import convert_input
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.front.front import Front
 from operations.front.search import MAX_BATCH, BatchCall
+from operations.mcp.exported import CHANGES_KEY
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
 from operations.mcp.serving.results import error_result, text_block, text_of
 from operations.schema import Schema, format_value_errors
@@ -170,9 +172,17 @@ async def run_gateway_tool(
     if name not in GATEWAY_TOOLS:
         return None
     tool = gateway_tools()[GATEWAY_TOOLS.index(name)]
+    meta: JSONObject = {}
     try:
-        errors = tool.spec.input_schema.errors(arguments)
-        if errors:
+        schema = tool.spec.input_schema.compile()
+        errors = schema.errors(arguments)
+        converted = convert_input(schema, arguments) if errors and context.lenient else None
+        if converted is not None:
+            arguments, changes = converted
+            count = sum(change.count for change in changes)
+            noted = {"changes": msgspec.to_builtins(changes), "changesCount": count}
+            meta = {"_meta": {CHANGES_KEY: noted}}
+        elif errors:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
                 f"the arguments of {name} do not fit: {format_value_errors(errors)}",
@@ -184,7 +194,7 @@ async def run_gateway_tool(
     except CallError as error:
         declared = tool.declares_output()
         return error_result(error, context, expose=front.expose_errors, declared=declared)
-    return {"content": [text_block(text_of(data))], "structuredContent": data}
+    return {"content": [text_block(text_of(data))], "structuredContent": data, **meta}
 
 
 async def _answer(
