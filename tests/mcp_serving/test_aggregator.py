@@ -225,6 +225,7 @@ async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
                 await through.watch(client, "note://today")
 
     assert through.count == direct.count
+    assert min(through.count.values()) > 0, through.count
 
 
 @pytest.mark.slow
@@ -249,3 +250,6 @@ async def test_two_servers_behind_a_hub_give_what_each_gives_directly(era: str) 
     # The one server asks for roots when it is connected, on its own account.
     del direct.count["roots"], through.count["roots"]
     assert through.count == direct.count
+    kinds = ("prompts", "resources", "templates", "elicitations", "samplings", "logs")
+    assert [through.count[kind] for kind in kinds] == [6, 9, 3, 2, 2, 3]
+    assert min(through.count[kind] for kind in ("progress", "hints", "icons", "meta")) > 0
