@@ -205,7 +205,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         result: dict[str, Any] = {}
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() else _key(key)
-            kind = type(item)
+            kind = type(item)  # pyright: ignore[reportUnknownVariableType]
             # Most items are scalars: skip a call.
             if (
                 (kind is str and item.isascii())

@@ -105,11 +105,16 @@ _LARGE = 10_000
 _LARGE_TEXT = 1024 * 1024
 
 
-def is_large(result: Envelope) -> bool:
-    """Return whether normalising a result of another service could block the event loop for long."""
-    if type(result) is DescribedEnvelope and result.schema and result.schema.is_first_cast():
-        return True
-    data = result.data
+def is_large(result: Any) -> bool:
+    """Return whether normalising a result could block the event loop for long; only envelopes of services can."""
+    if not isinstance(result, ResponseEnvelope):
+        return False
+    envelope: Envelope = result  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(envelope, DescribedEnvelope):
+        schema = envelope.schema
+        if schema is not None and schema.is_first_cast():
+            return True
+    data = envelope.data
     if type(data) is str:
         return len(data) > _LARGE_TEXT
     return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE

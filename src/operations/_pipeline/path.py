@@ -120,7 +120,7 @@ async def invoke(
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]
-        if isinstance(result, ResponseEnvelope) and is_large(result):
+        if is_large(result):
             envelope = await asyncio.to_thread(plan.finish, result)
         else:
             envelope = plan.finish(result)

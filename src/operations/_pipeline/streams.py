@@ -12,7 +12,6 @@ from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
 
 logger = logging.getLogger("operations")
@@ -73,7 +72,7 @@ async def _items(
                 item = await anext(iterator)
             except StopAsyncIteration:
                 return
-            if isinstance(item, ResponseEnvelope) and is_large(item):
+            if is_large(item):
                 yield await asyncio.to_thread(plan.finish, item)
             else:
                 yield plan.finish(item)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from operations._json import object_of
 from operations.specs import OperationSpec, OperationType
 
 _MAX_WORDS: Final = 16
@@ -237,7 +238,7 @@ class Ranking:
 def _texts(spec: OperationSpec) -> dict[str, str]:
     """Return the parts of an operation's description by field."""
     document = spec.input_schema.document
-    properties = document.get("properties") if isinstance(document, dict) else None
+    properties = object_of(document).get("properties")
     text = spec.description[:_MAX_TEXT]
     first = _FIRST_SENTENCE.match(text)
     summary = first.group() if first else ""
@@ -251,7 +252,7 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
         "path": _PATH_PARAMETER.sub(" ", path),
         "tags": " ".join(spec.tags),
         "verbs": verbs,
-        "parameters": " ".join(properties) if isinstance(properties, dict) else "",
+        "parameters": " ".join(object_of(properties)),
         "description": summary,
         "details": text[len(summary) :],
     }

@@ -59,7 +59,7 @@ class HTTPProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._config = config
-        self._app: Any = config.loaded_app
+        self._app: Any = cast("Any", config).loaded_app
         self._app_state = app_state
         self._state = server_state
         self._loop = asyncio.get_running_loop()
@@ -346,6 +346,9 @@ class HTTPProtocol(asyncio.Protocol):
         protocol.data_received(b"".join([*head, b"\r\n", rest]))
 
 
-def _address(name: Any) -> tuple[str, int] | None:
+def _address(name: tuple[Any, ...] | str | None) -> tuple[str, int] | None:
     """Return the address and port of a socket; None if it has none."""
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) else None
+    if not isinstance(name, tuple):
+        return None
+    host, port, *_ = name
+    return str(host), int(port)

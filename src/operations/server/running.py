@@ -18,7 +18,7 @@ from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.server.protocol import HTTPProtocol
-from operations.server.websocket import WEBSOCKET_PROTOCOL
+from operations.server.websocket import websocket_protocol
 from operations.types import options_of
 
 logger = logging.getLogger("operations.server")
@@ -81,7 +81,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
         host=host,
         port=config.port,
         http=HTTPProtocol,
-        ws=WEBSOCKET_PROTOCOL,
+        ws=websocket_protocol,
         # A small compressed message can become a large one.
         ws_per_message_deflate=False,
         ws_max_size=limits.body_bytes,

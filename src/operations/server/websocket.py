@@ -17,7 +17,7 @@ except ModuleNotFoundError:
 
 
 if WebSocketsSansIOProtocol is None:
-    WEBSOCKET_PROTOCOL: Any = "none"
+    websocket_protocol: Any = "none"
 else:
 
     class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
@@ -65,4 +65,4 @@ else:
                 # Closing would wait until the client has read.
                 self.transport.abort()
 
-    WEBSOCKET_PROTOCOL = BoundedWebSocketProtocol
+    websocket_protocol = BoundedWebSocketProtocol
