@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, msgpack
 
-from operations._json import JSONValueError, as_json, is_object, lift, to_json
+from operations._json import JSONValueError, as_json, lift, to_json
 from operations._json_objects import dumped_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import Shape, Shaper
@@ -249,7 +249,7 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
         return general
 
     def strip(value: Any, room: int) -> Any:
-        if room >= shape.depth:
+        if room >= shape.depth and type(value) not in _SCALARS:
             try:
                 return strip_typed(value)[0]
             except NeedsRepair:
@@ -310,7 +310,7 @@ class TypedStrip:
                         return result, differs
                 value = without_objects(value) if dumped is None else dumped
             result = self.decode(pack(value))
-            if finish is None or (is_object(value) and not fills and is_unchanged(value, result)):
+            if finish is None or (not fills and is_unchanged(value, result)):
                 return result, False
             return result, finish([value], [result])
         except REFUSALS:
