@@ -2,7 +2,8 @@
 
 In a session of 2025 (one per connection), without a session, and as a client since 2026-07-28, which has none.
 
-Each server is a process with one uvicorn worker (uvloop, httptools); the load generator shares the machine with it.
+Each server is a process with one uvicorn worker on uvloop, ours with the HTTP protocol of `operations serve`, the
+others with uvicorn's own; the load generator shares the machine with it.
 Every repeat runs every server once and ratios are taken within a repeat, so that other work disturbs all alike. CPU
 is the server's own processor time per call; `x base` above 1 is better than FastMCP in both columns.
 """
@@ -10,6 +11,7 @@ is the server's own processor time per call; `x base` above 1 is better than Fas
 import json
 import os
 import sys
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,7 @@ SERVERS = {
     "operations": "ours",
     "bare Starlette, no MCP": "plain",
 }
+OURS = ("ours", "sdk_path")
 
 
 def app() -> Any:
@@ -107,10 +110,12 @@ def app() -> Any:
 # ---------------------------------------------------------------- measuring
 
 
-def command(port: int) -> list[str]:
-    return [
+def command(name: str) -> Callable[[int], list[str]]:
+    # As `operations serve` runs it; the others as uvicorn does.
+    protocol = "operations.server.protocol:HTTPProtocol" if name in OURS else "httptools"
+    return lambda port: [
         sys.executable, "-m", "uvicorn", "--factory", "mcp_serving:app", "--host", "127.0.0.1", "--port", str(port),
-        "--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "error",
+        "--loop", "uvloop", "--http", protocol, "--no-access-log", "--log-level", "error",
     ]  # fmt: skip
 
 
@@ -162,7 +167,7 @@ def main() -> None:
                     "BENCH_STATELESS": "" if has_sessions else "1",
                     "PYTHONPATH": str(Path(__file__).parent),
                 }
-                with served(command, environment) as (process, port):
+                with served(command(name), environment) as (process, port):
                     is_mcp = has_sessions and name != "plain"
                     run = load(
                         process, port, "/mcp", body,
