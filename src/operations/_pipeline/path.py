@@ -17,7 +17,7 @@ from msgspec import msgpack
 
 from operations._json import JSONValueError, as_json
 from operations._pipeline.lenient import convert_input
-from operations._pipeline.outcome import Envelope, is_large, of_middleware
+from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
 from operations._pipeline.plan import Call, Next, Plan
 from operations._pipeline.reports import changed, code_of, report_start
 from operations.access import access_denied
@@ -120,7 +120,7 @@ async def invoke(
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]
-        if is_large(result):
+        if type(result) in ENVELOPES and is_large(result):  # pyright: ignore[reportUnknownArgumentType]
             envelope = await asyncio.to_thread(plan.finish, result)
         else:
             envelope = plan.finish(result)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import time
 from typing import Any, Self, cast
 
-from operations._pipeline.outcome import Envelope, is_large, of_middleware
+from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
 from operations._pipeline.path import admit, before, enter, fail, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
@@ -72,7 +72,7 @@ async def _items(
                 item = await anext(iterator)
             except StopAsyncIteration:
                 return
-            if is_large(item):
+            if type(item) in ENVELOPES and is_large(item):  # pyright: ignore[reportUnknownArgumentType]
                 yield await asyncio.to_thread(plan.finish, item)
             else:
                 yield plan.finish(item)
