@@ -222,6 +222,36 @@ async def test_select_keeps_parts_of_results_and_of_items() -> None:
     assert spec.output_schema.is_unknown
 
 
+async def test_select_keeps_what_any_of_its_pointers_names() -> None:
+    registry = OperationRegistry()
+    pointers = ["/items/*/id", "/items/0/name", "/*/total", "/sums/all", "/whole/part", "/whole"]
+    configure_tools(registry, {"shop.*": ToolConfig(select=pointers)})
+
+    @registry.operation("shop.list", type="query")
+    async def list_() -> dict[str, Any]:
+        item = {"id": 1, "name": "n", "price": 2}
+        sums = {"all": 3, "total": 4, "other": 5}
+        return {"items": [item, item], "sums": sums, "whole": {"part": 1, "rest": 2}}
+
+    assert (await registry.execute("shop.list")).data == {
+        "items": [{"id": 1, "name": "n"}, {"id": 1}],
+        "sums": {"all": 3, "total": 4},
+        "whole": {"part": 1, "rest": 2},
+    }
+
+
+async def test_a_result_that_cannot_be_cached_is_returned_all_the_same() -> None:
+    registry = OperationRegistry()
+    configure_tools(registry, {"shop.*": ToolConfig(cache=60)})
+
+    @registry.operation("shop.count", type="query")
+    async def count() -> dict[str, Any]:
+        return {"atoms": 10**80}
+
+    for _ in range(2):
+        assert (await registry.execute("shop.count")).data == {"atoms": 10**80}
+
+
 async def test_select_leaves_nothing_in_the_blocks_of_an_mcp_result_and_errors_as_they_are() -> (
     None
 ):

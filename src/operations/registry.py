@@ -226,14 +226,26 @@ class OperationRegistry:
         self.adapt_all()
 
     def adapt_all(self) -> None:
-        """Change every operation again, because an adapter has changed."""
+        """Change every operation again, because an adapter has changed.
+
+        Raises:
+            RegistrationError: If two operations would have one id; then nothing has changed.
+        """
         originals = {here: given for given, here in self._given.values()}
-        for operation_id, known in tuple(self._operations.items()):
+        changed: dict[str, Operation | OperationSpec] = {}
+        ids: set[str] = set()
+        for operation_id, known in self._operations.items():
             given = originals.get(operation_id, known)
-            if self._adapted(given) is not known:
-                candidate = given.spec if operation_id in self._elsewhere else given
-                self.unregister(operation_id)
-                self.register(candidate)
+            ready = self._adapted(given)
+            if ready.spec.id in ids:
+                raise RegistrationError(f"two operations would be called {ready.spec.id}")
+            ids.add(ready.spec.id)
+            if ready is not known:
+                is_elsewhere = operation_id in self._elsewhere
+                changed[operation_id] = given.spec if is_elsewhere else given
+        for operation_id in changed:
+            self.unregister(operation_id)
+        self.register_all(changed.values())
 
     def _adapted(self, operation: Operation) -> Operation:
         for adapter in self._adapters:

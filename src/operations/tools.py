@@ -300,8 +300,14 @@ class _Cache:
         meta: Any = envelope.meta
         if isinstance(envelope.data, bytes) or getattr(meta, "is_error", False):
             return
+        try:
+            data = msgspec.msgpack.encode(envelope.data)
+        except (OverflowError, TypeError):
+            # Such as an integer of more than 64 bits: it is not kept.
+            return
+        if len(data) + len(key) > _MAX_BYTES:
+            return
         self._drop(key)
-        data = msgspec.msgpack.encode(envelope.data)
         self._kept[key] = (monotonic() + self._seconds, data, deepcopy(meta))
         self._bytes += len(data) + len(key)
         while len(self._kept) > _MAX_ENTRIES or self._bytes > _MAX_BYTES:
@@ -346,16 +352,31 @@ def _kept(value: Any, tree: dict[str, Any]) -> Any:
     return None if found is _ABSENT else found
 
 
+def _branch(tree: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """Return what to keep below a key: what its own pointers name, and those for all."""
+    own, every = tree.get(key), tree.get("*")
+    if own is None or every is None:
+        return every if own is None else own
+    return _merged(own, every)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    if not one or not other:
+        return {}
+    both = one.keys() & other.keys()
+    return {**one, **other, **{key: _merged(one[key], other[key]) for key in both}}
+
+
 def _part(value: Any, tree: dict[str, Any]) -> Any:
     if not tree:
         return value
     if isinstance(value, dict):
-        named = ((key, tree.get(key, tree.get("*"))) for key in cast("dict[str, Any]", value))
+        named = ((key, _branch(tree, key)) for key in cast("dict[str, Any]", value))
         parts = {key: _part(value[key], branch) for key, branch in named if branch is not None}
         return {key: part for key, part in parts.items() if part is not _ABSENT}
     if isinstance(value, list):
         items: Any = enumerate(cast("Any", value))
-        branches = ((item, tree.get(str(number), tree.get("*"))) for number, item in items)
+        branches = ((item, _branch(tree, str(number))) for number, item in items)
         found = [_part(item, branch) for item, branch in branches if branch is not None]
         return [part for part in found if part is not _ABSENT]
     return _ABSENT

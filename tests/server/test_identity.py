@@ -49,6 +49,35 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.mark.requirement("R08")
+async def test_a_server_that_requires_credentials_and_knows_none_refuses_everything_but_probes() -> (
+    None
+):
+    client = serving(None, anonymous=False, mcp=True, websocket=True)
+    paths = ("/who/am", "/who/secret", "/search", "/schema?operation=who.am", "/openapi.json")
+    for target in (*paths, "/metrics", "/mcp", "/operations", "/nothing/here"):
+        for method in ("GET", "HEAD", "POST", "OPTIONS", "PUT"):
+            response = await client.request(method, target)
+            assert response.status == 401, (method, target)
+            assert "www-authenticate" in response.headers
+    response = await client.post("/call", {"operation": "who.am"}, headers=bearer("anything"))
+    assert response.status == 401
+    assert (await client.get("/healthz")).status == 200
+
+
+async def test_no_scope_can_break_out_of_a_challenge() -> None:
+    registry, scope = OperationRegistry(), 'a"b\\c\r\nset-cookie: é'
+
+    @registry.operation("who.odd", type="query", scopes=[scope])
+    async def odd() -> int:
+        return 42
+
+    app = create_app(registry, identity=lambda _: Identity("ann"), scopes_supported=[scope])
+    response = await Client(app).get("/who/odd")
+    challenge = 'Bearer error="insufficient_scope", scope="a\\"b\\\\cset-cookie: "'
+    assert (response.status, response.headers["www-authenticate"]) == (403, challenge)
+
+
+@pytest.mark.requirement("R08")
 @pytest.mark.parametrize("fault", [RuntimeError("db down"), CredentialError("x"), KeyError("x")])
 async def test_a_resolver_that_raises_refuses_everything_but_probes(fault: Exception) -> None:
     def resolve(connection: HTTPConnection) -> Identity | None:

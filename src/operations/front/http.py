@@ -216,7 +216,8 @@ class RequestPipeline:
         This is `identify` for such servers, without the cost of a coroutine.
         """
         scope = state.scope
-        if self.resolve is not None or IDENTITY in scope or _AUTH_ERROR in scope:
+        is_open = self.resolve is None and self.front.anonymous
+        if not is_open or IDENTITY in scope or _AUTH_ERROR in scope:
             return False
         scope[IDENTITY] = None
         state.identified(None)
@@ -270,6 +271,7 @@ class RequestPipeline:
         """
         resolve = self.resolve
         if resolve is None:
+            self._enforce_known(scope, None)
             return None
         shown = credentials_in(scope["headers"])
         try:
@@ -282,12 +284,15 @@ class RequestPipeline:
             reason = error.reason
             headers = reason.headers if isinstance(reason, CredentialError) else ()
             raise self.front.challenge.invalid(headers) from reason
-        if identity is None and not self.front.anonymous and OPEN not in scope:
-            raise self.front.challenge.missing()
+        self._enforce_known(scope, identity)
         if identity is not None and CREDENTIAL not in scope:
             key = (identity.id, hash(shown) if shown else id(scope))
             scope[CREDENTIAL] = Credential(identity, lambda: resolve(scope), key)
         return identity
+
+    def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
+        if identity is None and not self.front.anonymous and OPEN not in scope:
+            raise self.front.challenge.missing()
 
     async def enter(self, state: RequestState, *, is_stream: bool = False) -> None:
         """Identify and admit a request.

@@ -180,6 +180,12 @@ def _relayed_status(error: CallError) -> int | None:
     return status if type(status) is int and status not in _OUR_FAULT else None
 
 
+def _quoted(text: str) -> str:
+    """Return text as the content of a quoted string of a header: printable ASCII, on one line."""
+    printable = "".join(each for each in text if " " <= each <= "~")
+    return printable.replace("\\", r"\\").replace('"', r"\"")
+
+
 METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
 
 
@@ -201,7 +207,7 @@ class Challenge:
         """Return `WWW-Authenticate` with these parameters and, if clients can use OAuth, where its metadata is."""
         if self.authorization_servers:
             parameters["resource_metadata"] = f"{self.resource}{METADATA_PATH}"
-        text = ", ".join(f'{name}="{value}"' for name, value in parameters.items())
+        text = ", ".join(f'{name}="{_quoted(value)}"' for name, value in parameters.items())
         return b"www-authenticate", f"Bearer {text}".rstrip().encode()
 
     def metadata(self) -> JSONObject:

@@ -38,6 +38,17 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
     return found
 
 
+def can_sign_in(file: ConfigFile) -> bool:
+    """Return whether a config names callers."""
+    return bool(file.config.access.keys) or file.config.access.jwt is not None
+
+
+def serves_anonymous(file: ConfigFile) -> bool:
+    """Return whether requests without a credential are served."""
+    access = file.config.access
+    return access.jwt is None if access.anonymous is None else access.anonymous
+
+
 class Access:
     """The callers of `[access]`, which may change while a hub runs.
 
@@ -46,25 +57,25 @@ class Access:
     """
 
     def __init__(self, file: ConfigFile) -> None:
-        self.update(file)
-
-    def update(self, file: ConfigFile) -> None:
-        """Use the callers of another version of the file; raises as the class."""
-        keys, entry = callers_by_hash(file), file.config.access.jwt
-        tokens = (
+        entry = file.config.access.jwt
+        self.keys = callers_by_hash(file)
+        self.tokens: Any = (
             None if entry is None else import_module(_TOKENS).JWTs(**file.options(JWTConfig, entry))
         )
-        self._keys, self._tokens = keys, tokens
+
+    def become(self, other: "Access") -> None:
+        """Use the callers of another version of the file."""
+        self.keys, self.tokens = other.keys, other.tokens
 
     def find(self, key_hash: str) -> Identity | None:
         """Return whose key has this SHA-256."""
-        return self._keys.get(key_hash)
+        return self.keys.get(key_hash)
 
     def resolve(self, credential: str) -> Identity | None:
         """Return whose key a credential inside a call is."""
         # Found by its hash: how long that takes reveals nothing about a key.
-        return self._keys.get(sha256(credential.encode()).hexdigest())
+        return self.keys.get(sha256(credential.encode()).hexdigest())
 
     def identify_token(self, request: Any) -> Any:
         """Return who sends an HTTP request with a signed token, or an awaitable of it."""
-        return None if self._tokens is None else self._tokens(request)
+        return None if self.tokens is None else self.tokens(request)

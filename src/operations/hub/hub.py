@@ -100,6 +100,9 @@ class Hub:
         """Changes a config that is read again, as the one this hub was opened with was changed."""
 
         self.supervisors: list[Supervisor] = []
+        self.changing = asyncio.Lock()
+        """Held while the config is applied: one change at a time."""
+
         self._removed: list[Supervisor] = []
         self._by_id: dict[str, Source] = {}
         self._indexed = -1
@@ -146,11 +149,9 @@ class Hub:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 for some in (others, *([each] for each in brokers)):
-                    for supervisor in some:
-                        supervisor.start()
+                    _start(some)
                     await asyncio.gather(*(each.attempted() for each in some))
-        for supervisor in started:
-            supervisor.start()
+        _start(started)
 
     async def settled(self, seconds: float) -> None:
         """Wait until each source has connected or failed, but not longer than this."""
@@ -163,6 +164,7 @@ class Hub:
     async def remove(self, supervisor: Supervisor) -> None:
         """Close a source for good; calls that run on it are finished first."""
         self.supervisors.remove(supervisor)
+        self._removed = [each for each in self._removed if not each.is_closed]
         self._removed.append(supervisor)
         await supervisor.disable()
 
@@ -446,6 +448,13 @@ class _LazySources:
     async def _find(self, operation_id: str) -> None:
         await self.open(operation_id)
         self.hub.spec(operation_id)
+
+
+def _start(supervisors: Iterable[Supervisor]) -> None:
+    for supervisor in supervisors:
+        # It may have been disabled since.
+        if supervisor.source.is_enabled:
+            supervisor.start()
 
 
 def _is_unreadable(source: Source) -> bool:

@@ -10,12 +10,15 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
+from pathlib import Path
 
-from operations.config import ConfigError, load_config
-from operations.hub.callers import limits_of
+from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
+from operations.errors import OperationsError
+from operations.hub.callers import Access, can_sign_in, limits_of, serves_anonymous
 from operations.hub.hub import Hub, tools_of
-from operations.hub.source import Source, file_times, fingerprint
+from operations.hub.source import ListedServer, Source, file_times, fingerprint
 from operations.hub.sources import sources_of
+from operations.tools import ToolConfig
 
 logger = logging.getLogger("operations.hub")
 
@@ -30,44 +33,85 @@ async def reload(hub: Hub) -> None:
     Raises:
         ConfigError: If the file cannot be used; then nothing has changed.
     """
-    if hub.file.path is None:
-        return
+    async with hub.changing:
+        if hub.file.path is not None:
+            await _apply(hub, hub.file.path)
+
+
+async def _apply(hub: Hub, path: Path) -> None:
     hub.file_times = file_times(hub.file)
-    old, new = hub.file, hub.adjust(load_config(hub.file.path))
-    before = {_key(each.source): each for each in hub.supervisors}
+    old, new = hub.file, hub.adjust(load_config(path))
     limits, tools = limits_of(new), tools_of(new)
-    if "access" in vars(hub):
-        hub.access.update(new)
+    access = Access(new) if "access" in vars(hub) else None
+    _apply_tools(hub, tools, path)
+    # Nothing fails from here on.
+    if access is not None:
+        hub.access.become(access)
     for front in hub.fronts:
         front.configure(limits, timeout=new.config.limits.timeout)
+        front.anonymous = serves_anonymous(new)
     hub.file, hub.file_times = new, file_times(new)
-    if tools != hub.tools:
-        hub.tools.clear()
-        hub.tools.update(tools)
-        hub.unmatched.clear()
-        hub.registry.adapt_all()
-    wanted = {_key(each): each for each in sources_of(new) if each.kind != "local"}
-    for key, supervisor in before.items():
-        source = wanted.pop(key, None)
-        if supervisor.source.kind == "local":
-            continue
-        if source is None:
-            await hub.remove(supervisor)
-        elif not source.is_enabled:
-            await supervisor.disable()
-        elif fingerprint(source, new) != supervisor.source.made_of:
-            supervisor.source.entry = source.entry
-            supervisor.request()
-    await hub.open(wanted.values(), 0)
-    names = [each.name for each in fields(new.config) if each.name not in _LIVE]
-    stale = [each for each in names if getattr(old.config, each) != getattr(new.config, each)]
+    await _apply_sources(hub, old, new)
+    stale = [
+        each.name
+        for each in fields(new.config)
+        if each.name not in _LIVE
+        and getattr(old.config, each.name) != getattr(new.config, each.name)
+    ]
+    servers = old.config.access.authorization_servers, new.config.access.authorization_servers
+    if servers[0] != servers[1] or can_sign_in(new) > can_sign_in(old):
+        stale.append("access")
     if stale:
         logger.warning("restart to apply the changes of %s", ", ".join(stale))
     logger.warning("%s was read again", new.path)
 
 
-def _key(source: Source) -> tuple[str, str]:
-    return source.kind, source.name
+def _apply_tools(hub: Hub, tools: dict[str, ToolConfig], path: Path) -> None:
+    """Use other settings of `[tools]`; if they cannot be used, nothing changes."""
+    before = dict(hub.tools)
+    # The later one of two patterns wins, so their order matters.
+    if list(tools.items()) == list(before.items()):
+        return
+    _replace(hub, tools)
+    try:
+        hub.registry.adapt_all()
+    except (OperationsError, ValueError) as error:
+        _replace(hub, before)
+        raise ConfigError([ConfigFault(str(path), None, "tools", str(error))]) from error
+
+
+def _replace(hub: Hub, tools: dict[str, ToolConfig]) -> None:
+    hub.tools.clear()
+    hub.tools.update(tools)
+    hub.unmatched.clear()
+    hub.unmatched.update(tools)
+
+
+async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
+    was_enabled = {_key(each): each.is_enabled for each in sources_of(old)}
+    wanted = {_key(each): each for each in sources_of(new) if each.kind != "local"}
+    for supervisor in list(hub.supervisors):
+        known = supervisor.source
+        if known.kind == "local":
+            continue
+        source = wanted.pop(_key(known), None)
+        if source is None:
+            await hub.remove(supervisor)
+            continue
+        is_new = was_enabled.get(_key(known)) != source.is_enabled
+        # What an operator enabled or disabled stays so until the file says something new about it.
+        is_wanted = source.is_enabled if is_new else known.is_enabled
+        known.entry = source.entry
+        if not is_wanted:
+            await supervisor.disable()
+        elif not known.is_enabled or fingerprint(source, new) != known.made_of:
+            supervisor.request()
+    await hub.open(wanted.values(), 0)
+
+
+def _key(source: Source) -> tuple[str, str, str]:
+    path = source.entry.path if isinstance(source.entry, ListedServer) else ""
+    return source.kind, source.name, path
 
 
 @asynccontextmanager

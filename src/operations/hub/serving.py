@@ -9,7 +9,7 @@ from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
-from operations.hub.callers import limits_of
+from operations.hub.callers import can_sign_in, limits_of, serves_anonymous
 from operations.hub.controls import control_operations, readiness
 from operations.hub.hub import Hub
 from operations.mcp import RegistryServer
@@ -51,7 +51,7 @@ def build_app(
         identity=resolvers(hub) or None,
         resolve=hub.access.resolve,
         ready=lambda: readiness(hub),
-        anonymous=access.jwt is None if access.anonymous is None else access.anonymous,
+        anonymous=serves_anonymous(file),
         authorization_servers=issuers,
         allowed_hosts=hosts,
         limits=limits_of(file),
@@ -84,9 +84,7 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
     Raises:
         ConfigError: If a key is not where the config says.
     """
-    access, found = hub.file.config.access, list(hub.resolvers)
-    if access.jwt is not None:
-        found.insert(0, hub.access.identify_token)
-    if access.keys:
-        found.insert(0, APIKeys(hub.access.find))
-    return found
+    if not can_sign_in(hub.file):
+        return list(hub.resolvers)
+    # Both: the file may change from one to the other while the hub runs.
+    return [APIKeys(hub.access.find), hub.access.identify_token, *hub.resolvers]

@@ -66,6 +66,12 @@ class Opened:
         if attach is not None:
             attach(registry)
 
+    def detach(self, registry: OperationRegistry) -> None:
+        """Let a service that changes leave `registry` alone from now on."""
+        detach = getattr(self.operations, "detach", None)
+        if detach is not None:
+            detach(registry)
+
     async def aclose(self) -> None:
         """Close it, if there is anything to close."""
         if self.close is not None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any, cast
 
 from operations._backoff import Backoff
 from operations.errors import OperationsError, RegistrationError
@@ -57,13 +58,14 @@ class Supervisor:
         self._given_doubts = source.doubts
         self._attempted = asyncio.Event()
         self._again = asyncio.Event()
+        self._closing = asyncio.Event()
         self._retired: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to connect, in the background."""
         self.source.is_enabled = True
-        if self._task is None:
+        if self._task is None and not self._closing.is_set():
             self._task = asyncio.create_task(self._run(), name=f"source {self.source.label}")
 
     async def attempted(self) -> None:
@@ -72,6 +74,8 @@ class Supervisor:
 
     def request(self) -> None:
         """Try at once if the source is disconnected, replace it if it is connected."""
+        if self._closing.is_set():
+            return
         self._attempted.clear()
         self._again.set()
         self.start()
@@ -94,21 +98,29 @@ class Supervisor:
 
     async def aclose(self) -> None:
         """Close the source and everything that it replaced, without waiting for calls."""
+        self._closing.set()
         await self._stop()
         opened, self.source.opened = self.source.opened, None
         if opened is not None:
             self._remove(opened)
-            await opened.aclose()
-        for task in list(self._retired):
-            task.cancel()
+            self._retire(opened)
         if self._retired:
             await asyncio.wait(self._retired)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing of the source is open any more."""
+        return self._task is None and self.source.opened is None and not self._retired
+
     async def _stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
+        # Somebody may start it again meanwhile: whoever stops it last has the last word.
+        while (task := self._task) is not None:
             task.cancel()
             await asyncio.wait({task})
+            if self._task is task:
+                self._task = None
+        # Nobody waits for an attempt that will not be made.
+        self._attempted.set()
 
     async def _run(self) -> None:
         while True:
@@ -129,6 +141,12 @@ class Supervisor:
             except BaseException:
                 await opened.aclose()
                 raise
+        except asyncio.CancelledError:
+            if self._closing.is_set() or cast("Any", asyncio.current_task()).cancelling():
+                raise
+            # A library cancelled what it was waiting for, and not us.
+            self._failed("connecting was interrupted")
+            return False
         except (OperationsError, OSError, ValueError) as error:
             self._failed(str(error) or type(error).__name__)
             return False
@@ -199,6 +217,7 @@ class Supervisor:
         ]
 
     def _remove(self, opened: Opened) -> None:
+        opened.detach(self._registry)
         self._remove_ids({each.spec.id for each in opened.operations})
 
     def _remove_ids(self, ids: set[str]) -> None:
@@ -207,13 +226,19 @@ class Supervisor:
                 self._registry.unregister(operation_id)
 
     def _retire(self, opened: Opened) -> None:
-        """Close something later, so that the calls that run on it can finish."""
+        """Close something later, so that the calls that run on it can finish; it no longer changes the registry."""
+        opened.detach(self._registry)
 
         async def close() -> None:
             try:
-                await asyncio.sleep(self._drain_seconds)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._drain_seconds):
+                        await self._closing.wait()
             finally:
-                await asyncio.shield(asyncio.ensure_future(opened.aclose()))
+                try:
+                    await asyncio.shield(asyncio.ensure_future(opened.aclose()))
+                except Exception:
+                    logger.exception("%s did not close cleanly", self.source.label)
 
         task = asyncio.create_task(close(), name=f"closing {self.source.label}")
         self._retired.add(task)

@@ -79,6 +79,11 @@ class Catalog:
         if registry not in self._registries:
             self._registries.append(registry)
 
+    def detach(self, registry: OperationRegistry) -> None:
+        """Leave `registry` alone from now on."""
+        if registry in self._registries:
+            self._registries.remove(registry)
+
     def accept(self, key: str) -> None:
         """Accept a definition in quarantine, so that it can be used again.
 

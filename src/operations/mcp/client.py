@@ -172,6 +172,10 @@ class MCPClient:
         """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
         self._catalog.attach(registry)
 
+    def detach(self, registry: OperationRegistry) -> None:
+        """Leave `registry` alone from now on, whatever it holds."""
+        self._catalog.detach(registry)
+
     def __repr__(self) -> str:
         return f"<MCPClient {self.name} of {counted(len(self), 'operation')}>"
 
