@@ -66,9 +66,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body", "_changed", "_connection", "_expects_continue", "_head", "_is_chunked", "_is_complete",
-        "_is_disconnected", "_is_received", "_is_started", "_left", "_more_body", "_transport", "keep_alive",
-        "scope",
+        "_body", "_changed", "_connection", "_expects_continue", "_has_body", "_head", "_is_chunked", "_is_complete",
+        "_is_disconnected", "_is_received", "_left", "_more_body", "_transport", "is_started", "keep_alive", "scope",
     )  # fmt: skip
 
     def __init__(
@@ -92,8 +91,12 @@ class Exchange:
         self._changed: asyncio.Event | None = None
         self._head: Message | None = None
         """The head of the response while it waits for the body."""
-        self._is_started = self._is_complete = self._is_disconnected = False
+        self.is_started = False
+        """Whether some of the response was sent."""
+        self._is_complete = self._is_disconnected = False
         self._is_chunked = False
+        self._has_body = True
+        """Whether the response may have a body."""
         self._left: int | None = None
         """Bytes of the response that are still to be sent, if its length is known."""
 
@@ -110,7 +113,7 @@ class Exchange:
                 self._abandon()
 
     def _abandon(self) -> None:
-        if not self._is_started:
+        if not self.is_started:
             self._transport.write(
                 b"%b%bcontent-length: 0\r\nconnection: close\r\n\r\n"
                 % (STATUS_LINES[500], self._connection.default_headers)
@@ -147,7 +150,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """Return the next part of the request's body, finally that the client has disconnected (ASGI)."""
-        if self._expects_continue and not self._is_started:
+        if self._expects_continue and not self.is_started:
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while True:
@@ -177,22 +180,23 @@ class Exchange:
         if self._is_disconnected:
             return
         kind = message["type"]
-        if kind == "http.response.start" and self._head is None and not self._is_started:
+        if kind == "http.response.start" and self._head is None and not self.is_started:
             self._head = message
             for name, _ in message.get("headers", ()):
                 if name == b"content-length":
                     return
             # Without a length, the body may take a while.
             self._transport.write(self._render(message))
+            self.is_started = True
             return
-        if kind != "http.response.body" or not (self._is_started or self._head):
+        if kind != "http.response.body" or not (self.is_started or self._head):
             raise RuntimeError(f"unexpected ASGI message {kind!r}")
         if self._is_complete:
             raise RuntimeError("the response is complete")
         body: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)
         head = b"" if self._head is None else self._render(self._head)
-        if self.scope["method"] == "HEAD":
+        if not self._has_body:
             body = b""
         elif self._is_chunked:
             body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
@@ -201,6 +205,7 @@ class Exchange:
             self._left -= len(body)
             if self._left < 0 or (self._left > 0 and not more):
                 raise RuntimeError("the response is longer or shorter than its content-length")
+        self.is_started = True
         if len(body) > WRITE_BUFFER:
             if head:
                 self._transport.write(head)
@@ -220,7 +225,7 @@ class Exchange:
         """Return the head of the response as bytes.
 
         Raises:
-            RuntimeError: If a header contains a character that could end it.
+            RuntimeError: If a header contains a character that could end it, or the length is not one number.
         """
         self._head = None
         status: int = message["status"]
@@ -229,6 +234,8 @@ class Exchange:
         for name, value in message.get("headers", ()):
             start = _field_starts.get(name) or _field_start(name)
             if start == b"content-length: ":
+                if self._left is not None or not value.isdigit():
+                    raise RuntimeError("the content-length of the response is not one number")
                 self._left = int(value)
             elif start == b"transfer-encoding: ":
                 # Chosen below.
@@ -241,14 +248,14 @@ class Exchange:
         rendered = b"".join(fields)
         if len(rendered) - len(rendered.translate(None, _CONTROLS)) != 2 * count:
             raise RuntimeError("a header of the response contains a control character")
-        self._is_started = True
+        if self._expects_continue and self._more_body:
+            # The client may send the body or leave it out: what follows could be either.
+            self.keep_alive = False
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        if self._left is None and self.scope["method"] != "HEAD":
-            if status in (204, 304):
-                self._left = 0
-            elif self.scope["http_version"] != "1.0":
-                self._is_chunked = True
-                end = b"transfer-encoding: chunked\r\n" + end
+        self._has_body = self.scope["method"] != "HEAD" and status not in (204, 304)
+        if self._left is None and self._has_body and self.scope["http_version"] != "1.0":
+            self._is_chunked = True
+            end = b"transfer-encoding: chunked\r\n" + end
         line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         return b"".join((line, self._connection.default_headers, rendered, end))
 

@@ -5,11 +5,14 @@ Rule 1: a connection that does not send the whole head of a request in time is c
 Rule 2: a head beyond a size is rejected (431) while it arrives.
 Rule 3: trailers are limited in size like a head, and dropped: they never become headers.
 Rule 4: a connection whose client does not read for some time is cut, so that unread responses are freed.
+Rule 5: a request with malformed framing is rejected as a whole, and nothing after it is read.
+Rule 6: no request sees context variables of another one on its connection.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -30,6 +33,9 @@ also ends requests whose body it does not read."""
 _READ_BUFFER: Final = 64 * 1024
 """Bytes of a body that wait for the application; beyond that nothing more is read."""
 
+_MAX_PIPELINED: Final = 64
+"""Requests that wait for the response to the one before: some hundred bytes in memory for each byte received."""
+
 _NEVER: Final = float("inf")
 _rendered: list[Any] = [None, b""]
 """The last default headers of a server, which replaces them every second, and their bytes."""
@@ -46,9 +52,9 @@ class HTTPProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app", "_app_state", "_client", "_config", "_due", "_exchange", "_expects_continue", "_headers", "_in_body",
-        "_in_head", "_is_reading", "_local", "_loop", "_overhead", "_parser", "_pending", "_received_body", "_scheme",
-        "_state", "_timer", "_timer_at", "_transport", "_unread_timer", "_url", "drained",
+        "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_headers",
+        "_in_body", "_in_head", "_is_done", "_is_reading", "_local", "_loop", "_overhead", "_parser", "_pending",
+        "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_unread_timer", "_url", "drained",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +69,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._app_state = app_state
         self._state = server_state
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        """Of the server. What runs when data arrives may have the one of an earlier request, which resumed reading."""
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._client: tuple[str, int] | None = None
@@ -77,6 +85,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._due = _NEVER
         self._is_reading = True
+        self._is_done = False
+        """Whether whatever else arrives is dropped."""
         self._in_head = self._in_body = False
         self._overhead = 0
         """Bytes of the request since the last one of its body: of its head, of chunk sizes, of trailers."""
@@ -116,13 +126,24 @@ class HTTPProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection once the response that is being sent is complete."""
         if self._exchange is None:
-            self._transport.close()
+            self._close()
         else:
             self._exchange.keep_alive = False
+
+    def _close(self) -> None:
+        """Close the connection as soon as the client has read what was sent; cut it if it does not."""
+        self._is_done = True
+        self._transport.close()
+        if self._unread_timer is None and self._transport.get_write_buffer_size():
+            self._expect_reading()
 
     def pause_writing(self) -> None:
         """Expect the client to read."""
         self.drained = asyncio.Event()
+        if self._unread_timer is None:
+            self._expect_reading()
+
+    def _expect_reading(self) -> None:
         # Closing would wait until the client has read.
         self._unread_timer = self._loop.call_later(SEND_SECONDS, self._transport.abort)
 
@@ -131,6 +152,8 @@ class HTTPProtocol(asyncio.Protocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
+        if self._is_done and self._transport.get_write_buffer_size():
+            self._expect_reading()
         if self.drained is not None:
             self.drained.set()
             self.drained = None
@@ -158,7 +181,7 @@ class HTTPProtocol(asyncio.Protocol):
             # The next request must wait for the response to this one anyway.
             self._expect(HEAD_SECONDS)
         elif self._loop.time() >= self._due:
-            self._transport.close()
+            self._close()
         else:
             self._set_timer(self._due)
 
@@ -166,15 +189,14 @@ class HTTPProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived; count bytes that are not of a body, and limit the time for the rest of the request."""
+        if self._is_done:
+            return
         self._received_body = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._is_websocket():
-                self._upgrade(data[upgrade.args[0] :])
-                return
-            # The request is served as if it had not asked for another protocol.
-            self._reject_rest()
+            self._upgrade(data[upgrade.args[0] :])
+            return
         except httptools.HttpParserError:
             self._reject_rest()
             return
@@ -190,18 +212,29 @@ class HTTPProtocol(asyncio.Protocol):
                 self._transport.abort()
 
     def _reject_rest(self) -> None:
-        """Read no further; respond with 400 unless a request is being served."""
-        if self._exchange is None:
+        """Drop the rest; respond with 400 unless a request before the malformed one is being served."""
+        self._is_done = True
+        exchange = self._exchange
+        if self._in_body and not self._pending:
+            if exchange is None or exchange.is_started:
+                self._close()
+            else:
+                self._write_error(400)
+            if exchange is not None:
+                exchange.disconnect()
+            return
+        if self._in_body:
+            self._pending.pop()
+        if exchange is None:
             self._write_error(400)
         else:
-            (self._pending[-1] if self._pending else self._exchange).keep_alive = False
-            self.pause_reading()
+            (self._pending[-1] if self._pending else exchange).keep_alive = False
 
     def _write_error(self, status: int) -> None:
         self._transport.write(
             STATUS_LINES[status] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
         )
-        self._transport.close()
+        self._close()
 
     def on_message_begin(self) -> None:
         """Expect the head of a request."""
@@ -228,11 +261,13 @@ class HTTPProtocol(asyncio.Protocol):
         """Serve the request as soon as its turn comes."""
         parser = self._parser
         self._in_head = False
-        self._in_body = True
         self._due = _NEVER
-        if parser.should_upgrade() and self._is_websocket():
+        if parser.should_upgrade():
+            # `_upgrade` follows.
             return
         version = parser.get_http_version()
+        if version not in ("1.1", "1.0") or len(self._pending) >= _MAX_PIPELINED:
+            raise ValueError
         url = httptools.parse_url(self._url)
         raw_path: bytes = url.path
         path = raw_path.decode("ascii")
@@ -258,8 +293,9 @@ class HTTPProtocol(asyncio.Protocol):
             self._transport,
             scope,
             keep_alive=keep_alive,
-            expects_continue=self._expects_continue,
+            expects_continue=self._expects_continue and version != "1.0",
         )
+        self._in_body = True
         if self._exchange is None:
             self._start(exchange)
         else:
@@ -269,7 +305,7 @@ class HTTPProtocol(asyncio.Protocol):
     def _start(self, exchange: Exchange) -> None:
         self._exchange = exchange
         tasks = self._state.tasks
-        task = self._loop.create_task(exchange.run(self._app))
+        task = self._loop.create_task(exchange.run(self._app), context=self._context.copy())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -296,7 +332,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._state.total_requests += 1
         self._exchange = None
         if not keep_alive:
-            self._transport.close()
+            self._close()
         elif self._pending:
             self._start(self._pending.popleft())
         else:
@@ -324,26 +360,33 @@ class HTTPProtocol(asyncio.Protocol):
             _rendered[:] = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
         return cast("bytes", _rendered[1])
 
-    # ------------------------------------------------------------ WebSockets
-
-    def _is_websocket(self) -> bool:
-        headers = dict(self._headers)
-        return (
-            headers.get(b"upgrade", b"").lower() == b"websocket"
-            and self._config.ws_protocol_class is not None
-        )
+    # ------------------------------------------------------------ other protocols
 
     def _upgrade(self, rest: bytes) -> None:
-        """Let uvicorn's WebSocket protocol read the handshake again, and what follows it."""
-        self._leave()
-        head = [self._parser.get_method(), b" ", self._url, b" HTTP/1.1\r\n"]
+        """Parse a request for another protocol again, and what follows it: as a WebSocket, or without that wish."""
+        method = self._parser.get_method()
+        if self._exchange is not None or method == b"CONNECT":
+            self._reject_rest()
+            return
+        config = self._config
+        create: Callable[..., Any] | None = config.ws_protocol_class
+        is_websocket = create and dict(self._headers).get(b"upgrade", b"").lower() == b"websocket"
+        version = self._parser.get_http_version().encode()
+        head = [method, b" ", self._url, b" HTTP/", version, b"\r\n"]
         for name, value in self._headers:
-            head += (name, b": ", value, b"\r\n")
-        create: Callable[..., Any] = self._config.ws_protocol_class  # type: ignore[assignment]
-        protocol = create(config=self._config, server_state=self._state, app_state=self._app_state)
+            if is_websocket or name != b"upgrade":
+                head += (name, b": ", value, b"\r\n")
+        data = b"".join([*head, b"\r\n", rest])
+        if create is None or not is_websocket:
+            # The parser has skipped its body.
+            self._parser = httptools.HttpRequestParser(self)
+            self.data_received(data)
+            return
+        self._leave()
+        protocol = create(config=config, server_state=self._state, app_state=self._app_state)
         protocol.connection_made(self._transport)
         self._transport.set_protocol(protocol)
-        protocol.data_received(b"".join([*head, b"\r\n", rest]))
+        self._context.run(protocol.data_received, data)
 
 
 def _address(name: tuple[Any, ...] | str | None) -> tuple[str, int] | None:
