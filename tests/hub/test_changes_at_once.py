@@ -14,7 +14,7 @@ from tests.mcp_import.support import eventually, raw
 from operations import Operation, OperationContext, OperationRegistry, OperationSpec, OperationType
 from operations.config import ConfigError
 from operations.hub import Hub, Source, open_hub
-from operations.hub.reload import reload
+from operations.hub.reload import following, reload
 from operations.hub.source import Opened
 from operations.hub.supervisor import Supervisor
 from operations.mcp import MCPClient
@@ -150,6 +150,30 @@ async def test_two_reloads_at_once_leave_every_source_once(tmp_path: Path) -> No
         await hub.settled(5)
         assert states(hub) == {"copy": "connected"}
         assert ids(hub) == {"copy.items", "copy.orders"}
+
+
+async def test_a_reload_whose_caller_leaves_is_finished_by_the_next(tmp_path: Path) -> None:
+    copy = ENTRY.replace("shop]", "copy]")
+    path = written(tmp_path, ENTRY + copy)
+    async with open_hub(path) as hub, following(hub):
+        written(tmp_path, ENTRY + "enabled = false\n")
+        leaving = asyncio.create_task(reload(hub))
+        # It waits for the first source to stop.
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        assert leaving.cancelled()
+        await eventually(lambda: states(hub) == {"shop": "disabled"}, 10)
+        assert ids(hub) == set()
+
+
+async def test_the_length_of_queries_changes_with_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, ENTRY)
+    async with open_hub(path) as hub, running(hub.app) as url, aiohttp.ClientSession(url) as http:
+        written(tmp_path, ENTRY + "[limits]\nquery_characters = 3\n")
+        await reload(hub)
+        async with http.get("/search?query=items") as response:
+            assert response.status == 422
 
 
 async def test_what_an_operator_disabled_stays_disabled_when_the_file_is_read_again(

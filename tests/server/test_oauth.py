@@ -211,3 +211,23 @@ async def test_our_client_signs_in_once_and_refreshes_its_tokens(tmp_path: Path)
         assert mine.data == "ann"
         assert hub.issuer.grants[-1] == "refresh_token"
         assert hub.issuer.grants.count("authorization_code") == 1
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"tokens": {"refresh_token": "s3cret", "token_type": 5}},
+        {"tokens": "s3cret"},
+        {"tokens": {"access_token": "s3cret"}, "client": "s3cret", "metadata": "s3cret"},
+    ],
+)
+async def test_a_damaged_token_file_asks_for_a_new_sign_in_and_shows_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: Any
+) -> None:
+    store = tmp_path / "hub.json"
+    store.write_text(json.dumps({**stored, "expires_at": "soon"}))
+    async with protected_hub() as hub:
+        with pytest.raises(CallError, match="operations login") as caught:
+            async with connect_mcp("hub", login(hub, store)):
+                pass
+    assert "s3cret" not in str(caught.value) + caplog.text

@@ -80,6 +80,7 @@ class Front:
         """Change the limits while calls run."""
         self.limits = limits
         self.timeout = timeout
+        self.gateway.max_query = limits.query_characters
         self.calls.configure(limits.calls, limits.calls_per_caller)
         self.answers.configure(limits.calls, limits.calls_per_caller)
         self.streams.configure(limits.streams, limits.streams_per_caller)

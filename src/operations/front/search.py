@@ -72,7 +72,7 @@ class Gateway:
     ) -> None:
         self._registry = registry
         self._admit = admit
-        self._max_query = max_query
+        self.max_query = max_query
         self._ranking = Ranking(())
         self._revision = -1
         self._indexing = asyncio.Lock()
@@ -102,10 +102,10 @@ class Gateway:
             CallError: `VALIDATION_ERROR` if the query is too long.
         """
         enforce_lists(tags=tags)
-        if len(query) > self._max_query:
+        if len(query) > self.max_query:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
-                f"A search query has at most {self._max_query} characters, not {len(query)}",
+                f"A search query has at most {self.max_query} characters, not {len(query)}",
             )
 
         def wanted(spec: OperationSpec) -> bool:

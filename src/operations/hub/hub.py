@@ -163,10 +163,10 @@ class Hub:
 
     async def remove(self, supervisor: Supervisor) -> None:
         """Close a source for good; calls that run on it are finished first."""
+        await supervisor.disable()
         self.supervisors.remove(supervisor)
         self._removed = [each for each in self._removed if not each.is_closed]
         self._removed.append(supervisor)
-        await supervisor.disable()
 
     def _supervise(self, source: Source) -> Supervisor:
         return Supervisor(

@@ -51,7 +51,12 @@ async def _apply(hub: Hub, path: Path) -> None:
         front.configure(limits, timeout=new.config.limits.timeout)
         front.anonymous = serves_anonymous(new)
     hub.file, hub.file_times = new, file_times(new)
-    await _apply_sources(hub, old, new)
+    try:
+        await _apply_sources(hub, old, new)
+    except asyncio.CancelledError:
+        # Whoever asked for it has left; the rest is done when the file is read again, which is soon.
+        hub.file, hub.file_times = old, {}
+        raise
     stale = [
         each.name
         for each in fields(new.config)

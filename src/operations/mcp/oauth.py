@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
 from time import time
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
-from mcp.client.auth import OAuthClientProvider
+from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.shared.auth import (
     AuthorizationCodeResult,
     OAuthClientInformationFull,
@@ -21,11 +21,13 @@ from mcp.shared.auth import (
     OAuthMetadata,
     OAuthToken,
 )
-from pydantic import AnyUrl
+from pydantic import AnyUrl, BaseModel, ValidationError
 
 from operations._mcp_config import MCPClientConfig, OAuthLogin
 from operations.errors import OperationsError
 from operations.types import JSONObject
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _HOW = "run `operations login NAME`, or call operations.mcp.sign_in"
 
@@ -50,14 +52,17 @@ class TokenFile:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # `mkstemp` creates the file for its owner alone.
         handle, temporary = tempfile.mkstemp(dir=self.path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode({**self.read(), **changes}))
-        Path(temporary).replace(self.path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode({**self.read(), **changes}))
+            Path(temporary).replace(self.path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
     async def get_tokens(self) -> OAuthToken | None:
         """Return the stored tokens."""
-        stored = self.read().get("tokens")
-        return None if stored is None else OAuthToken.model_validate(stored)
+        return _valid(OAuthToken, self.read().get("tokens"))
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         """Store new tokens, with the time at which they expire."""
@@ -72,12 +77,19 @@ class TokenFile:
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """Return the stored registration of this client."""
-        stored = self.read().get("client")
-        return None if stored is None else OAuthClientInformationFull.model_validate(stored)
+        return _valid(OAuthClientInformationFull, self.read().get("client"))
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
         """Store the registration of this client."""
         self._write(client=client_info.model_dump(mode="json", exclude_none=True))
+
+
+def _valid(cls: type[Model], stored: Any) -> Model | None:
+    """Return what is stored; None if it is not valid: the error would repeat the secrets in it."""
+    try:
+        return cls.model_validate(stored)
+    except ValidationError:
+        return None
 
 
 def token_path(config: MCPClientConfig, login: OAuthLogin) -> Path:
@@ -97,18 +109,23 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     """
     file = TokenFile(token_path(config, login))
     stored = file.read()
-    if "tokens" not in stored:
+    if _valid(OAuthToken, stored.get("tokens")) is None:
         raise OperationsError(f"{config.target} needs a person to sign in: {_HOW}")
-    provider = build_provider(config, login, file, "http://127.0.0.1/", _nobody)
+    provider = build_provider(config, login, file, "http://127.0.0.1/", _nobody, _no_answer)
     # The SDK does not store these itself, and cannot refresh without them.
-    provider.context.token_expiry_time = stored.get("expires_at")
-    if stored.get("metadata") is not None:
-        provider.context.oauth_metadata = OAuthMetadata.model_validate(stored["metadata"])
+    expires_at = stored.get("expires_at")
+    provider.context.token_expiry_time = expires_at if isinstance(expires_at, int | float) else None
+    provider.context.oauth_metadata = _valid(OAuthMetadata, stored.get("metadata"))
     return provider
 
 
 async def _nobody(url: str) -> None:
-    raise OperationsError(f"The sign-in is no longer valid: {_HOW}")
+    raise OAuthFlowError(f"the sign-in is no longer valid: {_HOW}")
+
+
+async def _no_answer() -> AuthorizationCodeResult:
+    # The SDK asks for one before it shows an address; nobody is shown any.
+    raise AssertionError("nobody signs in here")
 
 
 def build_provider(
