@@ -19,6 +19,12 @@ from operations.server.running import running
 GET = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CLOSE = b"GET /%b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
+HANDSHAKE = (
+    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n%b\r\n"
+)
+PING = b"\x89\x84\0\0\0\0ping"
+
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
 
@@ -358,15 +364,51 @@ async def test_a_websocket_cannot_begin_while_a_response_is_being_sent() -> None
         kinds.append(scope["type"])
         await echo(scope, receive, send)
 
-    handshake = (
-        b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-
-    received = await exchange(app, GET % b"first" + handshake)
+    received = await exchange(app, GET % b"first" + HANDSHAKE % b"")
 
     assert bodies(received) == [b"/first?:"]
     assert kinds == ["http"]
+
+
+@pytest.mark.requirement("R55")
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (400, b"Content-Length: 4\r\n"),
+        (400, b"Transfer-Encoding: chunked\r\n"),
+        (431, b"X-A: b\r\n" * 200),
+        (431, b"X-A: " + b"b" * 10_000 + b"\r\n"),
+    ],
+    ids=["length", "chunked", "many", "long"],
+)
+async def test_a_malformed_handshake_is_rejected_at_once(status: int, headers: bytes) -> None:
+    received = await exchange(echo, HANDSHAKE % headers)
+
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_nothing_is_sent_before_the_response_to_a_handshake(*, is_later: bool) -> None:
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        began.set()
+        await release.wait()
+
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with anyio.fail_after(10):
+            writer.write(HANDSHAKE % b"" + (b"" if is_later else PING))
+            await began.wait()
+            if is_later:
+                writer.write(PING)
+            received = await reader.read()
+            release.set()
+        writer.close()
+
+    assert b"ping" not in received
 
 
 @pytest.mark.requirement("R58")

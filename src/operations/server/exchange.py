@@ -23,6 +23,9 @@ WRITE_BUFFER: Final = 32 * 1024
 STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
+NO_BODY: Final = b"connection: close\r\ncontent-length: 0\r\n\r\n"
+"""Headers of a response that ends the connection."""
+
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
 """Characters that must not be in a header: with a line break, one value could become several headers."""
 
@@ -115,8 +118,7 @@ class Exchange:
     def _abandon(self) -> None:
         if not self.is_started:
             self._transport.write(
-                b"%b%bcontent-length: 0\r\nconnection: close\r\n\r\n"
-                % (STATUS_LINES[500], self._connection.default_headers)
+                b"%b%b%b" % (STATUS_LINES[500], self._connection.default_headers, NO_BODY)
             )
         self._complete(keep_alive=False)
 

@@ -21,7 +21,7 @@ import uvicorn
 
 from operations.front.hosts import DROPS_TRAILERS
 from operations.front.timing import Scope
-from operations.server.exchange import SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
+from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
@@ -231,9 +231,7 @@ class HTTPProtocol(asyncio.Protocol):
             (self._pending[-1] if self._pending else exchange).keep_alive = False
 
     def _write_error(self, status: int) -> None:
-        self._transport.write(
-            STATUS_LINES[status] + b"connection: close\r\ncontent-length: 0\r\n\r\n"
-        )
+        self._transport.write(STATUS_LINES[status] + NO_BODY)
         self._close()
 
     def on_message_begin(self) -> None:
@@ -376,17 +374,19 @@ class HTTPProtocol(asyncio.Protocol):
         for name, value in self._headers:
             if is_websocket or name != b"upgrade":
                 head += (name, b": ", value, b"\r\n")
-        data = b"".join([*head, b"\r\n", rest])
+        data = b"".join([*head, b"\r\n"])
         if create is None or not is_websocket:
             # The parser has skipped its body.
             self._parser = httptools.HttpRequestParser(self)
-            self.data_received(data)
+            self.data_received(data + rest)
             return
         self._leave()
         protocol = create(config=config, server_state=self._state, app_state=self._app_state)
         protocol.connection_made(self._transport)
         self._transport.set_protocol(protocol)
         self._context.run(protocol.data_received, data)
+        if rest:
+            protocol.data_received(rest)
 
 
 def _address(name: tuple[Any, ...] | str | None) -> tuple[str, int] | None:

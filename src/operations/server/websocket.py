@@ -2,12 +2,13 @@
 
 Rule 1: a message counts as sent when its client has read nearly all of it.
 Rule 2: a connection whose client does not read for some time is cut, so that unread messages are freed.
+Rule 3: a handshake that is malformed, or followed by data before it was answered, ends the connection.
 """
 
 import asyncio
 from typing import Any, cast
 
-from operations.server.exchange import SEND_SECONDS, WRITE_BUFFER
+from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER
 
 try:
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -29,6 +30,19 @@ else:
             """Limit what waits to be sent."""
             cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_BUFFER)
             super().connection_made(transport)
+
+        def data_received(self, data: bytes) -> None:
+            """Take a handshake or messages."""
+            if self.handshake_initiated and not self.handshake_complete:
+                # Responses to messages would be sent before the one to the handshake.
+                self.transport.close()
+                return
+            super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.transport.is_closing():
+                # uvicorn would neither respond nor close the connection.
+                response = b"".join(self.conn.data_to_send())
+                self.transport.write(response or STATUS_LINES[400] + NO_BODY)
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Stop all timers."""
