@@ -23,6 +23,7 @@ from operations import (
     http_envelope,
     mcp_envelope,
 )
+from operations.context import CallerChannel
 from operations.envelopes import TextContent
 from operations.errors import RegistrationError
 from operations.mcp import connect_mcp
@@ -106,6 +107,14 @@ async def test_the_cache_is_for_queries_and_each_caller_and_input_and_ends() -> 
     await anyio.sleep(0.25)
     await registry.execute("shop.list", {"n": 1}, ANN)
     assert seen.count(1) == 3
+
+
+async def test_sessions_without_identity_do_not_share_the_cache() -> None:
+    registry, seen = build(cache=60, scopes=[])
+    for session, calls in (("one", 1), ("one", 1), ("two", 2), ("", 3), ("", 3)):
+        context = OperationContext(channel=CallerChannel(session=session))
+        await registry.execute("shop.list", {"n": 1}, context)
+        assert len(seen) == calls
 
 
 async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,8 +328,11 @@ def _key(value: Any, context: OperationContext) -> bytes | None:
     identity = context.identity
     if identity is not None:
         identity = with_fields(identity, expires_at=None)
+    # Callers without identity are told apart by their sessions, as upstream servers may do.
+    session = context.channel.session if identity is None else ""
+    caller = [identity, session, context.trusted]
     try:
-        return msgspec.json.encode([value, identity, context.trusted], order="deterministic")
+        return msgspec.json.encode([value, caller], order="deterministic")
     except TypeError:
         return None
 
