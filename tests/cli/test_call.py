@@ -133,7 +133,7 @@ def test_a_value_without_meaning_is_told_with_its_operation(run: Run, folder: Pa
 def test_an_unknown_property_comes_with_what_was_meant(run: Run) -> None:
     ran = run("call", "work.ship", "siez=small")
 
-    assert '/siez is not a known property. Did you mean "size"?' in ran.err
+    assert '/siez is not a known property. Did you mean "size"?\n' in ran.err
 
 
 def test_the_envelope_says_where_data_came_from(run: Run) -> None:

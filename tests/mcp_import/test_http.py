@@ -27,7 +27,7 @@ from tests.mcp_import.support import (
 )
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations.mcp import ClientCredentials, MCPClientConfig, connect_mcp
+from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, connect_mcp
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +124,43 @@ async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert again.data == {"result": 3}
+
+
+async def test_a_server_that_stays_away_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("_CHECK_SECONDS", "_LISTEN_AGAIN_SECONDS", "_LONGEST_REFRESH_SECONDS"):
+        monkeypatch.setattr(f"operations.mcp.client.{name}", 0.05)
+    port, attempts = free_port(), anyio.Semaphore(0)
+    refresh = MCPClient.refresh
+
+    async def counted(client: MCPClient) -> None:
+        try:
+            await refresh(client)
+        finally:
+            attempts.release()
+
+    def reports() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [message for message in messages if "listed again" in message]
+
+    with anyio.fail_after(30):
+        async with serving_demo(port) as url:
+            connecting = connect_mcp("demo", MCPClientConfig(url=url, reconnect_timeout=0.1))
+            await connecting.__aenter__()
+        monkeypatch.setattr(MCPClient, "refresh", counted)
+        for _ in range(5):
+            await attempts.acquire()
+        away = reports()
+        async with serving_demo(port):
+            while len(reports()) == len(away):
+                await attempts.acquire()
+                await anyio.lowlevel.checkpoint()
+            await connecting.__aexit__(None, None, None)
+
+    assert len(away) == 1
+    assert away[0].startswith("demo could not be listed again: demo cannot be reached")
+    assert reports()[1:] == ["demo is listed again"]
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])

@@ -10,20 +10,19 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter, validators
 
-from operations._text import counted, suggestion
+from operations._text import counted
 from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.inputs import put_file, read_input
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
-from operations.cli.reading import faults_of
 from operations.cli.render import Screen
 from operations.cli.session import open_front, open_session
 from operations.cli.terminal import terminal_channel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError
 from operations.front.identity import caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, SourceFilter
@@ -97,7 +96,6 @@ async def call(
                     return await _follow(hub, spec, value, context, printer, count)
                 return printer.result(await hub.registry.execute(operation_id, value, context))
             except CallError as error:
-                _advise(error, outline)
                 expose = who.trusted or front.expose_errors
                 public = public_error(error, context.request_id, expose=expose, log=common.verbose)
                 raise public from error
@@ -123,16 +121,6 @@ async def _follow(
     finally:
         await items.aclose()
     return ExitCode.DONE
-
-
-def _advise(error: CallError, outline: Outline) -> None:
-    """Say what was probably meant, where a property is not known."""
-    if error.code != ErrorCode.VALIDATION_ERROR:
-        return
-    for fault in faults_of(error.details):
-        parents, _, name = str(fault.get("path", "")).rpartition("/")
-        if fault.get("keyword") == "additionalProperties" and not parents:
-            fault["message"] = f"{fault['message']}.{suggestion(name, outline.properties)}"
 
 
 class _Printer:

@@ -418,6 +418,7 @@ class MCPClient:
     async def _follow(self) -> None:
         """Refresh whenever the server says that something changed, once for many notifications."""
         loop, pause, changes = asyncio.get_running_loop(), _REFRESH_SECONDS, self._changes
+        reported = ""
         while True:
             began = loop.time()
             with suppress(TimeoutError):
@@ -429,8 +430,14 @@ class MCPClient:
             was_quiet = loop.time() - began > pause
             try:
                 await self.refresh()
+                if reported:
+                    logger.warning("%s is listed again", self.name)
+                reported = ""
             except CallError as error:
-                logger.warning("%s could not be listed again: %s", self.name, error.message)
+                # A server may stay away for hours: one line, until it is back or fails otherwise.
+                if error.message != reported:
+                    logger.warning("%s could not be listed again: %s", self.name, error.message)
+                reported = error.message
             except Exception:
                 logger.exception("%s: what it listed could not be taken over", self.name)
             is_telling = was_quiet or changes != self._changes
