@@ -226,26 +226,17 @@ class OperationRegistry:
         self.adapt_all()
 
     def adapt_all(self) -> None:
-        """Change every operation again, because an adapter has changed.
-
-        Raises:
-            RegistrationError: If two operations would have one id; then nothing has changed.
-        """
-        originals = {here: given for given, here in self._given.values()}
-        changed: dict[str, Operation | OperationSpec] = {}
-        ids: set[str] = set()
-        for operation_id, known in self._operations.items():
-            given = originals.get(operation_id, known)
-            ready = self._adapted(given)
-            if ready.spec.id in ids:
-                raise RegistrationError(f"two operations would be called {ready.spec.id}")
-            ids.add(ready.spec.id)
-            if ready is not known:
-                is_elsewhere = operation_id in self._elsewhere
-                changed[operation_id] = given.spec if is_elsewhere else given
-        for operation_id in changed:
-            self.unregister(operation_id)
-        self.register_all(changed.values())
+        """Change every operation again, because an adapter has changed. `RegistrationError`: nothing has."""
+        given = {**self._operations, **{here: each for each, here in self._given.values()}}
+        ready = {key: self._adapted(each) for key, each in given.items()}
+        last = {each.spec.id: key for key, each in ready.items()}
+        for twice in (each.spec.id for key, each in ready.items() if last[each.spec.id] != key):
+            raise RegistrationError(f"two operations would be called {twice}")
+        changed = [key for key, each in ready.items() if each is not self._operations[key]]
+        candidates = [given[key].spec if key in self._elsewhere else given[key] for key in changed]
+        for key in changed:
+            self.unregister(key)
+        self.register_all(candidates)
 
     def _adapted(self, operation: Operation) -> Operation:
         for adapter in self._adapters:

@@ -19,8 +19,9 @@ from operations._mcp_config import (
     unknown_keys,
 )
 from operations.front.config import MCPServerSettings
-from operations.mcp.client import MCPClient, ServerInfo, connect_mcp
+from operations.mcp.client import MCPClient, connect_mcp
 from operations.mcp.content import map_content_blocks
+from operations.mcp.listing import ServerInfo
 from operations.mcp.loader import MCPClientLoader
 from operations.mcp.login import sign_in
 from operations.mcp.serving.app import MCPApp

@@ -5,7 +5,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
 
@@ -30,7 +30,7 @@ from operations.mcp.connection import Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import callbacks
-from operations.mcp.listing import list_everything, pages
+from operations.mcp.listing import ServerInfo, list_everything, pages
 from operations.mcp.session import OnProgress, RelaySession
 from operations.mcp.watching import ResourceWatches
 from operations.observe import trace_context
@@ -56,21 +56,6 @@ MAX_CALLERS = 100
 
 _OWN_IDLE_SECONDS = 300.0
 """Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server says of itself."""
-
-    name: str
-    version: str
-    title: str | None = None
-
-    protocol_version: str = ""
-    """The revision spoken with it."""
-
-    instructions: str | None = None
-    capabilities: JSONObject = field(default_factory=dict[str, Any])
 
 
 class MCPClient:
@@ -267,9 +252,7 @@ class MCPClient:
         # interrupt the message that tells the server to stop.
         seconds = self.config.timeout
         timeout = CallTimeout(
-            seconds,
-            answer_seconds=self.config.answer_timeout,
-            max_seconds=self.config.max_timeout,
+            seconds, answer_seconds=self.config.answer_timeout, max_seconds=self.config.max_timeout
         )
         # Without a session the connection itself fails calls, and finds out when the server is back.
         breaker = None if connection.session is None else self._breaker

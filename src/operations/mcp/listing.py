@@ -28,6 +28,21 @@ _MOMENT: Final = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    name: str
+    version: str
+    title: str | None = None
+
+    protocol_version: str = ""
+    """The revision spoken with it."""
+
+    instructions: str | None = None
+    capabilities: JSONObject = field(default_factory=dict[str, Any])
+
+
 @dataclass(slots=True)
 class Listing:
     """What a server offers, and what was left out and why."""
