@@ -11,7 +11,6 @@ Rule 6: no request sees context variables of another one on its connection.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -367,7 +366,8 @@ class HTTPProtocol(asyncio.Protocol):
             self._reject_rest()
             return
         config = self._config
-        create: Callable[..., Any] | None = config.ws_protocol_class
+        # Annotated as any protocol; uvicorn passes it these arguments.
+        create: Any = config.ws_protocol_class
         is_websocket = create and dict(self._headers).get(b"upgrade", b"").lower() == b"websocket"
         version = self._parser.get_http_version().encode()
         head = [method, b" ", self._url, b" HTTP/", version, b"\r\n"]
