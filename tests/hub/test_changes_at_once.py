@@ -133,8 +133,9 @@ async def test_a_library_that_cancels_itself_does_not_end_the_retries() -> None:
             raise asyncio.CancelledError
         return await service.open(source)
 
-    supervisor = service.supervised(registry)
-    supervisor._open = connect
+    supervisor = Supervisor(
+        Source(kind="mcp", name="tools"), connect, registry, owner=str, drain_seconds=60
+    )
     with anyio.fail_after(5):
         await supervisor.open_again()
         await supervisor.open_again()
