@@ -14,7 +14,7 @@ import pytest
 
 from operations import OperationRegistry
 from operations._json import JSONValueError, to_json
-from operations._json_objects import holds_objects, without_objects
+from operations._json_objects import dumped_models, holds_objects, without_objects
 from operations.specs import OutputPolicy
 
 MASKED = Annotated[str, pydantic.PlainSerializer(lambda _: "***")]
@@ -331,3 +331,26 @@ def test_an_object_that_cannot_be_converted_is_explained() -> None:
     assert without_objects(odd) is odd
     with pytest.raises(JSONValueError):
         to_json(without_objects(odd))
+
+
+class TreeNode(pydantic.BaseModel):
+    value: int
+    name: str = pydantic.Field(default="", alias="theName")
+    children: list["TreeNode"] = []
+
+
+class LargerTreeNode(TreeNode):
+    extra: int = 1
+
+    @pydantic.field_serializer("extra")
+    def write(self, extra: int) -> str:
+        return f"<{extra}>"
+
+
+@pytest.mark.parametrize("cls", [TreeNode, LargerTreeNode])
+def test_a_list_of_models_is_dumped_like_each_of_them(cls: type[TreeNode]) -> None:
+    models = [cls(value=n, theName="x", children=[cls(value=9)]) for n in range(3)]
+
+    expected = [model.model_dump(mode="json", by_alias=True) for model in models]
+    assert dumped_models(models) == expected
+    assert [dumped_models(model) for model in models] == expected

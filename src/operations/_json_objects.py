@@ -33,6 +33,7 @@ _MAX_CLASSES = 10_000
 
 _exact: dict[type, bool] = {}
 _plain_models: dict[type, bool] = {}
+_list_serializers: dict[type, Any] = {}
 
 
 def holds_objects(value: Any) -> bool:
@@ -62,12 +63,26 @@ def dumped_models(value: Any) -> Any:
     cls: Any = type(cast("list[Any]", value)[0]) if kind is list else kind  # pyright: ignore[reportUnknownVariableType]
     if not hasattr(cls, "__pydantic_serializer__") or _reads_attributes(cls):
         return None
-    dump = cls.__pydantic_serializer__.to_python
     if kind is not list:
-        return dump(value, mode="json", by_alias=True)
+        return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
     if len(set(map(type, value))) > 1:
         return None
-    return [dump(item, mode="json", by_alias=True) for item in value]
+    return _list_serializer(cls).to_python(value, mode="json", by_alias=True)
+
+
+def _list_serializer(cls: Any) -> Any:
+    """Return the serializer of a list of models: one call for all of them takes half the time of one for each."""
+    found = _list_serializers.get(cls)
+    if found is None:
+        schema = cls.__pydantic_core_schema__
+        if schema["type"] == "definitions":
+            items = {"type": "list", "items_schema": schema["schema"]}
+            schema = {**schema, "schema": items}
+        else:
+            schema = {"type": "list", "items_schema": schema}
+        found = type(cls.__pydantic_serializer__)(schema)
+        _remember(_list_serializers, cls, found)
+    return found
 
 
 def _form_of(value: Any) -> Any:
@@ -92,7 +107,7 @@ pack_objects = msgspec.msgpack.Encoder(enc_hook=_form_of).encode
 """Encode what `holds_objects` as MessagePack, in which bytes and aware datetimes are not text."""
 
 
-def _remember(known: dict[type, bool], cls: type, verdict: bool) -> None:
+def _remember(known: dict[type, Any], cls: type, verdict: Any) -> None:
     if len(known) >= _MAX_CLASSES:
         known.clear()
     known[cls] = verdict
