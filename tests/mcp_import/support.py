@@ -1,8 +1,11 @@
 """Servers to talk to, and what must not be left behind."""
 
 import asyncio
+import fcntl
 import os
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 
@@ -156,3 +160,23 @@ def nothing_left_behind() -> Iterator[None]:
         left = [repr(task) for task in asyncio.all_tasks() - tasks if not task.done()]
         left = [task for task in left if not any(other in task for other in others)]
         assert left == [], left
+
+
+def install_node_servers() -> None:
+    """Install the MCP servers of `package.json` once; skip the test where that is not possible."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("there is no Node here")
+    with (HERE / ".install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (HERE / "node_modules" / ".bin" / "mcp-server-memory").exists():
+            options = ["--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"]
+            done = subprocess.run(
+                ["npm", "install", *options],
+                cwd=HERE,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            if done.returncode != 0:
+                pytest.skip(f"npm cannot install the servers: {done.stderr[-300:]}")

@@ -1,9 +1,6 @@
 """Servers that others wrote, from npm, over stdio and HTTP."""
 
-import fcntl
 import os
-import shutil
-import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from tests.mcp_import.support import HERE, free_port, nothing_left_behind
+from tests.mcp_import.support import HERE, free_port, install_node_servers, nothing_left_behind
 
 from operations import (
     CallError,
@@ -30,24 +27,7 @@ BIN = HERE / "node_modules" / ".bin"
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
     """The packages, installed once; a reason to skip where that is not possible."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("there is no Node here")
-    with (HERE / ".install.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (BIN / "mcp-server-memory").exists():
-            command = [
-                "npm",
-                "install",
-                "--no-audit",
-                "--no-fund",
-                "--no-package-lock",
-                "--ignore-scripts",
-            ]
-            done = subprocess.run(
-                command, cwd=HERE, capture_output=True, text=True, timeout=100, check=False
-            )
-            if done.returncode != 0:
-                pytest.skip(f"npm cannot install the servers: {done.stderr[-300:]}")
+    install_node_servers()
 
 
 async def elicit(request: dict[str, Any]) -> dict[str, Any]:

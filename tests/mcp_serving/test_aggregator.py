@@ -24,7 +24,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
-from tests.mcp_import.support import free_port
+from tests.mcp_import.support import free_port, install_node_servers
 from tests.mcp_serving.support import ERAS, serving
 
 from operations import OperationRegistry
@@ -231,8 +231,7 @@ async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 async def test_two_servers_behind_a_hub_give_what_each_gives_directly(era: str) -> None:
-    if not EVERYTHING.exists():
-        pytest.skip("the servers from npm are not installed; tests/mcp_import installs them")
+    install_node_servers()
     direct, through = Person(), Person()
     with anyio.fail_after(90):
         async with upstream() as url:
