@@ -130,7 +130,7 @@ def test_a_shell_with_curl(demo: str) -> None:
     status, answer = posted("/cafe/order", {"item": 3})
     assert (status, answer["code"], answer["details"]) == (409, "SOLD_OUT", {"item": 3})
     assert posted("/cafe/quote", {"item": "two"})[0] == 422
-    assert posted("/cafe/close", {})[0] == 404
+    assert posted("/cafe/close", {})[0] == 401
     bearer = ("--oauth2-bearer", KEY)
     assert posted("/cafe/close", {"reason": "holiday"}, *bearer) == (200, "closed: holiday")
     # What a client sends twice, or in another way, is the same: HTTP/1.0, chunks, and waiting for a go-ahead.
@@ -170,7 +170,7 @@ def test_a_browser_with_event_source(demo: str, browser: Browser) -> None:
         }""",
         KEY,
     )
-    assert answers == [404, 200, "closed: holiday", ""]
+    assert answers == [401, 200, "closed: holiday", ""]
     page.close()
 
 
