@@ -66,7 +66,7 @@ def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilte
     """Report what is wrong with the sources of a hub, and remember the ids of its operations."""
     _tell(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
     if wanted.is_all:
-        # What is not connected now is still known, so that it can be told from what never was.
+        # Keep the ids of disconnected sources, to distinguish them from unknown ids.
         before = recall_ids(hub.file) if hub.absent() else []
         ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
         remember_ids(hub.file, ids)

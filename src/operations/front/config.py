@@ -188,7 +188,7 @@ class ServerConfig:
     """The address under which clients reach this server, such as `https://hub.example.com`."""
 
     authorization_servers: Collection[str] = ()
-    """Addresses of the servers that issue tokens for `public_url`: OAuth clients are told to get theirs there."""
+    """Addresses of the servers that issue tokens for `public_url`: OAuth clients discover them from here."""
 
     limits: Limits = field(default_factory=Limits)
     """On sizes, times and rates."""

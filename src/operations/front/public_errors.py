@@ -191,7 +191,7 @@ METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """What a client is told if its credential is missing, invalid or not sufficient.
+    """The response to a credential that is missing, invalid or not sufficient.
 
     Attributes:
         resource: The public address of the server, which is also the audience of its tokens.

@@ -266,5 +266,5 @@ def _reads(given: Sequence[str]) -> bool | None:
     first = stem(given[0])
     if first in _READING_VERBS:
         return True
-    tells = first in _SYNONYMS_OF or (len(given) > 1 and given[1] in _STOP_WORDS)
-    return False if tells else None
+    commands = first in _SYNONYMS_OF or (len(given) > 1 and given[1] in _STOP_WORDS)
+    return False if commands else None

@@ -183,7 +183,7 @@ class Gateway:
             calls: What to run.
             context: Who asks.
             concurrency: How many run at a time.
-            describe: What the caller is told of an error; a channel to outsiders says less than all.
+            describe: Returns the public form of an error.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; then none is run.

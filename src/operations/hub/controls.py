@@ -1,5 +1,6 @@
 """Operations that show and control the sources of a hub. Sources are added and removed by editing the file alone."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -54,6 +55,11 @@ def control_operations(hub: Hub) -> list[Any]:
             message = f"There is no source {name!r}; there are: {names}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
 
+    async def change(name: str, action: Callable[[Supervisor], Awaitable[None]]) -> SourceReport:
+        supervisor = find(name)
+        await action(supervisor)
+        return report(supervisor.source)
+
     @operation("hub.sources", type="query", scopes=[SCOPE])
     async def sources() -> list[SourceReport]:
         """List the sources of this hub and their states."""
@@ -66,9 +72,7 @@ def control_operations(hub: Hub) -> list[Any]:
         Args:
             source: Its name, or `kind:name`.
         """
-        supervisor = find(source)
-        await supervisor.open_again()
-        return report(supervisor.source)
+        return await change(source, Supervisor.open_again)
 
     @operation("hub.enable", scopes=[SCOPE])
     async def enable(source: str) -> SourceReport:
@@ -77,9 +81,7 @@ def control_operations(hub: Hub) -> list[Any]:
         Args:
             source: Its name, or `kind:name`.
         """
-        supervisor = find(source)
-        await supervisor.open_again()
-        return report(supervisor.source)
+        return await change(source, Supervisor.open_again)
 
     @operation("hub.disable", scopes=[SCOPE])
     async def disable(source: str) -> SourceReport:
@@ -88,9 +90,7 @@ def control_operations(hub: Hub) -> list[Any]:
         Args:
             source: Its name, or `kind:name`.
         """
-        supervisor = find(source)
-        await supervisor.disable()
-        return report(supervisor.source)
+        return await change(source, Supervisor.disable)
 
     @operation("hub.reload", scopes=[SCOPE])
     async def read_again() -> list[SourceReport]:
@@ -106,7 +106,7 @@ def readiness(hub: Hub) -> bool | JSONObject:
     absent = [source.name for source in hub.absent()]
     if not absent:
         return True
-    # The operations that control the hub are always there.
+    # The operations that control the hub are always registered.
     if all(spec.namespace == "hub" for spec in hub.registry.specs()):
         return False
     return {"status": "degraded", "disconnected": absent}

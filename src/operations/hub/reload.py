@@ -54,7 +54,7 @@ async def _apply(hub: Hub, path: Path) -> None:
     try:
         await _apply_sources(hub, old, new)
     except asyncio.CancelledError:
-        # Whoever asked for it has left; the rest is done when the file is read again, which is soon.
+        # The caller has left; the next reload, which follows soon, finishes the work.
         hub.file, hub.file_times = old, {}
         raise
     stale = [

@@ -113,7 +113,7 @@ class Supervisor:
         return self._task is None and self.source.opened is None and not self._retired
 
     async def _stop(self) -> None:
-        # Somebody may start it again meanwhile: whoever stops it last has the last word.
+        # It may have been started again meanwhile; the last request wins.
         while (task := self._task) is not None:
             task.cancel()
             await asyncio.wait({task})

@@ -43,7 +43,7 @@ logger = logging.getLogger("operations.mcp")
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
 _CHECK_SECONDS = 30.0
-"""Between two listings of a server that says nothing: no connection tells that it is there."""
+"""Between two listings of an idle HTTP server, because no lost connection reveals that it is gone."""
 
 _REFRESH_SECONDS = 0.1
 _LONGEST_REFRESH_SECONDS = 30.0
@@ -429,7 +429,7 @@ class MCPClient:
             await asyncio.sleep(pause)
 
     def _check_seconds(self) -> float | None:
-        """Return when to look at the server again, if nothing else tells whether it is there: over HTTP alone."""
+        """Return the seconds until an HTTP server is checked again; None if its transport reports a lost connection."""
         if self.config.kind not in ("http", "sse"):
             return None
         return _CHECK_SECONDS if self._connection.away_since is None else _LISTEN_AGAIN_SECONDS

@@ -391,7 +391,7 @@ class Pages:
             try:
                 answer = self._ready()
                 found = await answer if inspect.isawaitable(answer) else answer
-            except Exception:  # noqa: BLE001 - what cannot be told is not ready
+            except Exception:  # noqa: BLE001 - a failed check means not ready
                 found = False
         if isinstance(found, bool):
             found, status = {"status": "ok" if found else "unavailable"}, 200 if found else 503

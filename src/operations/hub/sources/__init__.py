@@ -41,7 +41,7 @@ def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
     try:
         servers = read_servers(file.existing(path, "mcp_json"))
     except (ConfigError, OSError, ValueError):
-        # Opening it tells why.
+        # Opening it reports the reason.
         yield Source(kind="mcp", name=path, entry=ListedServer(path))
         return
     for name, entry in servers.items():

@@ -25,7 +25,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     Raises:
         ConfigError: If a secret is not where the config says.
         TransportError: If the broker cannot be reached.
-        CallError: `UNAVAILABLE`, if no worker is there.
+        CallError: `UNAVAILABLE`, if no worker responds.
     """
     stack = AsyncExitStack()
     try:
