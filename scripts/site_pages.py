@@ -63,13 +63,11 @@ MODULES = {
     "operations.hub": {"operations.hub": ""},
     "operations.tools": {"operations.tools": "ToolConfig configure_tools"},
     "operations.telemetry": {
-        "operations.telemetry.access_log": "AccessLog",
         "operations.telemetry.audit": "Audit AuditFile AuditRecord",
         "operations.telemetry.config": "AuditConfig LogConfig TelemetryConfig",
-        "operations.telemetry.export": "exporting",
-        "operations.telemetry.logs": "logging_to_stderr",
+        "operations.telemetry.logs": "AccessLog logging_to_stderr",
         "operations.telemetry.metrics": "CallMetrics",
-        "operations.telemetry.otel": "instrument Spans",
+        "operations.telemetry.otel": "exporting instrument Spans",
     },
 }
 """The other pages of the reference: their modules, and the names of those that export none."""

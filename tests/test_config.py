@@ -27,6 +27,7 @@ from operations.config import (
     load_config,
     parse_config,
 )
+from operations.config.faults import Places
 from operations.config.model import (
     AuditEntry,
     BrokerEntry,
@@ -42,7 +43,6 @@ from operations.config.model import (
     ToolEntry,
     entries_of,
 )
-from operations.config.places import Places
 from operations.front.config import MCPServerSettings, ServerConfig
 from operations.hub.sources.mcp import client_config
 from operations.hub.sources.openapi import service_config

@@ -59,7 +59,7 @@ MODULES = [
     "operations", "operations.calls", "operations.calls.hub", "operations.front.search", "operations.mcp",
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
-    "operations.server.tokens", "operations.server.console", "operations.telemetry.access_log",
+    "operations.server.tokens", "operations.server.console", "operations.telemetry.logs",
     "operations.tools", "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
 ]  # fmt: skip
 

@@ -1,8 +1,35 @@
-"""`python -m operations`."""
+"""The entry point of the `operations` command and of `python -m operations`: how every command ends."""
 
+import os
 import sys
+from collections.abc import Sequence
 
-from operations_cli import main
+try:
+    from operations.cli.app import run
+except ImportError as error:
+    if error.name not in ("cyclopts", "rich"):
+        raise
+    sys.exit(
+        "operations: the command line needs the 'cli' extra: pip install 'alkdev-operations[cli]'"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    try:
+        result = run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except ImportError as error:  # An extra is missing; the message names it.
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has closed it. Python would complain again when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return result
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.conftest import PROJECT
 
-from operations_cli import main
+from operations.__main__ import main
 
 OPERATIONS = '''
 import asyncio

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.cli.conftest import Ran
 
-from operations.cli.exits import ExitCode
+from operations.cli.options import ExitCode
 
 Run = Callable[..., Ran]
 

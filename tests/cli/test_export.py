@@ -24,7 +24,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations._names import tool_name
+from operations._text import tool_name
 from operations.cli.exports.dialects import DIALECTS
 from operations.cli.exports.python_client import client_runtime, python_client
 from operations.cli.exports.tools import mcp_tools, provider_tools

@@ -16,7 +16,7 @@ from tests.servers import NatsServer, running
 from operations import __version__
 from operations.cli.demo.command import MANAGER, open_demo
 from operations.cli.demo.tour import answers_of, command_of, steps
-from operations.cli.exits import ExitCode
+from operations.cli.options import ExitCode
 from operations.config import load_config
 from operations.server import new_key
 

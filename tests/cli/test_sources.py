@@ -20,7 +20,7 @@ from tests.servers import running as broker_running
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.cli.demo.api import build_api
-from operations.cli.exits import ExitCode
+from operations.cli.options import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
 from operations.hub.callers import Access
 from operations.hub.hub import Hub, open_hub

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from tests.front.outcomes import ACCESS, SIZES
 
-from operations._names import tool_name
+from operations._text import tool_name
 from operations.server import Limits
 
 OPERATIONS = """

@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from operations import CallError, Identity, OperationRegistry
-from operations._names import tool_name
+from operations._text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operations import OperationSpec, OperationType
-from operations._names import safe_name, safe_namespace
+from operations._text import safe_name, safe_namespace
 from operations.mcp.names import hides_something
 
 

@@ -19,7 +19,7 @@ from operations import (
     OperationType,
     Schema,
 )
-from operations._names import tool_name
+from operations._text import tool_name
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.content import tool_envelope
 from operations.mcp.exported import restore_spec

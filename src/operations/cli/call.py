@@ -11,10 +11,9 @@ import msgspec
 from cyclopts import Parameter, validators
 
 from operations._text import counted
-from operations.cli.exits import ExitCode, exit_code_of
 from operations.cli.inputs import put_file, read_input
 from operations.cli.list_ import caller
-from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.options import DEFAULTS, Common, ExitCode, command, exit_code_of
 from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
 from operations.cli.render import Screen

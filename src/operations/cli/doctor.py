@@ -14,8 +14,7 @@ from rich.text import Text
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
-from operations.cli.exits import ExitCode
-from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.options import DEFAULTS, Common, ExitCode, command
 from operations.cli.render import Screen, plain
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._text import counted
-from operations.cli.exits import ExitCode
-from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.options import DEFAULTS, Common, ExitCode, command
 from operations.cli.render import STYLES, Screen, first_line, plain
 from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry

@@ -5,8 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from operations._text import counted
-from operations.cli.exits import ExitCode
-from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.options import DEFAULTS, Common, ExitCode, command
 from operations.cli.render import STYLES, Screen, first_line
 from operations.cli.session import open_session
 from operations.context import OperationContext

@@ -17,11 +17,16 @@ from rich.highlighter import JSONHighlighter
 from rich.style import Style
 from rich.text import Text
 
-from operations._json import to_json
-from operations.cli.reading import faults_of
+from operations._json import list_of, object_of, to_json
 from operations.config import ConfigError
 from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
+
+
+def faults_of(details: object) -> list[JSONObject]:
+    """The failures that the details of a `VALIDATION_ERROR` name."""
+    return [object_of(fault) for fault in list_of(object_of(details).get("errors"))]
+
 
 _BIDI = frozenset(
     "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"

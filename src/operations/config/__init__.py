@@ -2,7 +2,7 @@
 
 from operations._derive import Secret
 from operations.config.faults import ConfigError, ConfigFault
-from operations.config.model import Config
+from operations.config.model import Config, config_schema
 from operations.config.reading import (
     ConfigFile,
     enforce_trusted,
@@ -10,7 +10,6 @@ from operations.config.reading import (
     load_config,
     parse_config,
 )
-from operations.config.schema import config_schema
 
 __all__ = [
     "Config",

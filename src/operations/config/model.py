@@ -5,14 +5,16 @@ Rule 1: a table that configures something of the library is read into the librar
 Rule 2: a secret is named, never written: the environment variable or the file that holds it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from operations._derive import Derived, KeyPath, Secret, keys_of
+from operations._derive import Derived, KeyPath, Secret, file_class, keys_of
+from operations.schema import Schema, schema_for
 from operations.specs import OutputPolicy
 from operations.types import Count, JSONObject, Names, Seconds
 
@@ -274,3 +276,41 @@ def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]
     elif isinstance(value, Config | AccessEntry):
         for each in fields(value):
             yield from entries_of(getattr(value, each.name), (*path, each.name))
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def config_schema(tables: Iterable[str] | None = None) -> Schema:
+    """Return the schema of a file; with `tables`, of one that has only these.
+
+    The tables that are read into classes of the library import those: a file without them need not wait.
+    """
+    return _schema(None if tables is None else frozenset(tables))
+
+
+@cache
+def _schema(tables: frozenset[str] | None) -> Schema:
+    document = _without_null(schema_for(file_class(Config, tables)).document)
+    return Schema({"$schema": _DIALECT, **document, "title": "operations.toml"})
+
+
+def _without_null(schema: Any) -> Any:
+    """`schema` without the alternative that TOML cannot write; what may be null may be left out."""
+    if isinstance(schema, list):
+        items: list[Any] = schema  # pyright: ignore[reportUnknownVariableType]
+        return [_without_null(item) for item in items]
+    if not isinstance(schema, dict):
+        return schema
+    node: JSONObject = {
+        key: _without_null(value)
+        for key, value in cast("JSONObject", schema).items()
+        if not (key == "default" and value is None)
+    }
+    options: list[Any] = [item for item in node.get("anyOf", ()) if item != {"type": "null"}]
+    if len(options) == 1:
+        del node["anyOf"]
+        return options[0] | node
+    if options:
+        node["anyOf"] = options
+    return node

@@ -14,10 +14,8 @@ import msgspec
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._json import unescape
 from operations.config.checks import check
-from operations.config.faults import ConfigError, ConfigFault, Wording, written
-from operations.config.model import Config, Entry, entries_of
-from operations.config.places import Places
-from operations.config.schema import config_schema
+from operations.config.faults import ConfigError, ConfigFault, Places, Wording, written
+from operations.config.model import Config, Entry, config_schema, entries_of
 from operations.types import JSONObject
 
 FILE_NAME = "operations.toml"

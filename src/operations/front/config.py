@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from operations._derive import ELSEWHERE
 from operations._host_rules import LOOPBACK
-from operations._names import Disclosure, NameStyle
-from operations._text import enforce_lists, suggestion
+from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
 from operations.access import Identity
 from operations.front.identity import CredentialResolver
 from operations.front.limits import Limits

@@ -369,7 +369,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
             stack.callback(hub.registry.observe(Audit(sink)))
         telemetry = file.options(TelemetryConfig, config.telemetry)
         if telemetry.get("endpoint") is not None:
-            exporting = import_module("operations.telemetry.export").exporting
+            exporting = import_module("operations.telemetry.otel").exporting
             sending = exporting(hub.registry, **telemetry)
             sending.__enter__()
             # Sending the rest may take seconds, during which calls go on.

@@ -18,8 +18,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
-from operations._names import safe_namespace
-from operations._text import counted
+from operations._text import counted, safe_namespace
 from operations._upstreams import Bulkhead, CircuitBreaker
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out

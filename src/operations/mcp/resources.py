@@ -20,7 +20,7 @@ from mcp.shared.uri_template import UriTemplate
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._mcp_config import MCPClientConfig
-from operations._names import safe_name
+from operations._text import safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
-from operations._names import safe_name
+from operations._text import safe_name
 from operations.access import enforce_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope

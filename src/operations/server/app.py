@@ -23,7 +23,7 @@ from operations.registry import OperationRegistry
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
 from operations.server.system import GatewayRoutes, Overview, Pages
-from operations.telemetry.access_log import AccessLog
+from operations.telemetry.logs import AccessLog
 from operations.telemetry.metrics import CallMetrics
 from operations.types import options_of
 

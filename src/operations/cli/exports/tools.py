@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from operations._names import tool_name
+from operations._text import tool_name
 from operations.cli.exports.dialects import DIALECTS, Provider, description_of, fit
 from operations.cli.exports.losses import Loss
 from operations.cli.outline import Outline

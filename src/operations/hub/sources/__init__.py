@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from operations._mcp_config import read_servers, unknown_keys
-from operations._names import safe_namespace
+from operations._text import safe_namespace
 from operations.config import ConfigError, ConfigFile
 from operations.hub.source import Kind, ListedServer, Opened, Source
 from operations.hub.sources.local import open_modules

@@ -24,7 +24,7 @@ from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate
 
 from operations._json import list_of, object_of
-from operations._names import NameStyle
+from operations._text import NameStyle
 from operations.mcp.exported import EXACT_OUTPUT, export_spec, is_imported, with_passed
 from operations.mcp.resources import READ
 from operations.mcp.restoring import INPUT, moved

@@ -1,6 +1,6 @@
 """Choose the names of tools and prompts.
 
-Rule 1: the name of an operation is a function of its id (`operations._names`), unless its `meta["mcp"]["name"]`
+Rule 1: the name of an operation is a function of its id (`operations._text`), unless its `meta["mcp"]["name"]`
         asks for another.
 Rule 2: a name is chosen by one operation at most, and is neither the default name of another nor a gateway tool's;
         otherwise the operations that ask for it keep their default names.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
-from operations._names import TOOL_NAME, NameStyle, tool_name
+from operations._text import TOOL_NAME, NameStyle, tool_name
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
