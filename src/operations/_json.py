@@ -12,7 +12,8 @@ import dataclasses
 import gc
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set, ValuesView
+from contextlib import contextmanager
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -449,6 +450,26 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
         return decode(raw)
     finally:
         gc.enable()
+
+
+@contextmanager
+def gc_paused() -> Generator[None]:
+    """Pause the garbage collector while objects are made that are here to stay, such as what is read from a document.
+
+    There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
+    holds the interpreter for longer than the work itself takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            if not gc.get_freeze_count():
+                # Count them as old at once, instead of visiting them as new.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
 
 
 def enforce_bounds(

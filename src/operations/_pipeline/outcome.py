@@ -112,7 +112,7 @@ ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
 def is_large(envelope: Envelope) -> bool:
     """Return whether normalising the result of a service could block the event loop for long."""
     schema: Schema | None = getattr(envelope, "schema", None)
-    if schema is not None and schema.is_first_cast():
+    if schema is not None and schema.casts_slowly:
         return True
     data = envelope.data
     if type(data) is str:
@@ -149,6 +149,9 @@ def _described_finisher(
             made = finisher(described, "cast" if is_kept else policy, log)
             # The schema is kept as well, so that its id stays its own.
             known = finishers[id(schema), is_kept] = (schema, made)
+        if schema.casts_slowly:
+            with schema.first_cast():
+                return known[1](plain)
         return known[1](plain)
 
     return finish_described

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from operations._hosts import TrustedHosts
-from operations._json import text_of
+from operations._json import gc_paused, text_of
 from operations._text import counted, without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError
@@ -24,7 +24,6 @@ from operations.openapi.exchange.security import Security
 from operations.openapi.importing import Importer
 from operations.openapi.reading.document import Description, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
-from operations.openapi.reading.texts import gc_paused
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]

@@ -5,10 +5,11 @@ Rule 2: a document of a third party that cannot be compiled counts as one that s
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from operations._json import JSONValueError, as_json, canonical
+from operations._json import JSONValueError, as_json, canonical, gc_paused
 from operations.errors import SchemaError
 from operations.schema.casting import (
     Caches,
@@ -145,10 +146,17 @@ class Schema:
         self.compile()
         return self._refused
 
-    def is_first_cast(self) -> bool:
-        """Return whether the next cast is the first of many definitions: it may take long. True once at most."""
-        is_first, self._is_cast = self._shared is not None and not self._is_cast, True
-        return is_first
+    @property
+    def casts_slowly(self) -> bool:
+        """Whether the next cast may take so long that it should be done in a thread, in a block of `first_cast`."""
+        return self._shared is not None and not self._is_cast
+
+    @contextmanager
+    def first_cast(self) -> Generator[None]:
+        """Run the first cast, which makes the plans of all definitions that the data reaches."""
+        self._is_cast = True
+        with gc_paused():
+            yield
 
     @property
     def compiles_slowly(self) -> bool:
@@ -164,7 +172,8 @@ class Schema:
         compiled = self._compiled
         if compiled is None:
             try:
-                compiled = self._compiled = CompiledSchema(self._checker())
+                with nullcontext() if self._shared is None else gc_paused():
+                    compiled = self._compiled = CompiledSchema(self._checker())
             except RecursionError:
                 raise SchemaError("the schema nests too deeply to be compiled") from None
         return compiled

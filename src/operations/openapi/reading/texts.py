@@ -4,9 +4,7 @@ JSON goes through msgspec, anything else through YAML 1.2.
 """
 
 import codecs
-import gc
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +14,7 @@ from operations._json import (
     JSONLimitError,
     JSONValueError,
     decode_json,
+    gc_paused,
 )
 from operations.errors import DocumentError
 
@@ -29,26 +28,6 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 """Byte order marks: UTF-32 before UTF-16, whose marks begin alike."""
-
-
-@contextmanager
-def gc_paused() -> Generator[None]:
-    """No collection for the length of a short block.
-
-    Decoding and importing a large document make tens of thousands of objects, all of which stay. Each
-    collection meanwhile visits every node there is, which can cost more than the work itself.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                # All of it is here to stay: count it as old at once, instead of visiting it as new.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
