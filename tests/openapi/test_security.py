@@ -591,6 +591,9 @@ SHADOWS: list[tuple[dict[str, Any], Any, str]] = [
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key": "evil"}, "query"),
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"API_KEY": "evil"}, "query"),
     ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api_key[]": "evil"}, "query"),
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api.key": "evil"}, "query"),
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {" api key": "evil"}, "query"),
+    ({"in": "query", "name": "filter", "style": "form", "explode": True}, {"api[key": "evil"}, "query"),
     ({"in": "query", "name": "api_key", "style": "deepObject"}, {"x": "evil"}, "query"),
     ({"in": "query", "name": "API_KEY"}, "evil", "query"),
     ({"in": "query", "name": "q", "allowReserved": True}, "x;api_key=evil", "query"),
@@ -641,6 +644,33 @@ async def test_arguments_add_cookies_to_a_configured_cookie_header_but_replace_n
             assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
     assert [seen.header("cookie") for seen in echo.seen] == ["session=genuine; a=1"]
+
+
+@pytest.mark.requirement("R02")
+async def test_arguments_replace_no_cookie_that_is_found_at_each_call(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = document(parameters=[{"in": "cookie", "name": "prefs", "schema": {"type": "object"}}])
+    cookie = {"Cookie": lambda context: "session=genuine"}
+    async with imported(doc, base_url=echo.url, headers=cookie) as registry:
+        await registry.execute("api.call", {"prefs": {"a": 1}})
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"prefs": {"session": "evil"}})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert [seen.header("cookie") for seen in echo.seen] == ["session=genuine; a=1"]
+
+
+@pytest.mark.requirement("R02")
+async def test_arguments_replace_nothing_in_the_query_of_the_base_url(echo: Echo) -> None:
+    echo.seen.clear()
+    doc = document(parameters=[{"in": "query", "name": "filter", "schema": {"type": "object"}}])
+    async with imported(doc, base_url=f"{echo.url}?api_key=genuine") as registry:
+        await registry.execute("api.call", {"filter": {"a": 1}})
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"filter": {"API_KEY": "evil"}})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert [seen.query for seen in echo.seen] == ["api_key=genuine&a=1"]
 
 
 @pytest.mark.requirement("R02")

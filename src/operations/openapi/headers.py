@@ -35,8 +35,13 @@ def header_key(name: str) -> str:
 
 def name_key(place: str, name: str) -> tuple[str, str]:
     """Return what two names of one place (`header`, `query`, `cookie`) share if a server may confuse them."""
-    # `key[]` and `key[a]` set `key` where brackets mean nesting, and some servers ignore case.
-    return place, header_key(name) if place == "header" else name.partition("[")[0].strip().lower()
+    if place == "header":
+        return place, header_key(name)
+    # Some servers ignore case, read `key[a]` as a part of `key`, and `api.key` or `api[key` as `api_key`.
+    plain, bracket, rest = name.strip().lower().partition("[")
+    if bracket and "]" not in rest:
+        plain = f"{plain}_{rest}"
+    return place, plain.replace(".", "_").replace(" ", "_")
 
 
 def is_owned(name: str) -> bool:

@@ -20,7 +20,12 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.responses import ACCEPTED
 from operations.openapi.exchange.security import NOTHING, Signature
 from operations.openapi.files import StreamedBody
-from operations.openapi.headers import header_key, merged_headers
+from operations.openapi.headers import (
+    enforce_unowned,
+    header_key,
+    merged_headers,
+    written_names,
+)
 from operations.openapi.transport import HTTPRequest
 
 USER_AGENT = "alkdev-operations"
@@ -73,6 +78,9 @@ def signed_request(
         cookies = [*cookies, *signature.cookies]
         if cookies and "cookie" in configured:
             name = next(name for name in headers if header_key(name) == "cookie")
+            # Functions may make the configured ones, so that their names are known only now.
+            owned = frozenset(written_names("cookie", [headers[name]]))
+            enforce_unowned("cookie", "cookie", draft.cookies, owned)
             cookies = [headers.pop(name), *cookies]
     if cookies:
         headers["Cookie"] = "; ".join(cookies)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
@@ -76,6 +76,7 @@ class Security:
             **config.headers,
             **{name: partial(_of_call, value) for name, value in config.call_headers.items()},
         }
+        self._base_query = urlsplit(config.base_url or "").query
         self._has_functions = any(callable(value) for value in self._headers.values())
         self._sources = sources
         self.is_empty = self._auth is None and not self._credentials and not self._headers
@@ -83,6 +84,7 @@ class Security:
     def owned(self) -> frozenset[tuple[str, str]]:
         """Return the keys (see `name_key`) of everything that configuration sets and no argument may."""
         names = {name_key("header", name) for name in self._headers}
+        names.update(written_names("query", [self._base_query] if self._base_query else []))
         for name, value in self._headers.items():
             if header_key(name) == "cookie" and not callable(value):
                 names.update(written_names("cookie", [value]))
