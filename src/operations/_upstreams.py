@@ -59,13 +59,22 @@ class CircuitBreaker:
         Raises:
             CircuitOpenError: If the upstream is not called now.
         """
+        self.enforce_closed()
         if self._failures < FAILURES:
             return False
-        wait = self._probe_at - self._clock()
-        if self._is_probing or wait > 0:
-            raise CircuitOpenError(self._name, self._failures, max(wait, 0))
         self._is_probing = True
         return True
+
+    def enforce_closed(self) -> None:
+        """Raise an error if a call that begins now would be rejected.
+
+        Raises:
+            CircuitOpenError: If the upstream is not called now.
+        """
+        if self._failures >= FAILURES:
+            wait = self._probe_at - self._clock()
+            if self._is_probing or wait > 0:
+                raise CircuitOpenError(self._name, self._failures, max(wait, 0))
 
     def succeed(self) -> None:
         """End a call that got a response."""

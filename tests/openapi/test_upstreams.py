@@ -123,6 +123,34 @@ async def test_timeouts_open_the_breaker(by: str) -> None:
     assert calls == FAILURES
 
 
+async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
+    stopped, arrived = asyncio.Event(), asyncio.Event()
+
+    async def stall(request: web.Request) -> web.Response:
+        arrived.set()
+        await stopped.wait()
+        return web.json_response({})
+
+    async with (
+        serving(stall) as url,
+        imported(document(), base_url=url, retries=0, concurrency=2) as registry,
+    ):
+        held = [asyncio.create_task(registry.execute("api.call", {}))]
+        for _ in range(FAILURES):
+            context = OperationContext(deadline=(time.time() + 0.1) * 1000)
+            with pytest.raises(CallError):
+                await registry.execute("api.call", {}, context)
+        arrived.clear()
+        with anyio.fail_after(5):
+            while not arrived.is_set():
+                held.append(asyncio.create_task(registry.execute("api.call", {})))
+                await asyncio.wait(held[-1:], timeout=0.05)
+        with anyio.fail_after(1), pytest.raises(CircuitOpenError):
+            await registry.execute("api.call", {})
+        stopped.set()
+        await asyncio.gather(*held, return_exceptions=True)
+
+
 async def test_a_caller_that_leaves_tells_nothing_about_the_upstream() -> None:
     arrived, stopped = asyncio.Event(), asyncio.Event()
 

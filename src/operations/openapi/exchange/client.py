@@ -94,8 +94,7 @@ class Client(Connections):
         """
         call = self._call(draft, security, context, target)
         while True:
-            if not self.bulkhead.try_enter():
-                await self.bulkhead.enter()
+            await self.enter(draft.base)
             try:
                 async with OpenResponse() as opened:
                     request, response = await self._respond(
@@ -131,18 +130,23 @@ class Client(Connections):
         """
         call = self._call(draft, security, context)
         while True:
-            async with self.bulkhead, OpenResponse() as opened:
-                try:
-                    _, response = await self._respond(call, opened, is_stream=True)
-                except CallError as error:
-                    pause = self._pause_after(error, call)
-                    if pause is None:
-                        raise
-                else:
-                    coding = response.headers.get("content-encoding", "")
-                    async with aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body:
-                        yield response, body
-                    return
+            await self.enter(draft.base)
+            try:
+                async with OpenResponse() as opened:
+                    try:
+                        _, response = await self._respond(call, opened, is_stream=True)
+                    except CallError as error:
+                        pause = self._pause_after(error, call)
+                        if pause is None:
+                            raise
+                    else:
+                        coding = response.headers.get("content-encoding", "")
+                        chunks = decoded(response.chunks(), coding, max_bytes=None)
+                        async with aclosing(chunks) as body:
+                            yield response, body
+                        return
+            finally:
+                self.bulkhead.leave()
             await asyncio.sleep(pause)
 
     async def fetch(

@@ -121,11 +121,7 @@ class Connections:
         Raises:
             CallError: What the transport raises, and `UNAVAILABLE` without an attempt if the last ones failed.
         """
-        breaker = self._breakers.get(origin)
-        if breaker is None:
-            if len(self._breakers) > _MAX_ORIGINS:
-                self._breakers.clear()
-            breaker = self._breakers[origin] = CircuitBreaker(str(origin))
+        breaker = self._breaker(origin)
         is_probe = breaker.enter()
         try:
             response = await opened.replace(self.transport.send(request))
@@ -137,6 +133,24 @@ class Connections:
             raise
         breaker.succeed()
         return response
+
+    async def enter(self, url: str) -> None:
+        """Take a slot of the source for a call to `url`; then `bulkhead.leave` must follow.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if none becomes free, `UNAVAILABLE` if waiting for one would be in vain.
+        """
+        if not self.bulkhead.try_enter():
+            self._breaker(self.enforce_reachable(url)[0]).enforce_closed()
+            await self.bulkhead.enter()
+
+    def _breaker(self, origin: Origin) -> CircuitBreaker:
+        breaker = self._breakers.get(origin)
+        if breaker is None:
+            if len(self._breakers) > _MAX_ORIGINS:
+                self._breakers.clear()
+            breaker = self._breakers[origin] = CircuitBreaker(str(origin))
+        return breaker
 
     @property
     def transport(self) -> HTTPTransport:
