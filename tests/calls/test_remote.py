@@ -167,6 +167,30 @@ async def test_a_collision_is_an_error_unless_it_is_excluded(registry: Operation
             assert len(here) > 1
 
 
+async def test_calls_to_a_group_are_limited_and_the_others_wait() -> None:
+    there, target, release = OperationRegistry(), MemoryTarget(), asyncio.Event()
+    running = most = 0
+
+    @there.operation("slow.wait")
+    async def wait() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+
+    with anyio.fail_after(10):
+        async with serve_calls(there, target), from_calls(target, concurrent_calls=2) as service:
+            here = OperationRegistry()
+            here.register_all(service)
+            calls = [asyncio.create_task(here.execute("slow.wait", {})) for _ in range(5)]
+            await until(lambda: running == 2)
+            release.set()
+            await asyncio.gather(*calls)
+
+    assert most == 2
+
+
 async def test_nobody_to_import_from_is_unavailable() -> None:
     with pytest.raises(CallError) as caught:
         async with from_calls(MemoryTarget()):

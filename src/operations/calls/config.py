@@ -88,6 +88,9 @@ class RemoteConfig:
     timeout: Seconds = 30
     """Seconds a call may take unless its caller sets a deadline."""
 
+    concurrent_calls: Count | None = None
+    """Calls that run there at a time; others wait. By default there is no limit."""
+
     def __post_init__(self) -> None:
         enforce_policy(self.output)
         enforce_lists(exclude=self.exclude)

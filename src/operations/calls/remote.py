@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from msgspec.structs import replace
 
 from operations._text import printable
+from operations._upstreams import Bulkhead
 from operations.calls.config import RemoteConfig
 from operations.calls.describing import SpecDecoder
 from operations.calls.pending import PendingRequestMap
@@ -52,6 +53,9 @@ class RemoteService:
         self.operations: list[Operation] = []
         self._is_open = False
         self._config = config
+        self._bulkhead = None
+        if config.concurrent_calls is not None:
+            self._bulkhead = Bulkhead(f"group {config.group}", config.concurrent_calls)
 
     async def __aenter__(self) -> Self:
         try:
@@ -151,8 +155,13 @@ class RemoteService:
             here = replace(here, access_control=access)
         calls, replayable = self.calls, spec.replayable
 
+        bulkhead = self._bulkhead
+
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            return await calls.call(there, input, context, replayable=replayable)
+            if bulkhead is None:
+                return await calls.call(there, input, context, replayable=replayable)
+            async with bulkhead:
+                return await calls.call(there, input, context, replayable=replayable)
 
         def subscribe(input: Any, context: OperationContext) -> CallStream:
             return calls.subscribe(there, input, context)

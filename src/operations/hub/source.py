@@ -160,7 +160,7 @@ class Source:
 
 
 def per_source(file: ConfigFile) -> int:
-    """Return the concurrent calls to one API or MCP server: fewer than one caller has, to leave some for others."""
+    """Return the concurrent calls to one source: fewer than one caller has, to leave some for others."""
     return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)
 
 

@@ -9,7 +9,7 @@ from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
-from operations.hub.source import Opened
+from operations.hub.source import Opened, per_source
 from operations.pubsub.base import EventTarget
 
 _CONNECTORS = {
@@ -30,7 +30,8 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     stack = AsyncExitStack()
     try:
         target = await stack.enter_async_context(connect_broker(entry, file))
-        service = from_calls(target, **file.options(RemoteConfig, entry))
+        options = {"concurrent_calls": per_source(file), **file.options(RemoteConfig, entry)}
+        service = from_calls(target, **options)
         await stack.enter_async_context(service)
     except BaseException:
         await stack.aclose()
