@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
@@ -30,7 +30,8 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     stack = AsyncExitStack()
     try:
         target = await stack.enter_async_context(connect_broker(entry, file))
-        options = {"concurrent_calls": per_source(file), **file.options(RemoteConfig, entry)}
+        options: dict[str, Any] = {"concurrent_calls": per_source(file)}
+        options |= file.options(RemoteConfig, entry)
         service = from_calls(target, **options)
         await stack.enter_async_context(service)
     except BaseException:
