@@ -1,16 +1,14 @@
-"""Operations by id, and the two ways to call them.
+"""The registry: operations by id, and the two ways to call them.
 
-Rule 1: whoever calls, however the call came in, it goes through `execute` or `subscribe`.
-Rule 2: a registration that fails leaves nothing behind.
+Rule 1: every call, from any entry point, goes through `execute` or `subscribe`.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import replace as replaced
-from typing import Any, Self, Unpack, cast, overload
+from typing import Any, Self, cast, overload
 
 from msgspec.structs import replace as with_fields
 
@@ -26,32 +24,22 @@ from operations._pipeline import (
     run,
     stream,
 )
-from operations._text import counted, suggestion
+from operations._registrations import Registrable, Registrations
 from operations._threads import ThreadPool
-from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
     ErrorCode,
-    RegistrationError,
     SchemaError,
-    operation_not_found,
 )
-from operations.observe import CallCounters, CallEvent, Observer, RegistryChanged, notify
+from operations.observe import CallCounters, CallEvent, Observer, notify
 from operations.schema import Schema
 from operations.specs import (
-    Function,
     Operation,
-    OperationHandler,
-    OperationOptions,
     OperationSpec,
     OperationType,
     OutputPolicy,
-    SubscriptionHandler,
-    enforce_policy,
-    operation,
-    validate_operation,
 )
 
 logger = logging.getLogger("operations")
@@ -60,7 +48,7 @@ _LEFT_BEHIND_SECONDS = 1.0
 """How long closing waits for cancelled handlers that have not ended yet."""
 
 
-class OperationRegistry:
+class OperationRegistry(Registrations):
     """A set of operations, each callable by its id.
 
     `async with registry:` closes, at its end, every service whose operations were registered with
@@ -76,236 +64,24 @@ class OperationRegistry:
 
     def __init__(
         self,
-        operations: Iterable[Operation] = (),
+        operations: Iterable[Registrable] = (),
         *,
         remote: Remote | None = None,
         output: OutputPolicy | None = "cast",
         max_threads: int = 32,
     ) -> None:
-        enforce_policy(output)
-        self.output: OutputPolicy = output or "cast"
+        super().__init__(remote, output)
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
-        self.revision = 0
-        """Counts the changes to what is registered."""
-        self._remote = remote
-        self._operations: dict[str, Operation] = {}
-        self._elsewhere: set[str] = set()
-        self._adapters: list[Callable[[Operation], Operation]] = []
-        self._given: dict[str, tuple[Operation, str]] = {}
-        """What adapters changed, by the id it was registered with: the original, and the id that it has here."""
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
-        self._observers: list[Observer] = []
-        self._watchers: list[Observer] = []
         self.counters: CallCounters | None = None
         self._counting: dict[object, bool] = {}
-        self._services: list[Any] = []
         self._left_behind: set[asyncio.Task[Any]] = set()
         # Whether a call without a deadline needs nothing around it.
         self._plain = True
         self.register_all(operations)
-
-    # ------------------------------------------------------------ registering
-
-    def register(
-        self, operation: Operation | OperationSpec | Callable[..., Any], *, replace: bool = False
-    ) -> Operation:
-        """Add an operation, a function marked by `@operation`, or a contract whose handler is elsewhere.
-
-        Raises:
-            RegistrationError: If its id is taken and `replace` is not set, or it cannot work.
-        """
-        return self.register_all([operation], replace=replace)[0]
-
-    def register_all(
-        self,
-        operations: Iterable[Operation | OperationSpec | Callable[..., Any]],
-        *,
-        replace: bool = False,
-    ) -> list[Operation]:
-        """Add every operation, or none of them.
-
-        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
-        come and go has `attach(registry)`, and is told where to keep them up to date.
-
-        Raises:
-            RegistrationError: As `register`; then nothing was added.
-        """
-        added: dict[str, Operation] = {}
-        originals: list[tuple[Operation, Operation]] = []
-        elsewhere: set[str] = set()
-        for candidate in operations:
-            if isinstance(candidate, OperationSpec):
-                candidate = Operation(candidate, forward(candidate, self._remote))  # noqa: PLW2901
-                elsewhere.add(candidate.spec.id)
-            given = validate_operation(candidate)
-            ready = self._adapted(given)
-            operation_id = ready.spec.id
-            if ready is not given:
-                originals.append((given, ready))
-            is_taken = operation_id in self._operations and not (
-                replace and operation_id in (given.spec.id, self.current_id(given.spec.id))
-            )
-            if operation_id in added or is_taken:
-                raise RegistrationError(
-                    f"{operation_id} is registered already: rename it, or pass replace=True"
-                )
-            added[operation_id] = ready
-        attach = getattr(operations, "attach", None)
-        if attach is not None:
-            attach(self)
-        for operation_id, ready in added.items():
-            self._put(operation_id, ready)
-        for given, ready in originals:
-            self._given[given.spec.id] = given, ready.spec.id
-        self._elsewhere |= set(map(self.current_id, elsewhere))
-        if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
-            self._services.append(operations)
-        return list(added.values())
-
-    def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
-        """Add a contract whose handler comes later, or is the remote's.
-
-        Raises:
-            RegistrationError: If its id is taken and `replace` is not set.
-        """
-        return self.register(spec, replace=replace)
-
-    def register_handler(
-        self,
-        operation_id: str,
-        handler: OperationHandler | SubscriptionHandler,
-        *,
-        replace: bool = False,
-    ) -> Operation:
-        """Give a registered spec its handler.
-
-        Raises:
-            RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
-        """
-        known = self.registered(operation_id)
-        if known is None:
-            raise RegistrationError(f"{operation_id} has no spec here: register_spec it first")
-        if self.current_id(operation_id) not in self._elsewhere and not replace:
-            raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
-        return self.register(replaced(known, handler=handler, blocking=None), replace=True)
-
-    def unregister(self, operation_id: str) -> Operation:
-        """Take an operation away. Calls that run go on.
-
-        Raises:
-            KeyError: If there is no such operation.
-        """
-        operation_id = self.current_id(operation_id)
-        removed = self._operations.pop(operation_id)
-        self._given = {key: each for key, each in self._given.items() if each[1] != operation_id}
-        self._forget(operation_id)
-        self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
-        return removed
-
-    def operation(
-        self, operation_id: str = "", **options: Unpack[OperationOptions]
-    ) -> Callable[[Function], Function]:
-        """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
-
-        Takes what the module-level `operation` takes, and raises what it and `register` raise.
-        """
-        mark = operation(operation_id, **options)
-
-        def register(function: Function) -> Function:
-            self.register(mark(function))
-            return function
-
-        return register
-
-    def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
-        """Let `adapter` change, and rename, every operation that is or will be registered (see `operations.tools`)."""
-        self._adapters.append(adapter)
-        self.adapt_all()
-
-    def adapt_all(self) -> None:
-        """Change every operation again, because an adapter has changed. `RegistrationError`: nothing has."""
-        given = {**self._operations, **{here: each for each, here in self._given.values()}}
-        ready = {key: self._adapted(each) for key, each in given.items()}
-        last = {each.spec.id: key for key, each in ready.items()}
-        for twice in (each.spec.id for key, each in ready.items() if last[each.spec.id] != key):
-            raise RegistrationError(f"two operations would be called {twice}")
-        changed = [key for key, each in ready.items() if each is not self._operations[key]]
-        candidates = [given[key].spec if key in self._elsewhere else given[key] for key in changed]
-        for key in changed:
-            self.unregister(key)
-        self.register_all(candidates)
-
-    def _adapted(self, operation: Operation) -> Operation:
-        for adapter in self._adapters:
-            operation = adapter(operation)
-        return operation
-
-    # ------------------------------------------------------------ looking
-
-    def current_id(self, operation_id: str) -> str:
-        """Return the id that an operation has, which may have been renamed since it was registered."""
-        return self._given.get(operation_id, (None, operation_id))[1]
-
-    def registered(self, operation_id: str) -> Operation | None:
-        """Return the operation that was registered with this id, as it was before it was adapted."""
-        found = self._given.get(operation_id)
-        return self._operations.get(operation_id) if found is None else found[0]
-
-    def get(self, operation_id: str) -> Operation | None:
-        """The operation with this id."""
-        return self._operations.get(operation_id)
-
-    def output_of(self, operation_id: str) -> OutputPolicy:
-        """Return how the results of this operation are normalised."""
-        known = self._operations.get(operation_id)
-        return self.output if known is None else known.output or self.output
-
-    def get_by_name(self, namespace: str, name: str) -> Operation | None:
-        """The operation with this name in this namespace."""
-        return self._operations.get(f"{namespace}.{name}")
-
-    def get_spec(self, operation_id: str) -> OperationSpec | None:
-        """The contract of this operation."""
-        known = self._operations.get(operation_id)
-        return known.spec if known is not None else None
-
-    def get_handler(self, operation_id: str) -> OperationHandler | SubscriptionHandler | None:
-        """The handler of this operation; None where it would run elsewhere."""
-        known = self._operations.get(operation_id)
-        return known.handler if known is not None and operation_id not in self._elsewhere else None
-
-    def specs(self) -> list[OperationSpec]:
-        """Every contract, in the order of registration."""
-        return [known.spec for known in self._operations.values()]
-
-    def not_found(self, operation_id: str, context: OperationContext) -> CallError:
-        """Return the `OPERATION_NOT_FOUND` for an id; it names the operation that the caller probably meant.
-
-        Operations that the caller may not call are never named.
-        """
-        visible = (
-            spec.id
-            for spec in self.specs()
-            if spec.id != operation_id
-            and (context.trusted or check_access(spec.access_control, context.identity))
-        )
-        message = f"There is no operation {operation_id!r}.{suggestion(operation_id, visible)}"
-        return operation_not_found(operation_id, message.removesuffix("."))
-
-    def __iter__(self) -> Iterator[Operation]:
-        return iter(tuple(self._operations.values()))
-
-    def __len__(self) -> int:
-        return len(self._operations)
-
-    def __contains__(self, operation_id: object) -> bool:
-        return operation_id in self._operations
-
-    def __repr__(self) -> str:
-        return f"<OperationRegistry of {counted(len(self), 'operation')}>"
 
     # ------------------------------------------------------------ calling
 
@@ -473,19 +249,6 @@ class OperationRegistry:
 
         return stop
 
-    def watch(self, watcher: Observer) -> Callable[[], None]:
-        """Let `watcher` hear of every `RegistryChanged`, and of no call; call what this returns to stop.
-
-        Unlike an observer, it costs calls nothing.
-        """
-        self._watchers.append(watcher)
-
-        def stop() -> None:
-            if watcher in self._watchers:
-                self._watchers.remove(watcher)
-
-        return stop
-
     def count_calls(self, *, time_all: bool = True) -> tuple[CallCounters, Callable[[], None]]:
         """Count calls from now on; call the function to stop. All that count at the same time share the counters.
 
@@ -562,25 +325,10 @@ class OperationRegistry:
             await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
         self.threads.close()
 
-    # ------------------------------------------------------------ bookkeeping
-
-    def _put(self, operation_id: str, ready: Operation) -> None:
-        known = operation_id in self._operations
-        self._operations[operation_id] = ready
-        self._forget(operation_id)
-        if self._observers or self._watchers:
-            self._tell(
-                RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
-            )
-
-    def _tell(self, change: RegistryChanged) -> None:
-        notify((*self._observers, *self._watchers), change)
-
     def _forget(self, operation_id: str) -> None:
-        self.revision += 1
+        super()._forget(operation_id)
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
-        self._elsewhere.discard(operation_id)
 
 
 def subscribe(
