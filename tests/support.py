@@ -16,5 +16,6 @@ def single(handler: Callable[..., Any], **fields: Any) -> OperationRegistry:
     """A registry with one operation, `test.run`, that runs `handler(input, context)`."""
     kind = fields.pop("type", OperationType.MUTATION)
     output = fields.pop("output", None)
+    calls = fields.pop("calls", None)
     spec = OperationSpec(name="run", namespace="test", type=kind, **fields)
-    return OperationRegistry([Operation(spec, handler, output)])
+    return OperationRegistry([Operation(spec, handler, output, calls=calls)])

@@ -801,7 +801,7 @@ async def test_a_blocked_thread_is_left_behind_and_told() -> None:
 
 
 def nesting(handler: Any) -> OperationRegistry:
-    registry = single(handler, access_control=AccessControl(["outer"]))
+    registry = single(handler, access_control=AccessControl(["outer"]), calls=["inner.*"])
     inner = OperationSpec(
         name="who.am-i",
         namespace="inner",
@@ -840,7 +840,7 @@ async def test_a_nested_call_is_a_child_of_its_caller() -> None:
 
 async def test_env_can_be_limited_to_namespaces() -> None:
     registry = nesting(echo)
-    context = OperationContext(identity=Identity("alice"))
+    context = OperationContext(identity=Identity("alice", ["inner"]))
 
     env = build_env(registry, context, ["inner"])
 
@@ -883,7 +883,7 @@ async def test_env_and_its_paths_list_what_can_be_called() -> None:
 
 
 def test_env_lists_only_the_allowed_namespaces() -> None:
-    env = build_env(nesting(echo), OperationContext(), ["inner"])
+    env = build_env(nesting(echo), OperationContext(trusted=True), ["inner"])
 
     assert list(env) == ["inner"]
     assert "test" not in env
@@ -891,18 +891,11 @@ def test_env_lists_only_the_allowed_namespaces() -> None:
     assert list(env.test) == []
 
 
-class UntrustingContext(OperationContext, frozen=True, kw_only=True, eq=False):
-    """A call whose nested calls have only its caller's access."""
-
-    def child(self) -> OperationContext:
-        return OperationContext(identity=self.identity)
-
-
 def test_env_lists_only_what_the_nested_call_has_access_to() -> None:
     registry = nesting(echo)
 
     nobody, outer, both = (
-        build_env(registry, UntrustingContext(identity=Identity("alice", scopes)))
+        build_env(registry, OperationContext(identity=Identity("alice", scopes)))
         for scopes in ([], ["outer"], ["outer", "inner"])
     )
 

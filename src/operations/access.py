@@ -2,14 +2,19 @@
 
 Rule 1: fail closed. What requires something refuses a caller without identity, and any doubt is a refusal.
 Rule 2: a refusal never says which scope or resource was missing.
+Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Set
+from fnmatch import translate
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 
@@ -60,6 +65,10 @@ class AccessControl(
     resource_action: str | None = None
     """With `resource_type`: the caller may do this to some resource of that type."""
 
+    resource_input: str | None = None
+    """With `resource_type`: a JSON pointer to the id of the resource in the input. The caller then needs the action on
+    that resource (`type:id`) or on all of the type (`type:*`)."""
+
     def __post_init__(self) -> None:
         force_setattr(self, "required_scopes", _names("required_scopes", self.required_scopes))
         if self.required_scopes_any is not None:
@@ -67,6 +76,11 @@ class AccessControl(
             force_setattr(self, "required_scopes_any", some or None)
         if (self.resource_type is None) != (self.resource_action is None):
             raise ValueError("resource_type and resource_action come together")
+        if self.resource_input is not None:
+            if self.resource_type is None:
+                raise ValueError("resource_input requires resource_type and resource_action")
+            if not self.resource_input.startswith("/"):
+                raise ValueError("resource_input must be a JSON pointer, which begins with /")
 
     @property
     def is_open(self) -> bool:
@@ -119,6 +133,37 @@ def _may_act(required: AccessControl, identity: Identity) -> bool:
         and required.resource_action in actions
         for key, actions in (identity.resources or {}).items()
     )
+
+
+def resource_permission(
+    access_control: AccessControl,
+) -> Callable[[Identity | None, Any], bool] | None:
+    """Return the check of the resource that an input names; None if access does not depend on the input."""
+    pointer = access_control.resource_input
+    if pointer is None:
+        return None
+    kind, action = access_control.resource_type, access_control.resource_action
+
+    def permits(identity: Identity | None, value: Any) -> bool:
+        try:
+            path = steps(value, pointer)
+            named = path[-1][1] if path else None
+            if identity is None or type(named) not in (str, int):
+                return False
+            held = identity.resources or {}
+            keys = (f"{kind}:{named}", f"{kind}:*")
+            return any(action in held[key] for key in keys if key in held)
+        except Exception:  # noqa: BLE001 - an identity that cannot be judged is refused
+            return False
+
+    return permits
+
+
+@lru_cache(maxsize=1024)
+def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return whether an operation id matches one of the patterns, such as `price.*`."""
+    match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
+    return lambda operation_id: match(operation_id) is not None
 
 
 def enforce_access(

@@ -1,7 +1,7 @@
 """What a handler knows of the call it serves, and how it calls others.
 
 Rule 1: a context is frozen. A nested call gets a child: a new id, this one as parent, the same caller,
-        at most the same time.
+        at most the same time, and the authority of the operation only for calls that the operation declared.
 Rule 2: what costs something (the request id, `env`) is made when it is read.
 """
 
@@ -88,6 +88,13 @@ class Stream(Abortable, Protocol):
     async def __anext__(self) -> ResponseEnvelope[Any]:
         """The next one."""
         ...
+
+
+class Reach(msgspec.Struct, frozen=True, eq=False):
+    """The calls that the handler of an operation may make on the authority of the operation."""
+
+    operation_id: str
+    covers: Callable[[str], bool]
 
 
 class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +187,13 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     limit: TimeLimit | None = None
     """The time limit of the entry point, if it can be extended; `deadline` then is when it would end first."""
 
+    authority: tuple[str, str] | None = None
+    """The operation on whose authority this call runs, and the operation that it may call: its access is not checked
+    again. None: the caller's own. Set by `child`; it never crosses a wire."""
+
+    reach: Reach | None = None
+    """What the handler may call on its own authority. Set by the pipeline, on a copy."""
+
     registry: Caller | None = None
     """Where nested calls go. Set by the registry that runs the handler, on a copy: give the registry only to the
     context of a single call."""
@@ -196,12 +210,24 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         deadline, kept = self.deadline, self.channel.deadline
         return deadline is not None and (kept is None or deadline < kept)
 
-    def child(self) -> "OperationContext":
-        """The context of a nested call: trusted, and within this call's identity and time."""
+    @property
+    def authority_id(self) -> str | None:
+        """The operation on whose authority the call runs; None: the caller's own."""
+        return None if self.authority is None else self.authority[0]
+
+    def child(self, operation_id: str) -> "OperationContext":
+        """Return the context of a nested call: within this call's identity and time.
+
+        It runs on the authority of the operation that this call runs if that declared it, and as the caller otherwise.
+        """
+        reach = self.reach
         return OperationContext(
             parent_request_id=self.request_id,
             identity=self.identity,
-            trusted=True,
+            trusted=self.trusted,
+            authority=(reach.operation_id, operation_id)
+            if reach is not None and reach.covers(operation_id)
+            else None,
             metadata=self.metadata,
             deadline=self.deadline if self.limit is None else self.limit.deadline,
             channel=self.channel,
@@ -211,12 +237,13 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     def with_metadata(self, **more: Any) -> "OperationContext":
         """The same call, knowing more: whoever aborts the one aborts the other's nested calls too."""
+        return self.changed(metadata={**self.metadata, **more})
+
+    def changed(self, **fields: Any) -> "OperationContext":
+        """Return the same call with other fields: aborting one also aborts the nested calls of the other."""
         self._under_way()  # so that both share it
         return msgspec.structs.replace(
-            self,
-            request_id=self.request_id,
-            metadata={**self.metadata, **more},
-            env=cast("OperationEnv", None),
+            self, request_id=self.request_id, env=cast("OperationEnv", None), **fields
         )
 
     async def progress(
@@ -379,10 +406,12 @@ class OperationEnv:
         """Yield the ids of the operations that may be called here."""
         if self._registry is None:
             return
-        child = self._context.child()
+        context = self._context
         for spec in self._registry.specs():
             if self._allows(spec.id) and (
-                child.trusted or check_access(spec.access_control, child.identity)
+                context.trusted
+                or (context.reach is not None and context.reach.covers(spec.id))
+                or check_access(spec.access_control, context.identity)
             ):
                 yield spec.id
 
@@ -390,12 +419,13 @@ class OperationEnv:
         """Run an operation as part of this call."""
         registry = self._admit(operation_id)
         return await self._context.nest(
-            registry.execute(operation_id, input, self._context.child())
+            registry.execute(operation_id, input, self._context.child(operation_id))
         )
 
     def subscribe(self, operation_id: str, input: Any = None) -> Stream:
         """Open a subscription as part of this call."""
-        items = self._admit(operation_id).subscribe(operation_id, input, self._context.child())
+        child = self._context.child(operation_id)
+        items = self._admit(operation_id).subscribe(operation_id, input, child)
         self._context.hold(items)
         return items
 

@@ -52,6 +52,9 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     parent_request_id: str | None
     identity_id: str | None
 
+    authority: str | None = None
+    """The operation on whose authority a nested call ran; None: its caller's own."""
+
     traceparent: str | None = None
     """The W3C trace context that the call came with, from its metadata."""
 
@@ -71,6 +74,9 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
 
     parent_request_id: str | None
     identity_id: str | None
+
+    authority: str | None = None
+    """The operation on whose authority a nested call ran; None: its caller's own."""
 
     code: str | None
     """The error's code; `EXECUTION_ERROR` also for a result that says it is one, as an MCP tool's; None for success."""

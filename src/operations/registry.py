@@ -6,7 +6,7 @@ Rule 1: every call, from any entry point, goes through `execute` or `subscribe`.
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Self, cast, overload
 
@@ -25,6 +25,7 @@ from operations._pipeline import (
     stream,
 )
 from operations._registrations import Registrable, Registrations
+from operations._text import enforce_lists
 from operations._threads import ThreadPool
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -60,6 +61,7 @@ class OperationRegistry(Registrations):
         output: What happens to results that do not fit their schema, unless the operation says otherwise. None
             means `cast`, the default.
         max_threads: How many `def` handlers run at a time.
+        calls: What operations that declare no `calls` may call on their own authority; `["*"]` trusts every call.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class OperationRegistry(Registrations):
         remote: Remote | None = None,
         output: OutputPolicy | None = "cast",
         max_threads: int = 32,
+        calls: Collection[str] = (),
     ) -> None:
         super().__init__(remote, output)
+        enforce_lists(calls=calls)
+        self.calls = tuple(calls)
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []
@@ -179,14 +184,12 @@ class OperationRegistry(Registrations):
                 # Not kept: ids come from outside, and there is no end to them.
                 return Plan(self._unregistered(operation_id, context, streaming=streaming), self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
-                verb = (
-                    "call or execute it, for its one result"
-                    if streaming
-                    else "subscribe to it, for its many results"
+                execute, many = (
+                    "call or execute it, for its one result",
+                    "subscribe to it, for its many results",
                 )
-                raise CallError(
-                    ErrorCode.VALIDATION_ERROR, f"{operation_id} is a {known.spec.type}: {verb}"
-                )
+                reason = f"{operation_id} is a {known.spec.type}: {execute if streaming else many}"
+                raise CallError(ErrorCode.VALIDATION_ERROR, reason)
             plan = plans[operation_id] = Plan(known, self)
         except CallError as error:
             report_refusal(self, operation_id, context, error)

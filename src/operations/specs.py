@@ -299,8 +299,10 @@ OPERATION_SPEC_SCHEMA = Schema(
                     "requiredScopesAny": {"type": "array", "items": {"type": "string"}},
                     "resourceType": {"type": "string"},
                     "resourceAction": {"type": "string"},
+                    "resourceInput": {"type": "string", "pattern": "^/"},
                 },
                 "dependentRequired": {
+                    "resourceInput": ["resourceType"],
                     "resourceType": ["resourceAction"],
                     "resourceAction": ["resourceType"],
                 },
@@ -366,11 +368,16 @@ class Operation:
     timeout: float | None = None
     """Seconds that a call through an entry point may take, instead of the entry point's default."""
 
+    calls: Collection[str] | None = None
+    """Patterns of the operations that the handler may call on the operation's own authority; None leaves it to the
+    registry. Every other nested call is checked as its caller. No part of the contract: it never crosses a wire."""
+
     source_timeout: float | None = None
     """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
 
     def __post_init__(self) -> None:
         enforce_policy(self.output)
+        enforce_lists(calls=self.calls)
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
 
@@ -416,6 +423,10 @@ class OperationOptions(TypedDict, total=False):
 
     timeout: float
     """Seconds that a call through an entry point may take, instead of the entry point's default."""
+
+    calls: Collection[str]
+    """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
+    other nested call is checked as its caller."""
 
     meta: JSONObject
     """Anything to keep with the spec."""
@@ -487,6 +498,7 @@ def _operation_from(
         options.get("output"),
         signature.kind == "sync",
         timeout=options.get("timeout"),
+        calls=options.get("calls"),
     )
 
 

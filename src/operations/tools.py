@@ -191,7 +191,7 @@ class _Tool:
     @property
     def _plan(self) -> Plan:
         if self._made is None:
-            self._made = Plan(self._operation, cast("Any", self._registry))
+            self._made = Plan(self._operation, cast("Any", self._registry), is_inner=True)
         return self._made
 
     async def call(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:

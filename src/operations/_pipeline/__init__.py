@@ -1,6 +1,6 @@
 """The one path a call takes, whichever door it came through.
 
-    access -> validate -> handler -> detect | wrap -> normalise -> check
+    access -> validate -> access to the input -> handler -> detect | wrap -> normalise -> check
 
 Rule 1: a step exists only here. `invoke` and `stream` differ in the middle step alone.
 Rule 2: whatever goes wrong comes out as exactly one `CallError`; only `KeyboardInterrupt`, `SystemExit` and the

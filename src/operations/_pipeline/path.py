@@ -37,10 +37,36 @@ GRACE = 0.05
 
 
 def enter(plan: Plan, context: OperationContext) -> None:
-    """The one place where a caller is let through or not."""
+    """Raise an error unless the caller, or the operation that calls, may call this one. Counts nothing."""
     permits = plan.permits
-    if permits is not None and not context.trusted and not permits(context.identity):
+    if permits is not None and not has_authority(plan, context) and not permits(context.identity):
         raise access_denied(plan.id)
+
+
+def has_authority(plan: Plan, context: OperationContext) -> bool:
+    """Return whether a call needs no check of its caller's access."""
+    if context.trusted:
+        return True
+    # A handler may pass its own context on: that is no authority to call anything else.
+    return context.authority is not None and context.authority[1] == plan.id
+
+
+def guard(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
+    """Check what depends on the final input, and return the context for the handler.
+
+    Raises:
+        CallError: `ACCESS_DENIED`.
+    """
+    permits_input = plan.permits_input
+    if (
+        permits_input is not None
+        and not has_authority(plan, context)
+        and not permits_input(context.identity, value)
+    ):
+        raise access_denied(plan.id)
+    if plan.is_inner or context.reach is plan.reach:
+        return context
+    return context.changed(reach=plan.reach)
 
 
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
@@ -100,7 +126,7 @@ async def invoke(
         # Access, then validation: a caller that may not call learns nothing about the input.
         permits = plan.permits
         if permits is not None and not context.trusted and not permits(context.identity):
-            raise access_denied(plan.id)
+            enter(plan, context)
         flat = plan.flat
         if flat is None:
             plan, value = admit(plan, value, context)
@@ -116,7 +142,10 @@ async def invoke(
                 raise
             except Exception:  # noqa: BLE001 - whatever it is, the general way explains it
                 plan, value = admit(plan, value, context)
-        result: Any = plan.handler(value, context)
+        if not plan.is_plain or context.reach is not None:
+            result: Any = plan.handler(value, guard(plan, value, context))
+        else:
+            result = plan.handler(value, context)
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 from operations._pipeline.outcome import Envelope, finisher
 from operations._threads import ThreadPool
-from operations.access import permission
-from operations.context import OperationContext
+from operations.access import matcher, permission, resource_permission
+from operations.context import OperationContext, Reach
 from operations.observe import CallAbandoned, CallCounters, CallEvent, now
 from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
 
@@ -44,6 +44,9 @@ class PipelineHost(Protocol):
     middleware: list[Middleware]
     stream_middleware: list[StreamMiddleware]
 
+    calls: tuple[str, ...]
+    """What the handlers of operations that declare nothing may call on the authority of their operation."""
+
     counters: CallCounters | None
     """Set while calls are counted."""
 
@@ -62,7 +65,13 @@ class PipelineHost(Protocol):
 
 
 class Plan:
-    """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once."""
+    """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once.
+
+    Args:
+        operation: The operation.
+        host: The registry that runs it.
+        is_inner: Whether another plan with the same id ran all checks of the caller.
+    """
 
     __slots__ = (
         "accepts",
@@ -71,19 +80,28 @@ class Plan:
         "handler",
         "host",
         "id",
+        "is_inner",
+        "is_plain",
         "operation",
         "permits",
+        "permits_input",
+        "reach",
         "series",
         "spec",
     )
 
-    def __init__(self, operation: Operation, host: PipelineHost) -> None:
+    def __init__(self, operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> None:
         spec = operation.spec
+        self.is_inner = is_inner
         self.operation = operation
         self.spec = spec
         self.id = spec.id
         self.host = host
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
+        self.permits_input = resource_permission(spec.access_control)
+        calls = host.calls if operation.calls is None else tuple(operation.calls)
+        self.reach = Reach(self.id, matcher(calls)) if calls else None
+        self.is_plain = self.permits_input is None and self.reach is None
         compiled = spec.input_schema.compile()
         self.accepts, self.flat = compiled.accepts, compiled.flat
         self.finish = finisher(spec, operation.output or host.output)

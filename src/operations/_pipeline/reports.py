@@ -55,6 +55,7 @@ def _notify_start(host: PipelineHost, operation_id: str, context: OperationConte
             timestamp=now(),
             parent_request_id=context.parent_request_id,
             identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
             traceparent=context.metadata.get("traceparent"),
         )
     )
@@ -75,6 +76,7 @@ def _notify_end(
             timestamp=now(),
             parent_request_id=context.parent_request_id,
             identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
             code=code,
             duration=duration,
             changes=changes,

@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Self, cast
 
 from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
-from operations._pipeline.path import admit, before, enter, fail, stop
+from operations._pipeline.path import admit, before, enter, fail, guard, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
@@ -65,7 +65,7 @@ async def _items(
     try:
         enter(plan, context)
         plan, value = admit(plan, value, context)
-        opened = plan.handler(value, context)
+        opened = plan.handler(value, guard(plan, value, context))
         iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
         while True:
             try:

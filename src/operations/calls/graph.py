@@ -33,6 +33,9 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
     parent_request_id: str | None = None
     identity_id: str | None = None
 
+    authority: str | None = None
+    """The operation on whose authority it ran; None: its caller's own."""
+
     started_at: int
     """Milliseconds since the epoch."""
 
@@ -76,6 +79,7 @@ class CallGraph:
                 operation_id=event.operation_id,
                 parent_request_id=event.parent_request_id,
                 identity_id=event.identity_id,
+                authority=event.authority,
                 started_at=event.timestamp,
             )
             if len(self._records) > self._limit:

@@ -2,18 +2,20 @@
 
 import platform
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import anyio
+from cyclopts import Parameter
 from rich.text import Text
 
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
+from operations.calls.graph import CallRecord
 from operations.cli.options import DEFAULTS, Common, ExitCode, command
 from operations.cli.render import Screen, plain
 from operations.config import ConfigError, ConfigFile
@@ -73,7 +75,13 @@ class Finding:
 
 
 @command
-async def doctor(document: str | None = None, /, *, common: Common = DEFAULTS) -> int:
+async def doctor(
+    document: str | None = None,
+    /,
+    *,
+    reach: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = DEFAULTS,
+) -> int:
     """Check the installation, the config, its secrets, its sources, its brokers and its port; or an OpenAPI document.
 
     Of a document it reports arguments that no value satisfies, required headers that only configuration can set,
@@ -82,9 +90,21 @@ async def doctor(document: str | None = None, /, *, common: Common = DEFAULTS) -
 
     Args:
         document: The path or address of an OpenAPI or Swagger document to check instead.
+        reach: Print the nested calls in the trace that operations do not declare, as `calls=` lines to add.
         common: What every command takes.
     """
     screen = common.screen()
+    if reach:
+        path = journal_path(common.load(required=False))
+        found = undeclared_calls(read_journal(path))
+        if screen.json:
+            screen.value(found)
+        for operation_id, calls in () if screen.json else found.items():
+            listed = ", ".join(f'"{call}"' for call in calls)
+            screen.show(Text(f"{plain(operation_id)}: calls=[{plain(listed)}]"))
+        if not found and not screen.json:
+            screen.note(f"no undeclared nested calls are recorded in {path}")
+        return ExitCode.DONE
     findings: list[Finding] = []
     checks = _findings(common) if document is None else _document(document, verbose=common.verbose)
     async for finding in checks:
@@ -257,6 +277,17 @@ def _changes(file: ConfigFile) -> Iterator[Finding]:
             if kind in _CHANGED
         )
         yield Finding(operation_id, "warning", f"results differ from the schema: {words}")
+
+
+def undeclared_calls(records: Iterable[CallRecord]) -> dict[str, list[str]]:
+    """Return the nested calls that were checked as the caller, by the operation that made them."""
+    known = {record.request_id: record for record in records}
+    found: dict[str, set[str]] = {}
+    for record in known.values():
+        parent = known.get(record.parent_request_id or "")
+        if parent is not None and record.authority is None:
+            found.setdefault(parent.operation_id, set()).add(record.operation_id)
+    return {operation_id: sorted(found[operation_id]) for operation_id in sorted(found)}
 
 
 def _is_writable(path: Path) -> bool:

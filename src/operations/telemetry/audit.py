@@ -29,6 +29,9 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     identity_id: str | None = None
     """Who called; None for nobody known."""
 
+    authority: str | None = None
+    """The operation on whose authority a nested call ran; None: its caller's own."""
+
     operation_id: str
 
     outcome: str
@@ -89,6 +92,7 @@ class Audit:
                     request_id=event.request_id,
                     parent_request_id=event.parent_request_id,
                     identity_id=event.identity_id,
+                    authority=event.authority,
                     operation_id=event.operation_id,
                     outcome=event.code or "ok",
                     milliseconds=round(event.duration * 1000, 3),
