@@ -5,9 +5,13 @@ refused nothing that the test did not announce.
 """
 
 import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,6 +19,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from tests.console.hub import build_registry, served
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
+AXE = PROJECT / "build" / "axe"
+AXE_VERSION = "4.10.3"
 SCREENSHOTS = PROJECT / "build" / "screenshots"
 FLAGS = (
     "--no-sandbox",
@@ -124,3 +130,33 @@ def keep(page: Page, name: str) -> None:
     """Keep what a page looks like, for people to look at."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", animations="disabled")
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    script = AXE / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("axe-core needs npm: scripts/browser installs it")
+        AXE.parent.mkdir(exist_ok=True)
+        made = Path(mkdtemp(dir=AXE.parent))
+        command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{AXE_VERSION}"]
+        got = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        if got.returncode != 0:
+            pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")
+        # Another worker may have been quicker; then its folder stays.
+        with suppress(OSError):
+            made.rename(AXE)
+    return script.read_text(encoding="utf-8")
+
+
+def faults(page: Page, axe: str, rules: list[str] | None, where: str) -> list[str]:
+    page.evaluate(axe)
+    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
+    found: dict[str, Any] = page.evaluate("(options) => axe.run(document, options)", options)
+    return [
+        f"{where}: {fault['id']} ({fault['impact']}): {node['target']} {node['failureSummary']}"
+        for fault in found["violations"]
+        for node in fault["nodes"]
+    ]

@@ -1,49 +1,9 @@
 """What axe-core says about every view, in light and dark, on a desk and on a phone."""
 
-import shutil
-import subprocess
-from contextlib import suppress
-from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
-
 import pytest
-from playwright.sync_api import Page, expect
-from tests.console.conftest import PHONE, PROJECT, Eyes
+from playwright.sync_api import expect
+from tests.console.conftest import PHONE, Eyes, faults
 from tests.console.hub import KEY
-
-AXE = PROJECT / "build" / "axe"
-VERSION = "4.10.3"
-
-
-@pytest.fixture(scope="module")
-def axe() -> str:
-    script = AXE / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip("axe-core needs npm: scripts/browser installs it")
-        AXE.parent.mkdir(exist_ok=True)
-        made = Path(mkdtemp(dir=AXE.parent))
-        command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{VERSION}"]
-        got = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        if got.returncode != 0:
-            pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")
-        # Another worker may have been quicker; then its folder stays.
-        with suppress(OSError):
-            made.rename(AXE)
-    return script.read_text(encoding="utf-8")
-
-
-def faults(page: Page, axe: str, rules: list[str] | None, where: str) -> list[str]:
-    page.evaluate(axe)
-    options = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
-    found: dict[str, Any] = page.evaluate("(options) => axe.run(document, options)", options)
-    return [
-        f"{where}: {fault['id']} ({fault['impact']}): {node['target']} {node['failureSummary']}"
-        for fault in found["violations"]
-        for node in fault["nodes"]
-    ]
 
 
 @pytest.mark.slow

@@ -108,7 +108,8 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
                     return response.status, await response.json()
 
             assert states(hub) == {"tools": "disconnected"}
-            assert (await ready())[0] == 503  # there is nothing to serve
+            # There is nothing to serve.
+            assert await ready() == (503, {"status": "unavailable", "disconnected": ["tools"]})
             async with tools(tmp_path, port):
                 await until(lambda: states(hub) == {"tools": "connected"})
                 assert await double(hub, 21) == {"result": 42}
@@ -261,14 +262,19 @@ async def test_operators_control_sources_by_operations(tmp_path: Path) -> None:
             assert hub.app is not None
             [shop] = await run("hub.sources")
             assert (shop["state"], shop["operations"]) == ("connected", 1)
+            following = hub.registry.subscribe("hub.watch", {}, OPERATOR)
+            assert (await anext(following)).data == [shop]
             assert (await run("hub.disable", source="shop"))["state"] == "disabled"
             assert "shop.items" not in hub.registry
+            assert [each["state"] for each in (await anext(following)).data] == ["disabled"]
+            await following.aclose()
             assert (await run("hub.enable", source="shop"))["state"] == "connected"
             assert (await run("hub.retry", source="openapi:shop"))["state"] == "connected"
             assert "shop.items" in hub.registry
             # Only the file adds a source.
             assert {spec.name for spec in hub.registry.specs() if spec.namespace == "hub"} == {
                 "sources",
+                "watch",
                 "retry",
                 "enable",
                 "disable",
@@ -286,7 +292,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
     ):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "operations", "serve", "--config", str(tmp_path / "operations.toml"),
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
             with anyio.fail_after(120):
@@ -322,7 +328,12 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
             assert all(result is not None for result in results), results[:10]
         finally:
             process.terminate()
-            assert await asyncio.wait_for(process.wait(), 20) == 0
+            _, log = await asyncio.wait_for(process.communicate(), 20)
+            assert process.returncode == 0
+    # Good news are no warnings.
+    assert b"INFO" in log
+    assert b"was read again" in log
+    assert b"WARNING" not in log
 
 
 async def test_tool_settings_change_without_a_restart(tmp_path: Path) -> None:

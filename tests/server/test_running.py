@@ -69,6 +69,46 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
     assert steps == ["opened", "closed"]
 
 
+@pytest.mark.requirement("R62")
+async def test_a_server_that_shuts_down_says_so_to_probes_until_its_calls_are_finished() -> None:
+    registry, stop = OperationRegistry(), asyncio.Event()
+    began, release = asyncio.Event(), asyncio.Event()
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        began.set()
+        await release.wait()
+        return "finished"
+
+    app, found = create_app(registry), asyncio.get_running_loop().create_future()
+
+    async def serve() -> None:
+        async with running(app) as url:
+            found.set_result(url)
+            await stop.wait()
+
+    async def call(method: str, path: str) -> tuple[int, object]:
+        # Probes come on connections of their own.
+        async with (
+            aiohttp.ClientSession() as session,
+            session.request(method, f"{await found}{path}") as response,
+        ):
+            return response.status, await response.json()
+
+    with anyio.fail_after(10):
+        serving = asyncio.create_task(serve())
+        under_way = asyncio.create_task(call("POST", "/test/run"))
+        await began.wait()
+        assert await call("GET", "/readyz") == (200, {"status": "ok"})
+        stop.set()
+        while await call("GET", "/readyz") != (503, {"status": "unavailable"}):
+            pass
+        assert (await call("GET", "/healthz"))[0] == 200
+        release.set()
+        assert await under_way == (200, "finished")
+        await serving
+
+
 async def test_a_taken_port_is_said() -> None:
     app = create_app(OperationRegistry())
 

@@ -60,6 +60,9 @@ async def settle(hub: Hub, screen: Screen, common: Common) -> None:
     """Wait a little for the sources of a hub that serves already, and report those that are not connected yet."""
     await hub.settled(_SETTLE_SECONDS)
     report_sources(hub, screen, common)
+    if _is_quiet(hub, common):
+        # Without `[log]`, also what ends a warning: a source that is connected again, a file that was read.
+        logging.getLogger("operations.hub").setLevel(logging.INFO)
 
 
 def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
@@ -70,9 +73,14 @@ def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilte
         before = recall_ids(hub.file) if hub.absent() else []
         ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
         remember_ids(hub.file, ids)
-    if not common.verbose:
+    if _is_quiet(hub, common):
         # From here on warnings are about calls and changes of sources, and nothing else reports them.
         logging.getLogger("operations").setLevel(logging.WARNING)
+
+
+def _is_quiet(hub: Hub, common: Common) -> bool:
+    """Return whether neither the command line nor `[log]` decides what is logged."""
+    return not common.verbose and not hub.file.config.log.options
 
 
 def open_front(hub: Hub) -> Front:
@@ -99,6 +107,8 @@ def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose
         for pattern in sorted(hub.unmatched):
             screen.warn(f'[tools."{pattern}"] matches no operation')
     for source in hub.sources:
+        if not source.is_enabled:
+            screen.note(f"{source.label} is disabled")
         for part in source.doubts:
             screen.warn(f"{source.label}: {part.where} {part.reason}")
         if source.kind == "local" or verbose:

@@ -25,7 +25,7 @@ Resolver: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | No
 """An `IdentityResolver`, without the name of a web framework."""
 
 Ready: TypeAlias = Callable[[], bool | JSONObject | Awaitable[bool | JSONObject]]
-"""Whether work can be done; an exception means no. An object means yes, and is the response."""
+"""Whether work can be done; an exception means no. An object is the response: no if its `status` is `unavailable`."""
 
 _OF_SERVER = {ELSEWHERE: "an option of the server around it"}
 

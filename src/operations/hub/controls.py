@@ -1,6 +1,8 @@
 """Operations that show and control the sources of a hub. Sources are added and removed by editing the file alone."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from time import time
 from typing import Any
 
 import msgspec
@@ -17,7 +19,11 @@ SCOPE = "hub:operate"
 """What a caller needs for these operations."""
 
 
-class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
+_WATCH_SECONDS = 0.5
+"""Time between two looks at the sources for a caller that follows them."""
+
+
+class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A source of the hub."""
 
     name: str
@@ -32,20 +38,31 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """Why it cannot be called now."""
 
+    next_attempt: int | None = None
+    """When it is connected again, in Unix ms."""
+
 
 def report(source: Source) -> SourceReport:
     """Return what an operator sees of a source."""
+    now, opens_at = asyncio.get_running_loop().time(), source.next_attempt
     return SourceReport(
         name=source.name,
         kind=source.kind,
         state=source.state,
         operations=len(source.operations),
         problem=source.problem,
+        # Tenths of a second: the two clocks must not make two reports differ.
+        next_attempt=None if opens_at is None else 100 * round(10 * (time() + opens_at - now)),
     )
 
 
-def control_operations(hub: Hub) -> list[Any]:
-    """Return the operations that control a hub, for callers with the scope `hub:operate`."""
+def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
+    """Return the operations that control a hub, for callers with the scope `hub:operate`.
+
+    Args:
+        hub: The hub.
+        is_up: Returns whether it is not shutting down.
+    """
 
     def find(name: str) -> Supervisor:
         try:
@@ -64,6 +81,18 @@ def control_operations(hub: Hub) -> list[Any]:
     async def sources() -> list[SourceReport]:
         """List the sources of this hub and their states."""
         return [report(source) for source in hub.sources]
+
+    @operation("hub.watch", scopes=[SCOPE])
+    async def watch() -> AsyncGenerator[list[SourceReport]]:
+        """Report the sources of this hub and their states now, and again whenever one changes."""
+        sent: list[SourceReport] | None = None
+        # It must not keep the server from shutting down.
+        while is_up():
+            found = [report(source) for source in hub.sources]
+            if found != sent:
+                sent = found
+                yield found
+            await asyncio.sleep(_WATCH_SECONDS)
 
     @operation("hub.retry", scopes=[SCOPE])
     async def retry(source: str) -> SourceReport:
@@ -98,15 +127,14 @@ def control_operations(hub: Hub) -> list[Any]:
         await reload(hub)
         return [report(source) for source in hub.sources]
 
-    return [sources, retry, enable, disable, read_again]
+    return [sources, watch, retry, enable, disable, read_again]
 
 
 def readiness(hub: Hub) -> bool | JSONObject:
-    """Return whether a hub can serve anything; `degraded`, with their names, if sources are not connected."""
+    """Return whether a hub can serve anything, and the names of the sources that are not connected."""
     absent = [source.name for source in hub.absent()]
     if not absent:
         return True
     # The operations that control the hub are always registered.
-    if all(spec.namespace == "hub" for spec in hub.registry.specs()):
-        return False
-    return {"status": "degraded", "disconnected": absent}
+    is_useless = all(spec.namespace == "hub" for spec in hub.registry.specs())
+    return {"status": "unavailable" if is_useless else "degraded", "disconnected": absent}

@@ -68,7 +68,7 @@ async def _apply(hub: Hub, path: Path) -> None:
         stale.append("access")
     if stale:
         logger.warning("restart to apply the changes of %s", ", ".join(stale))
-    logger.warning("%s was read again", new.path)
+    logger.info("%s was read again", new.path)
 
 
 def _apply_tools(hub: Hub, tools: dict[str, ToolConfig], path: Path) -> None:

@@ -58,7 +58,7 @@ def build_app(
         timeout=config.limits.timeout,
     )
     hub.fronts.append(app.state.pipeline.front)
-    for each in control_operations(hub):
+    for each in control_operations(hub, is_up=lambda: app.state.readiness.is_up):
         hub.registry.register(each, replace=True)
     return app
 

@@ -57,6 +57,9 @@ class Opened:
     problem: Callable[[], str | None] = lambda: None
     """Returns why it cannot be called at the moment."""
 
+    next_attempt: Callable[[], float | None] = lambda: None
+    """Returns when it connects again by itself, by the loop's clock; None if no attempt is planned."""
+
     close: Callable[[], Awaitable[object]] | None = None
     """Closes it."""
 
@@ -100,6 +103,9 @@ class Source:
 
     is_enabled: bool = True
 
+    opens_at: float | None = None
+    """When it is opened again after a failure, by the loop's clock."""
+
     made_of: Any = None
     """The table, secrets and document that it was opened with."""
 
@@ -120,6 +126,11 @@ class Source:
         if self.opened is not None:
             return self.opened.problem()
         return self.failure or "it is still connecting"
+
+    @property
+    def next_attempt(self) -> float | None:
+        """When it is connected again, by the loop's clock; None if no attempt is planned."""
+        return self.opens_at if self.opened is None else self.opened.next_attempt()
 
     @property
     def label(self) -> str:

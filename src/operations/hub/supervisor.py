@@ -119,7 +119,8 @@ class Supervisor:
             await asyncio.wait({task})
             if self._task is task:
                 self._task = None
-        # Nobody waits for an attempt that will not be made.
+        self.source.opens_at = None
+        # No attempt follows that a caller could wait for.
         self._attempted.set()
 
     async def _run(self) -> None:
@@ -127,9 +128,14 @@ class Supervisor:
             self._again.clear()
             is_open = await self._attempt()
             self._attempted.set()
+            opens_at = (
+                None if is_open else asyncio.get_running_loop().time() + self._backoff.pause()
+            )
+            self.source.opens_at = opens_at
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if is_open else self._backoff.pause()):
+                async with asyncio.timeout_at(opens_at):
                     await self._again.wait()
+            self.source.opens_at = None
 
     async def _attempt(self) -> bool:
         source, loop = self.source, asyncio.get_running_loop()
@@ -157,7 +163,7 @@ class Supervisor:
         old, source.opened = source.opened, opened
         source.seconds = loop.time() - began
         if source.failure is not None:
-            logger.warning("%s is connected", source.label)
+            logger.info("%s is connected", source.label)
         source.failure = None
         self._backoff.reset()
         if old is not None:

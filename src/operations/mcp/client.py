@@ -127,6 +127,11 @@ class MCPClient:
         return None if self._connection.away_since is None else f"{self.name} does not respond"
 
     @property
+    def next_attempt(self) -> float | None:
+        """When a lost connection is opened again, by the loop's clock; None if no attempt is planned."""
+        return self._connection.next_attempt
+
+    @property
     def is_listening(self) -> bool:
         """Whether the server will tell of changes (2026-07-28; older servers do so unasked)."""
         return self._is_listening

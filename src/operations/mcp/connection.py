@@ -113,6 +113,11 @@ class Connection:
         return None if self.session is not None else self._failure
 
     @property
+    def next_attempt(self) -> float | None:
+        """When a lost connection is opened again, by the loop's clock; None if it is open or being opened."""
+        return self._resumes_at if math.isfinite(self._resumes_at) else None
+
+    @property
     def is_closed(self) -> bool:
         """Whether this connection was given up for good."""
         return self._closed

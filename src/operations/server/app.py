@@ -22,7 +22,7 @@ from operations.front.http import RequestPipeline
 from operations.registry import OperationRegistry
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
-from operations.server.system import GatewayRoutes, Overview, Pages
+from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
 from operations.telemetry.logs import AccessLog
 from operations.telemetry.metrics import CallMetrics
 from operations.types import options_of
@@ -62,8 +62,14 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     if graph is None and config.console is True:
         graph = CallGraph(limit=_REMEMBERED)
     recording = None if graph is None else _Recording(registry, graph)
+    readiness = Readiness(config.ready)
     pages = Pages(
-        pipeline, sessions, metrics, title=config.title, version=config.version, ready=config.ready
+        pipeline,
+        sessions,
+        metrics,
+        title=config.title,
+        version=config.version,
+        readiness=readiness,
     )
 
     @asynccontextmanager
@@ -77,16 +83,16 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
                 await stack.enter_async_context(cast("Any", mcp).running())
             for resource in config.resources:
                 await stack.enter_async_context(resource)
-            pages.is_up = True
+            readiness.is_up = True
             yield
-            pages.is_up = False
+            readiness.is_up = False
 
     routes: list[BaseRoute] = [
         RouteTable(
             pipeline,
             {
                 **GatewayRoutes(pipeline).routes,
-                **Overview(pipeline, graph).routes,
+                **Overview(pipeline, readiness, graph).routes,
                 **pages.routes,
             },
         ),
@@ -108,6 +114,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     app = _App(wrap, routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.pipeline = pipeline
+    app.state.readiness = readiness
     if recording is not None:
         finalize(app, recording.close)
     return app

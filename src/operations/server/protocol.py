@@ -122,6 +122,11 @@ class HTTPProtocol(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def exchange(self) -> Exchange | None:
+        """The request that is being handled."""
+        return self._exchange
+
     def shutdown(self) -> None:
         """Close the connection once the response that is being sent is complete."""
         if self._exchange is None:

@@ -10,6 +10,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from typing import cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,7 +18,9 @@ from starlette.applications import Starlette
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
+from operations.server.exchange import Exchange
 from operations.server.protocol import HTTPProtocol
+from operations.server.system import Readiness
 from operations.server.websocket import websocket_protocol
 from operations.types import options_of
 
@@ -27,6 +30,7 @@ _uvicorn_logger = logging.getLogger("uvicorn.error")
 GRACE = 10
 """Seconds that calls under way have to finish when the server stops."""
 
+_POLL = 0.05
 _KEEP_ALIVE = 5
 _BACKLOG = 2048
 
@@ -36,11 +40,16 @@ class InsecureBindError(ValueError):
 
 
 class _Server(uvicorn.Server):
-    """A server on the event loop of an application, which handles signals itself."""
+    """A server on the event loop of an application, which handles signals itself.
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    While calls under way are finished, `/readyz` is 503, and the server can still be reached: a load balancer may not
+    know yet.
+    """
+
+    def __init__(self, config: uvicorn.Config, readiness: Readiness | None) -> None:
         super().__init__(config)
         self.is_ready = asyncio.Event()
+        self._readiness = readiness
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -49,6 +58,22 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_ready.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._readiness is not None:
+            self._readiness.is_up = False
+        loop = asyncio.get_running_loop()
+        ends, running = loop.time() + GRACE, self._exchanges()
+        while loop.time() < ends and not running.isdisjoint(self._exchanges()):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+        self.config.timeout_graceful_shutdown = max(1, round(ends - loop.time()))
+        await super().shutdown(sockets)
+
+    def _exchanges(self) -> set[Exchange]:
+        """Return the requests that are being handled."""
+        connections = cast("set[object]", self.server_state.connections)
+        exchanges = (each.exchange for each in connections if isinstance(each, HTTPProtocol))
+        return {each for each in exchanges if each is not None}
 
 
 @options_of(ListenConfig)
@@ -116,7 +141,7 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
         OSError: If the port is taken.
     """
     host, port = config.host, config.port
-    server = _Server(_config(app, config))
+    server = _Server(_config(app, config), getattr(app.state, "readiness", None))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:

@@ -217,11 +217,38 @@ class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
     items: int = 0
 
 
+class Readiness:
+    """Whether this process should be given work.
+
+    Args:
+        ready: Returns whether everything needed is available.
+    """
+
+    def __init__(self, ready: Ready | None = None) -> None:
+        self._ready = ready
+        self.is_up = True
+        """Whether new requests are welcome; not any more once the server is shutting down."""
+
+    async def look(self) -> JSONObject:
+        """Return `{"status": "ok" | "degraded" | "unavailable"}`, with details if there are any."""
+        found: bool | JSONObject = self.is_up
+        if found and self._ready is not None:
+            try:
+                answer = self._ready()
+                found = await answer if inspect.isawaitable(answer) else answer
+            except Exception:  # noqa: BLE001 - a failed check means not ready
+                found = False
+        return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
+
+
 class Overview:
     """The two paths; `/calls` only where calls are recorded."""
 
-    def __init__(self, pipeline: RequestPipeline, graph: CallGraph | None = None) -> None:
+    def __init__(
+        self, pipeline: RequestPipeline, readiness: Readiness, graph: CallGraph | None = None
+    ) -> None:
         self._pipeline = pipeline
+        self._readiness = readiness
         self._has_calls = graph is not None
         self._start = token_hex(16)
         self.routes = {"/operations": Route(methods=("GET",), endpoint=self._operations)}
@@ -229,21 +256,27 @@ class Overview:
             self._graph = graph
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
-    def _tag(self, identity: Identity | None) -> bytes:
-        """What stands for all that `identity` may call now."""
-        who = msgspec.json.encode([self._start, self._pipeline.front.registry.revision, identity])
+    def _tag(self, identity: Identity | None, disconnected: Any) -> bytes:
+        """Return what stands for all that `identity` may call now."""
+        revision = self._pipeline.front.registry.revision
+        who = msgspec.json.encode([self._start, revision, identity, disconnected])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
 
     async def _operations(self, state: RequestState) -> Reply:
-        tag = self._tag(state.identity)
+        disconnected = (await self._readiness.look()).get("disconnected", [])
+        tag = self._tag(state.identity, disconnected)
         if _is_held(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(
             visible_specs(self._pipeline.front.registry, state.context), key=lambda spec: spec.id
         )
         listed = [_listed(spec) for spec in specs]
-        told = {"operations": listed, "hasCalls": self._has_calls}
-        return json_reply(told, headers=[(b"etag", tag)])
+        overview = {
+            "operations": listed,
+            "hasCalls": self._has_calls,
+            "disconnected": disconnected,
+        }
+        return json_reply(overview, headers=[(b"etag", tag)])
 
     async def _calls(self, state: RequestState) -> Reply:
         named = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
@@ -310,17 +343,15 @@ class Pages:
         *,
         title: str,
         version: str,
-        ready: Ready | None,
+        readiness: Readiness,
     ) -> None:
         self._pipeline = pipeline
         self._sessions = sessions
         self._metrics = metrics
         self._title = title
         self._version = version
-        self._ready = ready
+        self._readiness = readiness
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
-        self.is_up = True
-        """Whether new requests are welcome; not any more once the server is shutting down."""
         self.routes = {
             "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
             "/session": Route(
@@ -386,18 +417,8 @@ class Pages:
 
     async def _readyz(self, state: RequestState) -> Reply:
         """Whether this process should be given work."""
-        found: bool | JSONObject = self.is_up
-        if found and self._ready is not None:
-            try:
-                answer = self._ready()
-                found = await answer if inspect.isawaitable(answer) else answer
-            except Exception:  # noqa: BLE001 - a failed check means not ready
-                found = False
-        if isinstance(found, bool):
-            found, status = {"status": "ok" if found else "unavailable"}, 200 if found else 503
-        else:
-            status = 200
-        return json_reply(found, status=status)
+        found = await self._readiness.look()
+        return json_reply(found, status=503 if found.get("status") == "unavailable" else 200)
 
 
 def _who(identity: Identity | None) -> dict[str, Any]:

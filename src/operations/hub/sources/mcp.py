@@ -36,6 +36,7 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
         skipped=_skipped(client),
         title=info.title or info.name if info is not None else "",
         problem=lambda: client.problem,
+        next_attempt=lambda: client.next_attempt,
     )
 
 

@@ -1,21 +1,24 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
-   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, or nothing.
+   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, or nothing.
 */
 
 import * as api from "./api.js";
 import { CallsPage } from "./calls.js";
 import { Catalog } from "./catalog.js";
-import { el, fill, icon } from "./dom.js";
+import { el, fill, icon, plainString } from "./dom.js";
 import { OperationList } from "./list.js";
 import { forget, OperationPage } from "./operation.js";
 import { failure } from "./result.js";
 import { Session } from "./session.js";
+import { SourcesPage } from "./sources.js";
 
 const MANY = 300;
 const LOOK_SECONDS = 2;
 const LONGEST_SECONDS = 60;
 const CALLS = "~calls";
+const SOURCES = "~sources";
+const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources" };
 
 class Console {
   constructor() {
@@ -26,7 +29,8 @@ class Console {
     this.search = document.getElementById("search");
     this.summary = document.getElementById("summary");
     this.filterBar = document.getElementById("filters");
-    this.callsLink = document.getElementById("calls");
+    this.links = { [CALLS]: document.getElementById("calls"), [SOURCES]: document.getElementById("sources") };
+    this.absent = document.getElementById("absent");
     this.list = new OperationList({ leaveUp: () => this.search.focus() });
     document.getElementById("list").append(this.list.element);
     this.session = new Session(() => this.onIdentity());
@@ -67,16 +71,25 @@ class Console {
   }
 
   /** Something appeared, changed or went: the list follows, and whoever reads or types is not disturbed. */
-  async take({ operations, hasCalls, tag }) {
+  async take(overview) {
     const wasMissing = this.problem !== null || !this.catalog.byId.has(this.wanted());
-    this.catalog = new Catalog(operations);
-    this.callsLink.hidden = !hasCalls;
-    this.tag = tag;
-    this.problem = null;
+    this.use(overview);
     this.drawFilters();
     this.refresh({ stay: true });
     const wanted = this.wanted();
-    if (wanted !== CALLS && wasMissing && (wanted === "" || this.catalog.byId.has(wanted))) await this.route();
+    if (!(wanted in PAGES) && wasMissing && (wanted === "" || this.catalog.byId.has(wanted))) await this.route();
+  }
+
+  use({ operations, hasCalls, disconnected, tag }) {
+    this.catalog = new Catalog(operations);
+    this.links[CALLS].hidden = !hasCalls;
+    this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
+    this.absent.hidden = disconnected.length === 0;
+    const words = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
+    // Announced only if it is something new.
+    if (this.absent.textContent !== words) this.absent.textContent = words;
+    this.tag = tag;
+    this.problem = null;
   }
 
   /** Somebody else is there: what is shown, and what was entered, may not be theirs. */
@@ -89,11 +102,7 @@ class Console {
   /** Ask what there is; after signing in or out that is something else. */
   async load() {
     try {
-      const { operations, hasCalls, tag } = await api.overview();
-      this.catalog = new Catalog(operations);
-      this.callsLink.hidden = !hasCalls;
-      this.tag = tag;
-      this.problem = null;
+      this.use(await api.overview());
     } catch (error) {
       this.catalog = new Catalog([]);
       this.tag = null;
@@ -138,8 +147,8 @@ class Console {
     this.page = null;
     this.list.select(wanted);
     document.body.dataset.view = wanted === "" ? "list" : "page";
-    this.callsLink.toggleAttribute("aria-current", wanted === CALLS);
-    document.title = wanted === "" ? "operations" : `${wanted === CALLS ? "Recent calls" : wanted} · operations`;
+    for (const [page, link] of Object.entries(this.links)) link.toggleAttribute("aria-current", wanted === page);
+    document.title = wanted === "" ? "operations" : `${PAGES[wanted] ?? wanted} · operations`;
     // What is still shown is over.
     this.main.inert = true;
     const page = await this.pageOf(wanted);
@@ -161,6 +170,7 @@ class Console {
     if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
     if (wanted === "") return { element: this.welcome() };
     if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
+    if (wanted === SOURCES && this.catalog.byId.has("hub.watch")) return new SourcesPage({ may: (id) => this.catalog.byId.has(id) });
     try {
       const spec = await api.schema(wanted);
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
