@@ -8,6 +8,7 @@
     ├── TransportError        a broker or a socket cannot be reached
     │   └── NotSentError          ... and the message certainly was not delivered
     │       ├── NobodyThereError      because nobody was there to take it
+    │       ├── QueueFullError        because too many others wait
     │       └── TooLargeError         because it is larger than can be carried
     └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
 
@@ -142,6 +143,10 @@ class NotSentError(TransportError):
 
 class NobodyThereError(NotSentError):
     """A message was not delivered because nobody was there to take it."""
+
+
+class QueueFullError(NotSentError):
+    """A message was not delivered because too many others wait in its queue. Sending it later may succeed."""
 
 
 class TooLargeError(NotSentError):

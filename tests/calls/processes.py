@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,7 @@ async def worker_process(
     world: Any, *, skew: int = 0, **settings: Any
 ) -> AsyncGenerator[WorkerProcess]:
     """A worker in `world`, ready to be called, for the length of the block; its clock is wrong by `skew` seconds."""
-    given = {
-        "world": world.name,
-        "url": getattr(world, "url", ""),
-        "prefix": getattr(world, "prefix", ""),
-        "port": getattr(world, "port", 0),
-        **settings,
-    }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *(("-c", _WITH_A_WRONG_CLOCK.format(skew=skew)) if skew else ("-m", "tests.calls.worker")),
-        json.dumps(given),
-        cwd=PROJECT,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    process = await _start(world, skew, settings)
     worker = WorkerProcess(process)
     try:
         assert process.stdout is not None
@@ -75,3 +63,38 @@ async def worker_process(
         if process.returncode is None:
             worker.kill()
         await worker.wait()
+
+
+@asynccontextmanager
+async def worker_processes(world: Any, workers: int, **settings: Any) -> AsyncGenerator[list[int]]:
+    """Several workers in `world`, ready to be called, for the length of the block; gives their process ids."""
+    process = await _start(world, 0, {"workers": workers, **settings})
+    pids: list[int] = []
+    try:
+        assert process.stdout is not None
+        with anyio.fail_after(20):
+            while len(pids) < workers:
+                pids.append(int((await process.stdout.readline()).removeprefix(b"ready ")))
+        yield pids
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _start(world: Any, skew: int, settings: dict[str, Any]) -> asyncio.subprocess.Process:
+    given = {
+        "world": world.name,
+        "url": getattr(world, "url", ""),
+        "prefix": getattr(world, "prefix", ""),
+        "port": getattr(world, "port", 0),
+        **settings,
+    }
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *(("-c", _WITH_A_WRONG_CLOCK.format(skew=skew)) if skew else ("-m", "tests.calls.worker")),
+        json.dumps(given),
+        cwd=PROJECT,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )

@@ -106,7 +106,13 @@ async def test_opening_can_be_cancelled_at_every_step(
 class _Crowded(MemoryTarget):
     """Lets nobody take."""
 
-    async def consume(self, queue: str, receiver: Receiver, capacity: Callable[[], int]) -> Any:
+    async def consume(
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
+    ) -> Any:
         raise TransportError("there is no room")
 
 

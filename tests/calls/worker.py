@@ -5,6 +5,7 @@ python -m tests.calls.worker '{"world": "redis", "url": "...", "prefix": "...", 
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
@@ -34,9 +35,15 @@ async def main(settings: dict[str, Any]) -> None:
         connect(settings["url"], prefix=prefix) as target,
         serve_calls(registry, target, **options) as server,
     ):
-        print("ready", flush=True)
+        # In one write, because several workers may share the pipe.
+        print(f"ready {os.getpid()}\n" if "workers" in settings else "ready\n", end="", flush=True)
         await server.run()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))
+    given = json.loads(sys.argv[1])
+    # Forked after the imports, so that many workers start as fast as one.
+    for _ in range(given.get("workers", 1) - 1):
+        if os.fork() == 0:
+            break
+    asyncio.run(main(given))

@@ -24,6 +24,7 @@ from operations.errors import (
     ErrorCode,
     NobodyThereError,
     NotSentError,
+    QueueFullError,
     TooLargeError,
     TransportError,
 )
@@ -150,6 +151,8 @@ class Outgoing:
     def _give_up(self, key: str, error: TransportError) -> None:
         if isinstance(error, TooLargeError):
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
+        if isinstance(error, QueueFullError):
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error), retryable=True) from error
         if isinstance(error, NotSentError):
             raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
         logger.debug("%s may not have been sent: %s", key, error)

@@ -93,6 +93,7 @@ class CallServer:
         # The queue limits calls per caller; behind a broker all callers have one address.
         own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
         self._front = front or Front(registry, own)
+        self._backlog = limits.calls + limits.queue
         self._address = config.address
         self._resolve = config.resolve
         self._grace = config.grace
@@ -129,7 +130,9 @@ class CallServer:
             TransportError: If the broker cannot be reached.
         """
         await self.listen()
-        self._taking = await self.target.consume(self.group, self, lambda: self._admission.free)
+        self._taking = await self.target.consume(
+            self.group, self, lambda: self._admission.free, self._backlog
+        )
 
     async def listen(self) -> None:
         """Listen for aborts, credit and probes, and announce this worker to the callers.

@@ -44,7 +44,7 @@ class Receiver(Protocol):
         Args:
             body: The message.
             reply_to: The mailbox an answer goes to, or empty.
-            age: Seconds it waited to be taken, where the broker keeps messages and says for how long.
+            age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
         """
         ...
 
@@ -161,15 +161,21 @@ class EventTarget(Protocol):
         ...
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> Subscription:
-        """Take messages from `queue`, in turn with everyone else who does.
+        """Take messages from `queue`, in turn with all other consumers.
 
         Args:
             queue: Its name.
-            receiver: Who gets them.
-            capacity: How many more messages this process can work on now. Where a broker hands out
-                batches, no more than that are taken, unless nobody else takes them.
+            receiver: Receives them.
+            capacity: Returns how many more messages this process can work on now. If the broker keeps messages, no
+                more than that are taken.
+            backlog: How many messages may wait at the broker for each consumer, if it keeps them; further ones are
+                rejected.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -190,6 +196,7 @@ class EventTarget(Protocol):
 
         Raises:
             NobodyThereError: If the broker says that nobody takes from it.
+            QueueFullError: If too many messages wait in it.
             NotSentError: If the message certainly was not delivered.
             TransportError: If it may or may not have been.
         """

@@ -72,7 +72,11 @@ class MemoryTarget:
         return _Registration(self._listeners, addresses, receiver)
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> "_Registration":
         """Take turns with everyone else who takes from `queue`. Nothing is batched, so `capacity` is not asked."""
         self._enter_loop()

@@ -123,10 +123,15 @@ class SignedTarget:
         return await self._target.listen(addresses, _Verifying(self, receiver, ""))
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> Subscription:
         """Take what is signed for this queue."""
-        return await self._target.consume(queue, _Verifying(self, receiver, queue), capacity)
+        verifying = _Verifying(self, receiver, queue)
+        return await self._target.consume(queue, verifying, capacity, backlog)
 
     async def send(self, address: str, body: bytes) -> None:
         """Sign and send."""

@@ -302,7 +302,11 @@ class NatsTarget:
     # ---------------------------------------------------------------------------------------- queues
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> Subscription:
         """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
         self._affinity.enforce()

@@ -102,7 +102,11 @@ class RedisInteropTarget:
         return await self._register(self._listeners, receiver)
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> Registration:
         """Get every request."""
         return await self._register(self._takers, receiver)

@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from secrets import token_hex
+from time import time
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import Receiver
+from operations.pubsub.bounded import IDLE, BatchSize
 from operations.pubsub.redis.connection import (
     PipelinedConnection,
     ReconnectingTask,
@@ -21,14 +23,29 @@ from operations.pubsub.redis.connection import (
     open_connection,
 )
 
-_BATCH = 64
-"""Entries taken in one go."""
+_BLOCK = 500
+"""Milliseconds a read waits at the server, which is also how often an idle worker looks for abandoned entries."""
 
-_YIELD = 0.005
-"""Seconds a worker without room leaves requests to others."""
+_HOT_BLOCK = int(IDLE * 1000)
+"""The same while requests keep coming."""
 
-_BLOCK = 5000
-"""Milliseconds a read waits at the server, which is also how often it is heard of."""
+_CLAIM_EVERY = 0.5
+"""Seconds between two looks for entries that a worker has taken but not begun."""
+
+_CLAIM_AFTER = 200
+"""Milliseconds after which such an entry goes to another worker."""
+
+_TIDY_EVERY = 30.0
+"""Seconds between two clean-ups."""
+
+_TIDY_AFTER = 30_000
+"""Milliseconds after which a consumer that does not read counts as gone."""
+
+_SHORT_AGE = 0.01
+"""Seconds in a queue that do not count."""
+
+_MAILBOX_BATCH = 64
+"""Messages read at once."""
 
 _MAILBOX_BLOCK = 2000
 """The same for mailboxes, which is also how long one that was taken away is missing."""
@@ -123,7 +140,7 @@ class MailboxReader(_Reader):
     async def _read(self, connection: Any) -> None:
         renewed_at = asyncio.get_running_loop().time()
         while True:
-            command = ("XREAD", "COUNT", _BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
+            command = ("XREAD", "COUNT", _MAILBOX_BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
             answer = await ask(connection, *command, *self._positions, *self._positions.values())
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
@@ -150,8 +167,32 @@ class MailboxReader(_Reader):
                 await self._link.tell("XTRIM", box, "MINID", position)
 
 
+_CONFIRM = """
+local others = {}
+for i = 1, #ARGV do
+  if redis.call('XDEL', KEYS[1], ARGV[i]) == 0 then others[#others + 1] = ARGV[i] end
+end
+redis.call('XACK', KEYS[1], 'workers', unpack(ARGV))
+return others
+"""
+"""Removes entries from the queue; returns those that another worker has removed before."""
+
+_TIDY = """
+for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'workers')) do
+  if consumer[4] == 0 and consumer[6] > tonumber(ARGV[1]) then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'workers', consumer[2])
+  end
+end
+"""
+"""Removes the consumers of workers that were killed, once their entries have gone to others."""
+
+
 class QueueReader(_Reader):
-    """Takes from a queue."""
+    """Takes from a queue.
+
+    An entry stays in the queue until the worker is about to begin it. Until then another worker may take it over, for
+    example if this one was killed or its event loop is blocked; removing it decides who runs it.
+    """
 
     def __init__(
         self, *wiring: Any, name: str, receiver: Receiver, capacity: Callable[[], int]
@@ -159,15 +200,19 @@ class QueueReader(_Reader):
         super().__init__(*wiring)
         self._name = name
         self._receiver = receiver
-        self._capacity = capacity
+        self._batch = BatchSize(capacity)
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False
+        self._is_full = False
+        self._confirm_script = b""
+        self._clock_ahead = 0.0
+        self._loop = asyncio.get_running_loop()
 
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is taken and then dropped."""
         self._closing = True
-        if self._link.is_up and self._client_id is not None:
+        if self._link.is_up and self._client_id is not None and not self._is_full:
             with suppress(TransportError, TimeoutError):
                 await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
                 async with asyncio.timeout(_BLOCK / 1000 + 1):
@@ -185,30 +230,68 @@ class QueueReader(_Reader):
 
     async def _read(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
+        self._confirm_script = await ask(connection, "SCRIPT", "LOAD", _CONFIRM)
+        tidied_at = claimed_at = float("-inf")
         while not self._closing:
-            # At most once: what is taken is not offered again. A caller that needs more asks again.
-            count = min(_BATCH, self._capacity())
-            if count <= 0:
-                # Others may have room. What is left after a moment is ours to queue, or to refuse quickly.
-                await asyncio.sleep(_YIELD)
-                count = _BATCH
+            self._is_full = True
+            count = await self._batch.room()
+            self._is_full = False
             try:
-                answer = await ask(
-                    connection,
-                    *("XREADGROUP", "GROUP", "workers", self._consumer),
-                    *("COUNT", count, "BLOCK", _BLOCK, "NOACK", "STREAMS", self._name, ">"),
-                )
+                entries = await self._next(connection, count)
+                if not entries:
+                    self._batch.reset()
+                await self._deliver(connection, entries)
+                now = self._loop.time()
+                if now - claimed_at > _CLAIM_EVERY:
+                    claimed_at = now
+                    await self._deliver(connection, await self._abandoned(connection))
+                if now - tidied_at > _TIDY_EVERY:
+                    tidied_at = now
+                    await self._tidy(connection)
             except ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise TransportError(f"Redis: {error}") from error
                 await self._create(connection)
-                continue
-            for _, entries in answer or ():
-                await self._deliver(entries)
 
-    async def _deliver(self, entries: list[Any]) -> None:
-        if self._link.is_up:
-            await self._link.tell("XDEL", self._name, *(entry_id for entry_id, _ in entries))
-        for _, fields in entries:
-            if fields:
-                self._receiver.receive(fields[1], "")
+    async def _next(self, connection: Any, count: int) -> list[Any]:
+        """Take up to `count` entries; wait for the first one, but only a moment while requests keep coming.
+
+        A read that waits for long is answered with one entry, so that a burst goes to all idle workers.
+        """
+        block = _HOT_BLOCK if self._batch.is_hot else _BLOCK
+        answer = await ask(
+            connection,
+            *("XREADGROUP", "GROUP", "workers", self._consumer),
+            *("COUNT", count, "BLOCK", block, "STREAMS", self._name, ">"),
+        )
+        return answer[0][1] if answer else []
+
+    async def _abandoned(self, connection: Any) -> list[Any]:
+        """Take over an entry that its worker did not begin: it was killed, or its event loop is blocked."""
+        command = ("XAUTOCLAIM", self._name, "workers", self._consumer)
+        answer = await ask(connection, *command, _CLAIM_AFTER, "0-0", "COUNT", 1)
+        entries: list[Any] = answer[1]
+        return entries
+
+    async def _deliver(self, connection: Any, entries: list[Any]) -> None:
+        ids = [entry_id for entry_id, fields in entries if fields]
+        if not ids:
+            return
+        try:
+            others = await ask(connection, "EVALSHA", self._confirm_script, 1, self._name, *ids)
+        except NoScriptError:
+            others = await ask(connection, "EVAL", _CONFIRM, 1, self._name, *ids)
+        began = self._loop.time()
+        now = (time() + self._clock_ahead) * 1000
+        for entry_id, fields in entries:
+            if fields and entry_id not in others:
+                age = (now - int(entry_id.partition(b"-")[0])) / 1000
+                self._receiver.receive(fields[1], "", age if age > _SHORT_AGE else 0.0)
+        await self._batch.begun(len(ids), began)
+
+    async def _tidy(self, connection: Any) -> None:
+        """Compare the clocks, and remove the consumers of workers that were killed."""
+        before = time()
+        seconds, microseconds = await ask(connection, "TIME")
+        self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - (before + time()) / 2
+        await ask(connection, "EVAL", _TIDY, 1, self._name, _TIDY_AFTER)

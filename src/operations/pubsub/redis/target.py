@@ -1,7 +1,7 @@
 """An event target on Redis.
 
-queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first asks
-          whether anybody takes from the queue, and drops a key it has seen before.
+queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first checks
+          that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
 mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
           reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
 topic     a Pub/Sub channel
@@ -20,7 +20,13 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations._text import enforce_lists
 from operations.access import Identity
-from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
+from operations.errors import (
+    NobodyThereError,
+    NotSentError,
+    QueueFullError,
+    TooLargeError,
+    TransportError,
+)
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.channels import Channels
@@ -33,7 +39,10 @@ logger = logging.getLogger("operations")
 
 _PUT = """
 local limit, seconds, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3]
-if redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2] == 0 then return -1 end
+local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
+if workers == 0 then return -1 end
+local each = redis.call('GET', KEYS[2])
+if each then limit = math.min(limit, workers * each) end
 if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
 for i = 4, #ARGV, 2 do
   if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
@@ -177,6 +186,10 @@ class RedisTarget:
     def _queue(self, name: str) -> str:
         return f"{self._prefix}queue:{name}"
 
+    def _backlog(self, name: str) -> str:
+        """The key of the number of requests that may wait for each worker."""
+        return f"{self._prefix}queue:{name}:backlog"
+
     # ---------------------------------------------------------------------------------------- mailboxes
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
@@ -235,7 +248,11 @@ class RedisTarget:
     # ---------------------------------------------------------------------------------------- queues
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> AsyncExitStack:
         """Take from `queue` in turn with the rest of its group."""
         self._affinity.enforce()
@@ -243,6 +260,8 @@ class RedisTarget:
         reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
         async with AsyncExitStack() as undo:
             await self._start(reader, undo)
+            if backlog is not None:
+                await self._link.tell("SET", self._backlog(queue), backlog)
             await self._channels.subscribe(name, None)
             # Nothing more is put, and then what was taken is delivered.
             undo.push_async_callback(self._channels.unsubscribe, name, None)
@@ -265,7 +284,7 @@ class RedisTarget:
         if answer == _NOBODY:
             raise NobodyThereError(f"nobody serves the group {queue!r}")
         if answer == _FULL:
-            raise TooLargeError(f"{self._max_backlog} requests wait for {queue!r} already")
+            raise QueueFullError(f"too many requests wait for {queue!r} already")
 
     def _flush(self, queue: str, batch: "_Batch") -> None:
         if self._batches.get(queue) is batch:
@@ -275,7 +294,7 @@ class RedisTarget:
     async def _submit(self, queue: str, batch: "_Batch") -> None:
         command = (
             self._script,
-            *(1, self._queue(queue), self._max_backlog, _MARK_SECONDS),
+            *(2, self._queue(queue), self._backlog(queue), self._max_backlog, _MARK_SECONDS),
             *(f"{self._prefix}seen:", *batch.arguments),
         )
         try:

@@ -95,7 +95,11 @@ class WebSocketTarget:
         return registration
 
     async def consume(
-        self, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        backlog: int | None = None,
     ) -> Registration:
         """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
         registration = Registration(self._takers, receiver, self._update_topics)

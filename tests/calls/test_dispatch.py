@@ -1,0 +1,125 @@
+"""Requests spread over the workers of a group, and wait at the broker while all of them are busy."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from tests.calls.processes import worker_processes
+from tests.calls.waiting import caller, started, until
+from tests.calls.worlds import redis_world
+from tests.servers import Broker
+
+from operations.errors import CallError, ErrorCode
+from operations.registry import OperationRegistry
+
+
+@pytest.mark.requirement("R39", "F33")
+async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
+    redis_server: Broker, tmp_path: Path
+) -> None:
+    world = redis_world(redis_server.url)
+    path = tmp_path / "ledger"
+    async with worker_processes(world, 8) as pids, caller(world) as calls:
+        await asyncio.gather(
+            *(calls.call("slow.block_loop", {"seconds": 0.1, "path": str(path)}) for _ in range(24))
+        )
+    taken = Counter(started(path))
+
+    assert sum(taken.values()) == 24
+    assert set(taken) <= set(pids)
+    # Three each would be ideal.
+    assert max(taken.values()) <= 6
+
+
+async def test_calls_wait_at_the_broker_while_a_worker_is_full(
+    redis_server: Broker, registry: OperationRegistry
+) -> None:
+    world = redis_world(redis_server.url)
+    queue = f"{world.prefix}:queue:operations"
+    async with (
+        world.serve(registry, concurrency=1) as servers,
+        caller(world) as calls,
+        Redis(port=redis_server.port) as redis,
+    ):
+        running = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60}))
+        await until(lambda: servers[0].active == 1)
+        waiting = [asyncio.create_task(calls.call("math.add", {"a": n, "b": 1})) for n in range(5)]
+        await until_length(redis, queue, 5)
+
+        # Another worker finds them there.
+        async with world.serve(registry):
+            with anyio.fail_after(5):
+                answers = await asyncio.gather(*waiting)
+        running.cancel()
+
+    assert [answer.data for answer in answers] == [1, 2, 3, 4, 5]
+
+
+async def test_a_full_queue_is_an_error_that_may_be_retried(
+    redis_server: Broker, registry: OperationRegistry
+) -> None:
+    world = redis_world(redis_server.url)
+    queue = f"{world.prefix}:queue:operations"
+    async with (
+        world.serve(registry, concurrency=1, queue=1) as servers,
+        caller(world) as calls,
+        Redis(port=redis_server.port) as redis,
+    ):
+        tasks = [asyncio.create_task(calls.call("slow.sleep", {"seconds": 60}))]
+        await until(lambda: servers[0].active == 1)
+        tasks += [asyncio.create_task(calls.call("slow.sleep", {"seconds": 60})) for _ in range(2)]
+        await until_length(redis, queue, 2)
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 1})
+        for task in tasks:
+            task.cancel()
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert caught.value.retryable
+
+
+@pytest.mark.requirement("F1")
+async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_another(
+    redis_server: Broker,
+    registry: OperationRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_EVERY", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_AFTER", 1500)
+    world = redis_world(redis_server.url)
+    queue = f"{world.prefix}:queue:operations"
+    path = tmp_path / "ledger"
+    async with (
+        caller(world) as calls,
+        Redis(port=redis_server.port) as redis,
+        world.serve(registry, concurrency=1) as servers,
+    ):
+        blocker = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60}))
+        await until(lambda: servers[0].active == 1)
+        pay = asyncio.create_task(
+            calls.call("slow.write", {"seconds": 0, "path": str(path)}, timeout=20)
+        )
+        await until_length(redis, queue, 1)
+        # What a worker that is killed now leaves behind.
+        assert await redis.xreadgroup("workers", "killed", {queue: ">"})
+        blocker.cancel()
+        with anyio.fail_after(5):
+            await pay
+        await until_length(redis, queue, 0)
+        with anyio.fail_after(5):
+            while len(await redis.xinfo_consumers(queue, "workers")) > 1:
+                await asyncio.sleep(0.05)
+
+    assert len(started(path)) == 1
+
+
+async def until_length(redis: Any, queue: str, length: int) -> None:
+    """Wait until `length` requests wait in a queue."""
+    with anyio.fail_after(5):
+        while await redis.xlen(queue) != length:
+            await asyncio.sleep(0.01)
