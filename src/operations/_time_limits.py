@@ -31,6 +31,7 @@ class TimeLimit:
 
     __slots__ = (
         "_answer_seconds", "_max_seconds", "_outer", "_over", "_own", "_paused_at", "_pauses", "_seconds", "_started",
+        "is_kept",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +51,8 @@ class TimeLimit:
         self._pauses = 0
         self._paused_at = 0.0
         self._started = self._over = 0.0
+        self.is_kept = False
+        """Whether the entry point itself ends the call, so that the registry need not."""
         self.start()
 
     def start(self) -> None:

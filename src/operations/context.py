@@ -103,8 +103,8 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     progress: Callable[[float, float | None, str | None], Awaitable[None]] | None = None
     """`(progress, total, message)`."""
 
-    log: Callable[[str, Any], Awaitable[None]] | None = None
-    """`(level, data)`."""
+    log: Callable[[str, Any, str | None], Awaitable[None]] | None = None
+    """`(level, data, logger)`, with the name of the logger if it has one."""
 
     elicit: Callable[[str, JSONObject], Awaitable[JSONObject]] | None = None
     """`(message, schema)` -> what the person answered: `{"action": ..., "content": ...}`."""
@@ -206,7 +206,9 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     @property
     def must_be_timed(self) -> bool:
-        """Whether there is a deadline that nobody else keeps."""
+        """Whether there is a deadline that the entry point does not enforce."""
+        if self.limit is not None and self.limit.is_kept:
+            return False
         deadline, kept = self.deadline, self.channel.deadline
         return deadline is not None and (kept is None or deadline < kept)
 
@@ -255,10 +257,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         if self.channel.progress is not None:
             await self.channel.progress(progress, total, message)
 
-    async def log(self, level: str, data: Any) -> None:
+    async def log(self, level: str, data: Any, logger_name: str | None = None) -> None:
         """Send a log message to the caller, or to the `operations` logger if the channel has no log messages."""
         if self.channel.log is not None:
-            await self.channel.log(level, data)
+            await self.channel.log(level, data, logger_name)
         else:
             logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, data)
 

@@ -37,7 +37,7 @@ class Caller:
         self.asked.append(message)
         return {"action": "accept", "content": {"name": self.name}}
 
-    async def log(self, level: str, data: Any) -> None:
+    async def log(self, level: str, data: Any, name: str | None) -> None:
         self.told.append(data)
 
     async def call(self, operation_id: str, **given: Any) -> Any:

@@ -264,7 +264,7 @@ async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it()
         async def progress(_done: float, _total: float | None, _message: str | None) -> None:
             heard.append(f"{name} progress")
 
-        async def log(_level: str, _data: Any) -> None:
+        async def log(_level: str, _data: Any, _name: str | None) -> None:
             heard.append(f"{name} log")
 
         return CallerChannel(progress=progress, log=log)
@@ -274,7 +274,7 @@ async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it()
         assert channel.log is not None
         await channel.progress(1, None, None)
         done = await interview(channel)
-        await channel.log("info", "x")
+        await channel.log("info", "x", None)
         return done
 
     conversations = Conversations()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 import pytest
 from mcp import Client
-from tests.mcp_serving.support import example, serving
+from tests.mcp_serving.support import error_of, example, serving
 from tests.mcp_serving.test_http import PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
@@ -345,6 +345,77 @@ async def test_a_call_ends_with_its_client_as_long_as_it_cannot_be_resumed() -> 
 
 
 # ---------------------------------------------------------------- resumption
+
+
+class Stubborn:
+    """An operation that ignores its cancellation, and one that does not."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.nested_code = ""
+        self.registry = registry = OperationRegistry()
+
+        @registry.operation("do.wait")
+        async def wait() -> str:
+            await asyncio.Event().wait()
+            return ""
+
+        @registry.operation("do.stubborn")
+        async def stubborn(context: OperationContext, reports: bool) -> str:
+            if reports:
+                await context.progress(1)
+            try:
+                await context.env.do.wait()
+            except BaseException as error:  # noqa: BLE001 - that is the point
+                self.nested_code = getattr(error, "code", type(error).__name__)
+            for _ in range(2):
+                with suppress(asyncio.CancelledError):
+                    await self.over.wait()
+            await context.log("error", "nobody reads this")
+            self.finished.set()
+            return "late"
+
+
+@pytest.mark.parametrize("reports", [False, True])
+async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time(reports: bool) -> None:
+    jobs = Stubborn()
+    params = {"arguments": {"reports": reports}, "_meta": {"progressToken": "p"}}
+    async with connected(to_mcp(jobs.registry, timeout=0.2).asgi_app()) as peer:
+        if reports:
+            async with peer.streamed("do__stubborn", **params) as stream:
+                received = [event["data"] async for event in stream if event.get("data")]
+            methods = [message.get("method") for message in received]
+            assert methods == ["notifications/progress", None]
+            result = received[-1]["result"]
+        else:
+            response = await peer.call("do__stubborn", **params)
+            assert response.headers["content-type"] == "application/json"
+            result = response.json()["result"]
+        assert error_of(result)["code"] == "TIMEOUT"
+        assert "within 0.2 s" in error_of(result)["message"]
+
+        waited = await peer.call("do__wait")
+        assert error_of(waited.json()["result"])["code"] == "TIMEOUT"
+        jobs.over.set()
+        await jobs.finished.wait()
+        assert jobs.nested_code == "CancelledError"
+        assert (await peer.post("tools/list", {})).status_code == 200
+
+
+async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time_without_a_handshake() -> (
+    None
+):
+    jobs = Stubborn()
+    app = to_mcp(jobs.registry, timeout=0.2).asgi_app()
+    with anyio.fail_after(20):
+        async with serving(app) as address, Client(f"{address}/mcp") as client:
+            late = await client.call_tool("do__stubborn", {"reports": False})
+            waited = await client.call_tool("do__wait", {})
+            jobs.over.set()
+            await jobs.finished.wait()
+
+    assert error_of(late)["code"] == error_of(waited)["code"] == "TIMEOUT"
 
 
 async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:

@@ -97,7 +97,8 @@ def code_of(
 
 def _code_of_end(context: OperationContext) -> str:
     """Why a call was cancelled: a channel that keeps the deadline does so when it is over."""
-    is_over = context.deadline is not None and now() >= context.deadline - _APART
+    deadline = context.deadline if context.limit is None else context.limit.deadline
+    is_over = deadline is not None and now() >= deadline - _APART
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 

@@ -53,9 +53,10 @@ def terminal_channel(
         # At once: a handler that reports and then computes leaves no time for a refresh.
         progress.refresh()
 
-    async def log(level: str, data: object) -> None:
+    async def log(level: str, data: object, name: str | None) -> None:
         text = data if isinstance(data, str) else encoded(data)
-        screen.note(f"{level}: {text}", "yellow" if level in _LOUD else "dim")
+        prefix = level if name is None else f"{level}: {name}"
+        screen.note(f"{prefix}: {text}", "yellow" if level in _LOUD else "dim")
 
     async def elicit(message: str, schema: JSONObject) -> JSONObject:
         progress.stop()

@@ -9,7 +9,7 @@ Rule 3: a slot is free again when the response has been sent, and unread respons
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from time import time
 from typing import Any, Final, TypeAlias, cast
 
@@ -72,8 +72,8 @@ class RequestState:
     """One request in the pipeline."""
 
     __slots__ = (
-        "_context", "caller", "credential", "headers", "identity", "is_answered", "receive", "scope", "seconds",
-        "send", "slot", "spec", "started", "timeout",
+        "_context", "answer_late", "caller", "credential", "headers", "identity", "is_answered", "receive", "scope",
+        "seconds", "send", "slot", "spec", "started", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,9 @@ class RequestState:
 
         self.slot: Slot | None = None
         """The capacity that the request holds."""
+
+        self.answer_late: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Sends the response if the time is over and the work does not end; None for an ordinary error."""
 
         self.is_answered = False
         """Whether the response was sent while the work was still running."""
@@ -207,8 +210,11 @@ class RequestPipeline:
         """Respond although the work is still running: it was cancelled and does not react."""
         state.is_answered = True
         state.context.abort_nested()
-        reply = self.failure(_too_late(state), state)
-        self.front.registry.keep(asyncio.ensure_future(reply.send(state.send)))
+        if state.answer_late is None:
+            answer = self.failure(_too_late(state), state).send(state.send)
+        else:
+            answer = state.answer_late()
+        self.front.registry.keep(asyncio.ensure_future(answer))
 
     def is_anonymous(self, state: RequestState) -> bool:
         """Return whether the request can have no identity because clients cannot authenticate; it is then noted.

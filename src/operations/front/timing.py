@@ -80,7 +80,8 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_fired", "_is_young", "_loop", "_on_overdue", "_over", "_receive", "_since", "_task", "_timer", "_watcher",
+        "_fired", "_is_young", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_since", "_task", "_timer",
+        "_watcher",
         "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
@@ -91,6 +92,7 @@ class RequestTimeout:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._receive: Receive | None = None
+        self._limit: TimeLimit | None = None
         self._over = _NEVER
         self._since = 0.0
         self._is_young = False
@@ -102,9 +104,18 @@ class RequestTimeout:
         self.is_reading = True
         """Whether the request is still being read, so that the client is not watched."""
 
-    def start(self, seconds: float | None, receive: Receive | None = None) -> None:
-        """Allow this much time from now on; with `receive`, only while the client is connected."""
+    def start(
+        self,
+        seconds: float | None,
+        receive: Receive | None = None,
+        limit: TimeLimit | None = None,
+    ) -> None:
+        """Allow this much time from now on; with `receive`, only while the client is connected.
+
+        `limit` may extend the time while it runs.
+        """
         now = self._loop.time()
+        self._limit = limit
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
@@ -118,6 +129,10 @@ class RequestTimeout:
     def pause(self) -> None:
         """Allow any time, and do not watch the client, until the next `start`."""
         self._over = _NEVER
+        self.unwatch()
+
+    def unwatch(self) -> None:
+        """Do not watch the client any more; the time counts."""
         self._receive = None
         if self._watcher is not None:
             self._watcher.cancel()
@@ -132,7 +147,7 @@ class RequestTimeout:
         if self._watcher is not None:
             self._watcher.cancel()
         # Break the reference cycle, so that the request is freed without the garbage collector.
-        self._on_overdue = self._receive = None
+        self._on_overdue = self._receive = self._limit = None
         if not self._fired:
             return False
         self._fired = False
@@ -156,7 +171,10 @@ class RequestTimeout:
         """End the request if its time is over; otherwise watch its client and wait."""
         self._is_young = False
         self._timer = None
-        if self._loop.time() >= self._over:
+        now = self._loop.time()
+        if now >= self._over and self._limit is not None:
+            self._over = now + self._limit.remaining
+        if now >= self._over:
             self.timed_out = self._fire()
             if self.timed_out and self._on_overdue is not None:
                 self._timer = self._loop.call_later(GRACE, self._on_overdue)

@@ -523,7 +523,7 @@ class MCPClient:
 async def _delivered(call: CallInFlight, params: types.LoggingMessageNotificationParams) -> None:
     log = call.context.channel.log
     if log is not None:
-        await log(params.level, params.data)
+        await log(params.level, params.data, params.logger)
 
 
 def _progress(call: CallInFlight) -> OnProgress:

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from secrets import token_urlsafe
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from mcp import MCPError
 from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
+from mcp.server.session import ServerSession
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     LOG_LEVEL_META_KEY,
@@ -31,6 +32,7 @@ from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.serving.client import Client, client
 from operations.mcp.serving.elicitation import refused
+from operations.mcp.serving.exchange import Exchange
 from operations.types import JSONObject
 
 RequestContext = ServerRequestContext[Any, Any]
@@ -69,7 +71,7 @@ def channel_for(request: RequestContext) -> CallerChannel:
         )
     )
     return CallerChannel(
-        session=_session_key(request) if asks else "",
+        session=_session_key(connection_of(request)) if asks else "",
         log_level=_wanted_level(request, modern=modern),
         progress=session.report_progress,
         log=_logger(request),
@@ -78,15 +80,16 @@ def channel_for(request: RequestContext) -> CallerChannel:
     )
 
 
-def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
-    async def log(level: str, data: Any) -> None:
+def _logger(request: RequestContext) -> Callable[[str, Any, str | None], Awaitable[None]]:
+    async def log(level: str, data: Any, logger_name: str | None) -> None:
         level = level if level in LEVELS else "info"
         if level not in allowed_log_levels(request.protocol_version, request.meta):
             return
-        wanted = connection_of(request).state.get(_LEVEL, "debug")
-        if LEVELS.index(level) < LEVELS.index(wanted):
+        if not _is_wanted(level, connection_of(request)):
             return
-        params = LoggingMessageNotificationParams(level=cast("Any", level), data=data)
+        params = LoggingMessageNotificationParams(
+            level=cast("Any", level), data=data, logger=logger_name
+        )
         await request.session.send_notification(
             LoggingMessageNotification(params=params), related_request_id=request.request_id
         )
@@ -94,9 +97,59 @@ def _logger(request: RequestContext) -> Callable[[str, Any], Awaitable[None]]:
     return log
 
 
-def _session_key(request: RequestContext) -> str:
+def _is_wanted(level: str, connection: Connection) -> bool:
+    """Return whether the client wants log messages of a level; all unless it has set one."""
+    return LEVELS.index(level) >= LEVELS.index(connection.state.get(_LEVEL, "debug"))
+
+
+def lean_channel(exchange: Exchange, connection: Connection, version: str) -> CallerChannel:
+    """Return the channel of a plain call, which needs the SDK's objects only to ask a client that can answer."""
+    if not exchange.streams:
+        return SILENT
+    asks = exchange.can_send_request
+    can = (connection.client_capabilities if asks else None) or _NOTHING
+    release = exchange.release if exchange.can_release else None
+    if can.elicitation is not None or can.sampling is not None or can.roots is not None:
+        return channel_for(
+            ServerRequestContext(
+                session=ServerSession(exchange, connection),
+                lifespan_context=None,
+                protocol_version=version,
+                method="tools/call",
+                request_id=exchange.request_id,
+                close_sse_stream=release,
+            )
+        )
+    if release is not None:
+        client.set(Client(close_stream=release))
+
+    async def log(level: str, data: Any, logger_name: str | None) -> None:
+        level = level if level in LEVELS else "info"
+        if _is_wanted(level, connection):
+            params: JSONObject = {"level": level, "data": data}
+            if logger_name is not None:
+                params["logger"] = logger_name
+            await exchange.notify("notifications/message", params)
+
+    return CallerChannel(
+        session=_session_key(connection) if asks else "",
+        log_level=connection.state.get(_LEVEL, "debug"),
+        progress=exchange.progress,
+        log=log,
+    )
+
+
+async def _drop(_level: str, _data: Any, _logger_name: str | None) -> None:
+    """The client cannot get log messages, or has not asked for them."""
+
+
+SILENT: Final = CallerChannel(log=_drop)
+"""The channel of a client that gets only the result."""
+
+
+def _session_key(connection: Connection) -> str:
     """Return the key of the session that a request belongs to."""
-    state = connection_of(request).state
+    state = connection.state
     if _KEY not in state:
         state[_KEY] = token_urlsafe(16)
     return cast("str", state[_KEY])

@@ -177,9 +177,9 @@ class _Conversation:
         if self.channel.progress is not None:
             await self.channel.progress(progress, total, message)
 
-    async def _log(self, level: str, data: Any) -> None:
+    async def _log(self, level: str, data: Any, logger_name: str | None) -> None:
         if self.channel.log is not None:
-            await self.channel.log(level, data)
+            await self.channel.log(level, data, logger_name)
 
     async def _elicit(self, message: str, schema: JSONObject) -> JSONObject:
         form = {key: value for key, value in schema.items() if key != "$id"}

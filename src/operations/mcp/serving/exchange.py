@@ -8,6 +8,7 @@ Rule 2: the work ends with its client, until the response is a stream of a sessi
 import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -26,6 +27,7 @@ from operations.errors import CallError
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, SAFE, Reply
 from operations.front.public_errors import Header
+from operations.mcp.serving.service import LimitedCall
 from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
 from operations.types import JSONObject
 
@@ -89,10 +91,22 @@ class Exchange:
 
     # ------------------------------------------------------------ serving
 
-    async def serve(self, work: Awaitable[JSONObject], *headers: Header) -> Reply | None:
-        """Run the work and respond; return the response unless it became a stream."""
+    async def serve(
+        self, work: Awaitable[JSONObject], *headers: Header, limited: LimitedCall | None = None
+    ) -> Reply | None:
+        """Run the work and respond; return the response unless it became a stream.
+
+        Args:
+            work: The work, which ends with its client.
+            headers: Of the response.
+            limited: The call that the work is, if its time limit is to be enforced here.
+        """
         state, session = self._state, self._session
-        state.timeout.start(None, state.receive)
+        if limited is None:
+            state.timeout.start(None, state.receive)
+        else:
+            work = limited.run(work)
+            state.answer_late = partial(self._answer_late, limited)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(PING_SECONDS, self._keep_open) if self._streams else None
         if session is not None:
@@ -113,17 +127,36 @@ class Exchange:
                 del session.running[self.request_id]
             if self._resources is not None:
                 self._resources.close()
+        if state.is_answered:
+            return None
         if self._stream is None:
             return Reply(200, message, [JSON, *headers])
+        await self._end_stream(self._stream, message)
+        return None
+
+    async def _end_stream(self, stream: int, message: bytes) -> None:
         async with self._writing():
             if not self._is_revoked:
                 # A client that reads too slowly can still fetch the result with a new request.
                 with suppress(CallError):
                     await self._write(message)
             await self._detach()
-        if session is not None:
-            session.log.close_stream(self._stream)
-        return None
+        if self._session is not None:
+            self._session.log.close_stream(stream)
+
+    async def _answer_late(self, limited: LimitedCall) -> None:
+        """Respond that the time is over, although the work does not end."""
+        self._streams = False
+        if self._keeper is not None:
+            self._keeper.cancel()
+        message = self._message(limited.late_result())
+        if self._stream is None:
+            await Reply(200, message, [JSON]).send(self._state.send)
+        else:
+            await self._end_stream(self._stream, message)
+
+    def _message(self, result: JSONObject) -> bytes:
+        return _encode({"jsonrpc": "2.0", "id": self.request_id, "result": result})
 
     async def _outcome(self, work: Awaitable[JSONObject]) -> bytes:
         try:
@@ -135,7 +168,7 @@ class Exchange:
         except Exception as failure:  # noqa: BLE001 - the caller gets a response in any case
             error = modern_error_data(failure)
         else:
-            return _encode({"jsonrpc": "2.0", "id": self.request_id, "result": result})
+            return self._message(result)
         failed = error.model_dump(by_alias=True, mode="json", exclude_none=True)
         return _encode({"jsonrpc": "2.0", "id": self.request_id, "error": failed})
 
@@ -160,7 +193,7 @@ class Exchange:
         self._stream = 0
         if session is not None:
             self._stream = session.log.open_stream()
-            state.timeout.pause()
+            state.timeout.unwatch()
             headers.append((SESSION_HEADER, session.id.encode()))
         self._resources = ExitStack()
         self._resources.enter_context(
@@ -204,6 +237,11 @@ class Exchange:
             if self._stream is None:
                 await self._start()
             await self._detach()
+
+    @property
+    def streams(self) -> bool:
+        """Whether something can be sent before the result."""
+        return self._streams
 
     @property
     def can_release(self) -> bool:

@@ -5,6 +5,7 @@ Rule 2: its answers are the SDK's answers; a test compares them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -16,8 +17,9 @@ from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
+from operations.mcp.serving.channels import SILENT
 from operations.mcp.serving.elicitation import can_answer
-from operations.mcp.serving.service import Asker, Service
+from operations.mcp.serving.service import Asker, LimitedCall, Service
 from operations.observe import trace_context
 from operations.types import JSONObject
 
@@ -140,16 +142,31 @@ class FastPath:
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
         trace = NOTHING if meta is None else meta.trace
         asker = Asker.of(state, version, capabilities, trace)
-        # The work ends when the client disconnects; the registry keeps the deadline.
-        state.timeout.start(None, state.receive)
+        name, limited = request.params.name, None
+        if name is not None and not can_answer(capabilities):
+            limited = self._service.limited_call(asker, state, name)
+        work = self._answer(request, asker, limited)
         try:
-            answer = await self._answer(request, asker)
+            if limited is None:
+                state.timeout.start(None, state.receive)
+                result = await work
+                state.timeout.pause()
+            else:
+                state.answer_late = partial(self._answer_late, request, limited)
+                result = await limited.run(work)
         except MCPError:
-            # The SDK words the protocol's own errors. They come before anything runs: a tool's failure is none.
-            return None
-        finally:
+            # The SDK writes the protocol's own errors, which come before anything runs.
             state.timeout.pause()
-        return Reply(200, _encode({"jsonrpc": "2.0", "id": request.id, "result": answer}), [JSON])
+            return None
+        return self._reply(request, result)
+
+    async def _answer_late(self, request: PlainRequest, limited: LimitedCall) -> None:
+        await self._reply(request, limited.late_result()).send(limited.state.send)
+
+    def _reply(self, request: PlainRequest, result: JSONObject) -> Reply:
+        result["_meta"] = {**result.get("_meta", {}), **self._stamp}
+        message = {"jsonrpc": "2.0", "id": request.id, "result": result}
+        return Reply(200, _encode(message), [JSON])
 
     def _is_plain(self, request: PlainRequest, routing: dict[bytes, bytes], version: str) -> bool:
         params = request.params
@@ -174,31 +191,20 @@ class FastPath:
             and routing.get(b"mcp-name") == tool.name.encode()
         )
 
-    async def _answer(self, request: PlainRequest, asker: Asker) -> JSONObject:
+    async def _answer(
+        self, request: PlainRequest, asker: Asker, limited: LimitedCall | None
+    ) -> JSONObject:
         params = request.params
         if request.method == "tools/list":
-            result = self._service.list_tools_encoded(asker, params.cursor)
-        else:
-            result = await self._call(asker, params)
-        result["_meta"] = {**result.get("_meta", {}), **self._stamp}
-        return result
-
-    def _call(self, asker: Asker, params: _Params) -> Awaitable[JSONObject]:
+            return self._service.list_tools_encoded(asker, params.cursor)
         name, arguments = params.name or "", params.arguments or {}
+        if not can_answer(asker.capabilities):
+            return await self._service.call_tool(asker, name, arguments, SILENT, limited)
 
         def run(channel: CallerChannel) -> Awaitable[JSONObject]:
             return self._service.call_tool(asker, name, arguments, channel)
 
-        if not can_answer(asker.capabilities):
-            return run(_SILENT)
-        return self._converse(asker, run, _SILENT, "tools/call", NOTHING, name, arguments)
-
-
-async def _drop(_level: str, _data: Any) -> None:
-    """The client has not asked for log messages."""
-
-
-_SILENT = CallerChannel(log=_drop)
+        return await self._converse(asker, run, SILENT, "tools/call", NOTHING, name, arguments)
 
 
 def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None:

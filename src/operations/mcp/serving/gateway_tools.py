@@ -193,7 +193,9 @@ async def run_gateway_tool(
         data = await _answer(name, arguments, front, context, caller)
     except CallError as error:
         declared = tool.declares_output()
-        return error_result(error, context, expose=front.expose_errors, declared=declared)
+        return error_result(
+            error, context.request_id, expose=front.expose_errors, declared=declared
+        )
     return {"content": [text_block(text_of(data))], "structuredContent": data, **meta}
 
 

@@ -12,9 +12,7 @@ from typing import Any, Final
 import msgspec
 from mcp.server import Server
 from mcp.server.connection import Connection
-from mcp.server.context import ServerRequestContext
 from mcp.server.runner import ServerRunner, serve_one
-from mcp.server.session import ServerSession
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp_types import (
     DEFAULT_NEGOTIATED_VERSION,
@@ -32,7 +30,7 @@ from operations.context import NOTHING
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
-from operations.mcp.serving.channels import channel_for
+from operations.mcp.serving.channels import lean_channel
 from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
 from operations.mcp.serving.fastpath import PlainRequest, decode_plain, is_handshake_request
 from operations.mcp.serving.service import Asker, Service
@@ -246,25 +244,17 @@ class HandshakeTransport:
         trace = NOTHING if meta is None else meta.trace
         capabilities = NOTHING if session is None else session.capabilities
         asker = Asker.of(state, version, capabilities, trace)
-        return await exchange.serve(self._answer(request, asker, exchange, connection))
-
-    async def _answer(
-        self, request: PlainRequest, asker: Asker, exchange: Exchange, connection: Connection
-    ) -> JSONObject:
         params = request.params
         if request.method == "tools/list":
-            return self._service.list_tools_encoded(asker, params.cursor)
-        context: ServerRequestContext[Any, Any] = ServerRequestContext(
-            session=ServerSession(exchange, connection),
-            lifespan_context=None,
-            protocol_version=asker.protocol_version,
-            method=request.method,
-            request_id=exchange.request_id,
-            close_sse_stream=exchange.release if exchange.can_release else None,
-        )
-        return await self._service.call_tool(
-            asker, params.name or "", params.arguments or {}, channel_for(context)
-        )
+            return await exchange.serve(self._list(asker, params.cursor))
+        name = params.name or ""
+        channel = lean_channel(exchange, connection, version)
+        limited = self._service.limited_call(asker, state, name)
+        call = self._service.call_tool(asker, name, params.arguments or {}, channel, limited)
+        return await exchange.serve(call, limited=limited)
+
+    async def _list(self, asker: Asker, cursor: str | None) -> JSONObject:
+        return self._service.list_tools_encoded(asker, cursor)
 
     def _exchange(
         self,

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -95,19 +94,17 @@ def _box(data: Any, boxed: bool) -> Any:
     return {RESULT: data} if boxed else data
 
 
-def error_result(
-    error: CallError, context: OperationContext, *, expose: bool, declared: bool
-) -> JSONObject:
+def error_result(error: CallError, request_id: str, *, expose: bool, declared: bool) -> JSONObject:
     """Return the `tools/call` result of an error.
 
     Args:
         error: The error.
-        context: The call.
+        request_id: The id of the call.
         expose: Whether clients may read the text of unexpected errors.
         declared: Whether the tool was listed with an output schema. Some clients check the structured content of
             errors against it as well, so the error then is in `_meta`.
     """
-    wire = public_error(error, context.request_id, expose=expose).to_wire()
+    wire = public_error(error, request_id, expose=expose).to_wire()
     text = f"{wire['code']}: {wire['message']}"
     if "details" in wire:
         text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"

@@ -4,9 +4,11 @@ Rule 1: nothing here knows a transport. The SDK's server and the lean path of `f
 Rule 2: every answer is for somebody. What a caller may not call is neither listed nor found.
 """
 
+import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from math import inf
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -25,7 +27,7 @@ from operations._time_limits import TimeLimit
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.config import MCPServerSettings
 from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
@@ -156,15 +158,31 @@ class Service:
         return MCPError(INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
 
     async def call_tool(
-        self, asker: Asker, name: str, arguments: JSONObject, channel: CallerChannel = CLOSED
+        self,
+        asker: Asker,
+        name: str,
+        arguments: JSONObject,
+        channel: CallerChannel = CLOSED,
+        limited: "LimitedCall | None" = None,
     ) -> JSONObject:
-        """Run a tool; what goes wrong with it is a result.
+        """Run a tool; an error of the tool is a result.
+
+        Args:
+            asker: The caller.
+            name: The name of the tool.
+            arguments: Its input.
+            channel: The ways to reach the caller meanwhile.
+            limited: The call with the time limit that its request enforces; without it, the registry does.
 
         Raises:
             MCPError: If there is no such tool, or it needs a client that can do more.
         """
         tool = self.catalog.tools.get(name)
-        context = self._context(asker, channel, None if tool is None else tool.spec)
+        if limited is None:
+            limit = None if tool is None else self._limit(tool.spec, asker)
+            context = self._context(asker, channel, limit)
+        else:
+            limited.state.context = context = self._context(asker, channel, limited.limit)
         if tool is None:
             if self.settings.disclosure != "tools":
                 result = await run_gateway_tool(
@@ -184,7 +202,7 @@ class Service:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
                 raise self._unknown_tool(name, asker) from None
             declared = tool.declares_output()
-            result = error_result(error, context, expose=False, declared=declared)
+            result = error_result(error, context.request_id, expose=False, declared=declared)
             return _settled(result, asker)
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
@@ -197,6 +215,15 @@ class Service:
         if tool.takes_box:
             value = arguments.get(INPUT)
         return _settled(await self._run(tool, value, context, asker), asker)
+
+    def limited_call(self, asker: Asker, state: RequestState, name: str) -> "LimitedCall | None":
+        """Return a tool call whose time limit its request can enforce; None if the registry must do so."""
+        tool = self.catalog.tools.get(name)
+        limit = None if tool is None else self._limit(tool.spec, asker)
+        if tool is None or limit is None:
+            return None
+        seconds = limit.remaining
+        return LimitedCall(asker, state, tool, limit, seconds) if 0 < seconds < inf else None
 
     def _runner(self, asker: Asker) -> Run:
         async def run(operation_id: str, value: Any, context: OperationContext) -> JSONObject:
@@ -229,7 +256,7 @@ class Service:
         except CallError as error:
             return error_result(
                 error,
-                context,
+                context.request_id,
                 expose=asker.front.expose_errors,
                 declared=tool.declares_output(),
             )
@@ -384,7 +411,7 @@ class Service:
         self, spec: OperationSpec, value: Any, asker: Asker, channel: CallerChannel
     ) -> Any:
         """Run an operation whose errors are the protocol's."""
-        context = self._context(asker, channel, spec)
+        context = self._context(asker, channel, self._limit(spec, asker))
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
         except CallError as error:
@@ -395,10 +422,9 @@ class Service:
             raise MCPError(code, wire["message"], wire) from error
 
     def _context(
-        self, asker: Asker, channel: CallerChannel, spec: OperationSpec | None = None
+        self, asker: Asker, channel: CallerChannel, limit: TimeLimit | None
     ) -> OperationContext:
-        """Return the context of a call of an operation; without one, that of a gateway tool."""
-        limit = None if spec is None else self._limit(spec, asker)
+        """Return the context of a call; gateway tools and subscriptions have no limit that can be extended."""
         deadline = asker.deadline if limit is None else limit.deadline
         return OperationContext(
             request_id=asker.request_id,
@@ -408,6 +434,7 @@ class Service:
             channel=channel,
             lenient=self.settings.lenient_input,
             limit=limit,
+            registry=self.registry,
         )
 
     def _limit(self, spec: OperationSpec, asker: Asker) -> TimeLimit | None:
@@ -441,6 +468,47 @@ class Service:
             place = msgspec.json.encode([end, _key(items[end - 1])])
             following = urlsafe_b64encode(place).decode()
         return items[start:end], following
+
+
+class LimitedCall:
+    """A call of a tool, whose time limit its request enforces: the call runs in the request's own task."""
+
+    __slots__ = ("_asker", "_seconds", "_tool", "limit", "state")
+
+    def __init__(
+        self, asker: Asker, state: RequestState, tool: Tool, limit: TimeLimit, seconds: float
+    ) -> None:
+        self._asker = asker
+        self._tool = tool
+        self._seconds = seconds
+        self.state = state
+        self.limit = limit
+        limit.is_kept = True
+
+    async def run(self, work: Awaitable[JSONObject]) -> JSONObject:
+        """Return the result of the work; if its time is over, the result for that."""
+        timeout = self.state.timeout
+        timeout.start(self._seconds, self.state.receive, self.limit)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not timeout.timed_out or timeout.stop():
+                raise
+            return self.late_result()
+        finally:
+            timeout.pause()
+
+    def late_result(self) -> JSONObject:
+        """Return the result of a call whose time is over."""
+        tool, asker = self._tool, self._asker
+        error = timed_out(tool.spec.id, self._seconds, deadline=self.limit.deadline)
+        result = error_result(
+            error,
+            asker.request_id,
+            expose=asker.front.expose_errors,
+            declared=tool.declares_output(),
+        )
+        return _settled(result, asker)
 
 
 def _start(cursor: str, items: Sequence[Any]) -> int:
