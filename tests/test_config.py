@@ -583,6 +583,7 @@ VALUES: dict[str, Any] = {
     "endpoint": "https://a.example",
     "resources": {'"task:1"': ["read"]},
     "issuer": "https://a.example",
+    "max_bytes": 5_000,
     "public_url": "https://a.example",
 }
 NOT_IN_THE_FILE = {

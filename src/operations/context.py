@@ -177,6 +177,10 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     """Convert an input that its schema rejects, if nothing is lost; see `meta.changes`, kind `input`. For entry points
     whose callers are models. Nested calls do not inherit it, and it never crosses a wire."""
 
+    whole: bool = False
+    """Return large results whole, not in pages (`max_bytes`): for nested calls and the command line. It never crosses a
+    wire."""
+
     metadata: Mapping[str, Any] = NOTHING
 
     deadline: float | None = None
@@ -230,6 +234,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             authority=(reach.operation_id, operation_id)
             if reach is not None and reach.covers(operation_id)
             else None,
+            whole=True,
             metadata=self.metadata,
             deadline=self.deadline if self.limit is None else self.limit.deadline,
             channel=self.channel,

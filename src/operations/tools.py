@@ -34,9 +34,10 @@ from operations._time_limits import TimeLimit
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
-from operations.errors import CallError
+from operations.errors import CallError, RegistrationError
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.registry import OperationRegistry
+from operations.result_pages import MIN_PAGE, NEXT, ResultPages, caller_of, next_operation
 from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
@@ -90,6 +91,10 @@ class ToolConfig:
     """JSON pointers to the parts of a result to keep, such as `/items/*/id`; `*` stands for every item or property. The
     operation then has no output schema."""
 
+    max_bytes: Annotated[int, Meta(ge=MIN_PAGE)] | None = None
+    """The largest result, in bytes of JSON. A larger one is returned in pages: each is whole JSON and ends in a
+    `cursor`, which `results.next` accepts. The operation then has no output schema."""
+
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
         enforce_policy(self.output)
@@ -98,6 +103,8 @@ class ToolConfig:
         for pointer in self.select or ():
             if not pointer.startswith("/"):
                 raise ValueError("select must contain JSON pointers, which begin with /")
+        if self.max_bytes is not None and self.max_bytes < MIN_PAGE:
+            raise ValueError(f"max_bytes must be at least {MIN_PAGE}")
 
 
 def is_pattern(text: str) -> bool:
@@ -105,35 +112,88 @@ def is_pattern(text: str) -> bool:
     return any(character in text for character in "*?[")
 
 
-def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> set[str]:
+class ToolSettings:
+    """The settings of a registry's operations, which may change."""
+
+    def __init__(self, registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> None:
+        self._registry = registry
+        self._pages = ResultPages(registry)
+        self._originals: dict[str, str] = {}
+        self.tools: dict[str, ToolConfig] = {}
+        """By id or pattern."""
+        self._set(tools)
+        registry.adapt(self._adapt)
+
+    @property
+    def unmatched(self) -> set[str]:
+        """The patterns that match no operation."""
+        ids = {self._originals.get(each.spec.id, each.spec.id) for each in self._registry}
+        return {each for each in self.tools if not any(fnmatchcase(id_, each) for id_ in ids)}
+
+    def change(self, tools: Mapping[str, ToolConfig]) -> None:
+        """Use other settings.
+
+        Raises:
+            ValueError: If a pattern renames; then nothing has changed.
+            RegistrationError: If two operations would have one id; then nothing has changed.
+        """
+        before = self.tools
+        # The later one of two patterns wins, so their order matters.
+        if list(tools.items()) == list(before.items()):
+            return
+        self._set(tools)
+        try:
+            self._registry.adapt_all()
+        except RegistrationError:
+            self._set(before)
+            raise
+
+    def _set(self, tools: Mapping[str, ToolConfig]) -> None:
+        for pattern, config in tools.items():
+            if config.rename is not None and is_pattern(pattern):
+                raise ValueError(f"rename works for one operation, and {pattern} is a pattern")
+        had, has = _has_pages(self.tools), _has_pages(tools)
+        if has and not had:
+            self._registry.register(next_operation(self._pages))
+        elif had and not has:
+            self._registry.unregister(NEXT)
+        self.tools = dict(tools)
+
+    def _adapt(self, operation: Operation) -> Operation:
+        found: dict[str, Any] = {}
+        operation_id = operation.spec.id
+        for pattern, config in self.tools.items():
+            if fnmatchcase(operation_id, pattern):
+                values = ((each.name, getattr(config, each.name)) for each in fields(config))
+                found |= {name: value for name, value in values if value is not None}
+        if operation_id == NEXT:
+            found.pop("max_bytes", None)
+        if not found:
+            return operation
+        config = ToolConfig(**found)
+        if config.rename is not None:
+            self._originals[config.rename] = operation_id
+        return _configured(operation, config, self._registry, self._pages)
+
+
+def _has_pages(tools: Mapping[str, ToolConfig]) -> bool:
+    return any(config.max_bytes is not None for config in tools.values())
+
+
+def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> ToolSettings:
     """Apply settings to operations of a registry, by id or pattern (`github.delete_*`).
 
-    If several match an operation, the later one wins for each setting that both have. Returns the patterns that match
-    no operation; the set shrinks when operations are registered.
+    If several match an operation, the later one wins for each setting that both have.
 
     Raises:
         ValueError: If a pattern renames.
     """
-    for pattern, config in tools.items():
-        if config.rename is not None and is_pattern(pattern):
-            raise ValueError(f"rename works for one operation, and {pattern} is a pattern")
-
-    unmatched = set(tools)
-
-    def adapt(operation: Operation) -> Operation:
-        found: dict[str, Any] = {}
-        for pattern, config in tools.items():
-            if fnmatchcase(operation.spec.id, pattern):
-                unmatched.discard(pattern)
-                values = ((each.name, getattr(config, each.name)) for each in fields(config))
-                found |= {name: value for name, value in values if value is not None}
-        return _configured(operation, ToolConfig(**found), registry) if found else operation
-
-    registry.adapt(adapt)
-    return unmatched
+    return ToolSettings(registry, tools)
 
 
-def _configured(operation: Operation, config: ToolConfig, registry: OperationRegistry) -> Operation:
+def _configured(
+    operation: Operation, config: ToolConfig, registry: OperationRegistry, pages: ResultPages
+) -> Operation:
     spec = operation.spec
     access = spec.access_control
     if config.scopes is not None:
@@ -149,7 +209,7 @@ def _configured(operation: Operation, config: ToolConfig, registry: OperationReg
         operation, spec=with_fields(spec, access_control=AccessControl()), output=output
     )
     spec = with_fields(spec, access_control=access)
-    if config.select is not None:
+    if config.select is not None or config.max_bytes is not None:
         spec = with_fields(spec, output_schema=UNKNOWN)
     ready = replaced(
         operation, spec=spec, output=output, timeout=config.timeout or operation.timeout
@@ -161,10 +221,11 @@ def _configured(operation: Operation, config: ToolConfig, registry: OperationReg
         config.retry,
         config.cache,
         config.select,
+        config.max_bytes,
     )
     if all(each is None for each in runs):
         return ready
-    tool = _Tool(inner, config, registry)
+    tool = _Tool(inner, config, registry, pages)
     handler = tool.stream if spec.type is OperationType.SUBSCRIPTION else tool.call
     return replaced(ready, handler=handler, blocking=False)
 
@@ -173,11 +234,16 @@ class _Tool:
     """Runs an operation with its settings."""
 
     def __init__(
-        self, operation: Operation, config: ToolConfig, registry: OperationRegistry
+        self,
+        operation: Operation,
+        config: ToolConfig,
+        registry: OperationRegistry,
+        pages: ResultPages,
     ) -> None:
         self._operation = operation
         self._config = config
         self._registry = registry
+        self._pages = pages
         self._made: Plan | None = None
         self._id = operation.spec.id
         is_query = operation.spec.type is OperationType.QUERY
@@ -196,6 +262,9 @@ class _Tool:
 
     async def call(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         """Run a query or mutation."""
+        return await self._bounded(await self._cached(value, context), context)
+
+    async def _cached(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         key = None if self._cache is None else _key(value, context)
         if self._cache is None or key is None:
             return await self._limited(value, context)
@@ -204,6 +273,14 @@ class _Tool:
             found = await self._limited(value, context)
             self._cache.put(key, found)
         return found
+
+    async def _bounded(
+        self, envelope: ResponseEnvelope[Any], context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        limit = self._config.max_bytes
+        if limit is None or context.whole:
+            return envelope
+        return await self._pages.bound(envelope, context, self._id, limit)
 
     async def _limited(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         self._rate.spend(_caller(context))
@@ -263,7 +340,7 @@ class _Tool:
             if hasattr(items, "aclose"):
                 await stack.enter_async_context(aclosing(items))
             async for item in items:
-                yield self._selected(plan.finish(item))
+                yield await self._bounded(self._selected(plan.finish(item)), context)
 
     def _selected(self, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
         if self._select is None or isinstance(envelope.data, bytes):
@@ -325,12 +402,7 @@ def _caller(context: OperationContext) -> str:
 
 def _key(value: Any, context: OperationContext) -> bytes | None:
     """Return the input and the caller in one canonical form, without its expiry; None if files are sent."""
-    identity = context.identity
-    if identity is not None:
-        identity = with_fields(identity, expires_at=None)
-    # Callers without identity are told apart by their sessions, as upstream servers may do.
-    session = context.channel.session if identity is None else ""
-    caller = [identity, session, context.trusted]
+    caller = [*caller_of(context), context.trusted]
     try:
         return msgspec.json.encode([value, caller], order="deterministic")
     except TypeError:

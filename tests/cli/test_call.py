@@ -151,6 +151,18 @@ def test_the_operator_may_do_everything_and_others_what_they_may(run: Run) -> No
     assert 'Did you mean "alice"?' in ran.err
 
 
+def test_large_results_are_printed_whole(run: Run, folder: Path) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write('\n[tools."*"]\nmax_bytes = 1000\n')
+
+    notes = ["note"] * 500
+    ran = run(
+        "call", "work.ship", "to.street=Elm", "size=small", f"notes:={notes!r}".replace("'", '"')
+    )
+
+    assert ran.json["notes"] == notes
+
+
 def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
     assert run("call", "work.count", "to=3").out == "1\n2\n3\n"
     lines = run("call", "work.count", "to=9", "--count", "2", "--envelope").out.splitlines()

@@ -205,7 +205,7 @@ async def test_tool_settings_that_cannot_be_used_change_nothing(tmp_path: Path) 
         with pytest.raises(ConfigError, match=r"shop\.orders"):
             await reload(hub)
         assert ids(hub) == {"shop.items", "shop.orders"}
-        assert (hub.file, hub.tools) == (file, {})
+        assert (hub.file, hub.tools.tools) == (file, {})
         # They may change places.
         swapped = (
             '[tools."shop.items"]\nrename = "shop.orders"\n'
@@ -213,6 +213,22 @@ async def test_tool_settings_that_cannot_be_used_change_nothing(tmp_path: Path) 
         )
         written(tmp_path, ENTRY + swapped)
         await reload(hub)
+        assert ids(hub) == {"shop.items", "shop.orders"}
+
+
+async def test_patterns_that_match_nothing_are_found_anew_after_each_reload(tmp_path: Path) -> None:
+    tools = '[tools."shop.items"]\nrename = "my.items"\n[tools."shop.x*"]\nmax_bytes = 1000\n'
+    path = written(tmp_path, ENTRY + tools)
+    async with open_hub(path) as hub:
+        assert hub.tools.unmatched == {"shop.x*"}
+        assert ids(hub) == {"my.items", "shop.orders", "results.next"}
+        written(tmp_path, tools)
+        await reload(hub)
+        assert hub.tools.unmatched == {"shop.items", "shop.x*"}
+        written(tmp_path, ENTRY)
+        await reload(hub)
+        assert hub.tools.unmatched == set()
+        await hub.settled(10)
         assert ids(hub) == {"shop.items", "shop.orders"}
 
 

@@ -71,7 +71,7 @@ rename = "hello.welcome"
     ann = OperationContext(identity=Identity("ann", ["greet"]))
 
     async with open_hub(path) as hub:
-        assert hub.unmatched == {"helo.*"}
+        assert hub.tools.unmatched == {"helo.*"}
         found = await hub.registry.execute("hello.welcome", {"name": "Ann"}, ann)
         assert found.data == "Hello, Ann!"
         with pytest.raises(CallError, match="denied"):

@@ -85,7 +85,11 @@ async def call(
             terminal_channel(screen, operation_id) as (channel, clear),
         ):
             context = front.context(
-                who.identity, deadline=deadline, channel=channel, trusted=who.trusted
+                who.identity,
+                deadline=deadline,
+                channel=channel,
+                trusted=who.trusted,
+                whole=True,
             )
             if saves and files is not None:
                 value = {**value, files.save_to: output}

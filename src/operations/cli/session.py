@@ -104,7 +104,7 @@ def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose
         if absent.name != told:
             screen.warn(f"{absent.label} is not available: {absent.problem}")
     if wanted.is_all and not hub.absent():
-        for pattern in sorted(hub.unmatched):
+        for pattern in sorted(hub.tools.unmatched):
             screen.warn(f'[tools."{pattern}"] matches no operation')
     for source in hub.sources:
         if not source.is_enabled:

@@ -113,10 +113,11 @@ class Front:
         metadata: Mapping[str, Any] = NOTHING,
         channel: CallerChannel = ENTRY,
         trusted: bool = False,
+        whole: bool = False,
     ) -> OperationContext:
         """Return the context of one call; `deadline` is in milliseconds since the epoch.
 
-        Only the command line sets `trusted`, for the operator.
+        Only the command line sets `trusted`, for the operator, and `whole`: it cannot come back with a cursor.
         """
         return OperationContext(
             identity=identity,
@@ -124,6 +125,7 @@ class Front:
             metadata=metadata,
             channel=channel,
             trusted=trusted,
+            whole=whole,
             registry=self.registry,
         )
 

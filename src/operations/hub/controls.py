@@ -12,6 +12,7 @@ from operations.hub.hub import Hub
 from operations.hub.reload import reload
 from operations.hub.source import Source
 from operations.hub.supervisor import Supervisor
+from operations.result_pages import NEXT
 from operations.specs import operation
 from operations.types import JSONObject
 
@@ -135,6 +136,6 @@ def readiness(hub: Hub) -> bool | JSONObject:
     absent = [source.name for source in hub.absent()]
     if not absent:
         return True
-    # The operations that control the hub are always registered.
-    is_useless = all(spec.namespace == "hub" for spec in hub.registry.specs())
+    # These are always registered.
+    is_useless = all(spec.namespace == "hub" or spec.id == NEXT for spec in hub.registry.specs())
     return {"status": "unavailable" if is_useless else "degraded", "disconnected": absent}

@@ -84,16 +84,12 @@ class Hub:
     def __init__(self, registry: OperationRegistry, file: ConfigFile) -> None:
         self.registry = registry
         self.file = file
+        self.tools = configure_tools(registry, tools_of(file))
+        """The settings of `[tools]`."""
         self.file_times = file_times(file)
         """When the files were changed that this hub was made of."""
 
         self.resolvers: list[Any] = []
-        self.tools: dict[str, ToolConfig] = {}
-        """The settings of `[tools]`; `registry.adapt_all` applies changes."""
-
-        self.unmatched: set[str] = set()
-        """Patterns of `[tools]` that match no operation."""
-
         self.fronts: list[Front] = []
         """What limits the callers of this hub."""
         self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
@@ -336,8 +332,6 @@ async def open_hub(
         remote=None if wanted.operation is None else lazy,
     )
     hub = lazy.hub = Hub(registry, file)
-    hub.tools.update(tools_of(file))
-    hub.unmatched = configure_tools(registry, hub.tools)
     # Sources are closed in any case: also if opening is interrupted.
     async with aclosing(hub), registry, _set_up(hub):
         if wanted.operation is None:

@@ -18,7 +18,6 @@ from operations.hub.callers import Access, can_sign_in, limits_of, serves_anonym
 from operations.hub.hub import Hub, tools_of
 from operations.hub.source import ListedServer, Source, file_times, fingerprint
 from operations.hub.sources import sources_of
-from operations.tools import ToolConfig
 
 logger = logging.getLogger("operations.hub")
 
@@ -43,7 +42,10 @@ async def _apply(hub: Hub, path: Path) -> None:
     old, new = hub.file, hub.adjust(load_config(path))
     limits, tools = limits_of(new), tools_of(new)
     access = Access(new) if "access" in vars(hub) else None
-    _apply_tools(hub, tools, path)
+    try:
+        hub.tools.change(tools)
+    except (OperationsError, ValueError) as error:
+        raise ConfigError([ConfigFault(str(path), None, "tools", str(error))]) from error
     # Nothing fails from here on.
     if access is not None:
         hub.access.become(access)
@@ -69,27 +71,6 @@ async def _apply(hub: Hub, path: Path) -> None:
     if stale:
         logger.warning("restart to apply the changes of %s", ", ".join(stale))
     logger.info("%s was read again", new.path)
-
-
-def _apply_tools(hub: Hub, tools: dict[str, ToolConfig], path: Path) -> None:
-    """Use other settings of `[tools]`; if they cannot be used, nothing changes."""
-    before = dict(hub.tools)
-    # The later one of two patterns wins, so their order matters.
-    if list(tools.items()) == list(before.items()):
-        return
-    _replace(hub, tools)
-    try:
-        hub.registry.adapt_all()
-    except (OperationsError, ValueError) as error:
-        _replace(hub, before)
-        raise ConfigError([ConfigFault(str(path), None, "tools", str(error))]) from error
-
-
-def _replace(hub: Hub, tools: dict[str, ToolConfig]) -> None:
-    hub.tools.clear()
-    hub.tools.update(tools)
-    hub.unmatched.clear()
-    hub.unmatched.update(tools)
 
 
 async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:

@@ -1,0 +1,325 @@
+"""Split large results into pages that a caller reads one by one, with a cursor.
+
+    {"path": "", "value": {"total": 9000, "items": [...]}, "cursor": "..."}
+    {"path": "/items", "value": [...], "cursor": "..."}
+
+Rule 1: every page is whole JSON. `value` continues what the pages before hold at `path`: items are appended to a list,
+        properties added to an object, characters to a text. `cursor` gives the next page; the last page has none.
+Rule 2: an item or property stays whole if it fits into a page.
+Rule 3: pages are kept for the caller of the result alone, for some minutes, and bounded in bytes for each caller and
+        for all. A cursor may be used again, so a lost response can be repeated.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from secrets import token_urlsafe
+from time import monotonic
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from operations._json import build_from, is_list, is_object, pointer
+from operations.access import check_access
+from operations.context import OperationContext
+from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
+from operations.errors import CallError, ErrorCode
+from operations.registry import OperationRegistry
+from operations.specs import Operation, operation
+from operations.types import JSONObject
+
+NEXT: Final = "results.next"
+"""The id of the operation that returns the next page of a result."""
+
+LIFETIME: Final = 600.0
+"""Seconds for which the pages of a result are kept."""
+
+MAX_BYTES: Final = 64 << 20
+MAX_CALLER_BYTES: Final = 32 << 20
+"""Bytes of all pages that are kept, and of those of one caller; the oldest results are dropped first."""
+
+MIN_PAGE: Final = 1_000
+"""The smallest page, in bytes: its cursor and path need some of them."""
+
+_OVERHEAD = 120
+"""Bytes of a page that are neither its path nor its value."""
+
+_LITTLE = 100
+"""With less room than this in a page, the next value begins a new one."""
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class ResultPages:
+    """Keeps the pages of large results, and returns them to their callers.
+
+    Args:
+        registry: Of the operations whose results are kept. A caller that may no longer call one gets no more pages.
+    """
+
+    def __init__(self, registry: OperationRegistry) -> None:
+        self._registry = registry
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._bytes = 0
+
+    async def bound(
+        self,
+        envelope: ResponseEnvelope[Any],
+        context: OperationContext,
+        operation_id: str,
+        max_bytes: int,
+    ) -> ResponseEnvelope[Any]:
+        """Return a result as it is if it is small enough, else its first page."""
+        data, meta = envelope.data, envelope.meta
+        raw = _encode(data)
+        is_large = len(raw) > max_bytes
+        if isinstance(meta, MCPResponseMeta):
+            content: list[JSONObject] = msgspec.to_builtins(meta.content)
+            is_large = is_large or len(_encode(content)) > max_bytes
+            if is_large and any(block["type"] != "text" for block in content) and data != content:
+                raw = _encode({"content": content, "data": data})
+        if not is_large:
+            return envelope
+        # A copy: the operation may go on to change what it returned.
+        value = build_from(_decode, raw)
+        pages = list[bytes]()
+        secret = token_urlsafe(16)
+        page: JSONObject = {}
+        for path, fragment in split(value, max_bytes - _OVERHEAD):
+            if page:
+                pages.append(_encode({**page, "cursor": f"{secret}.{len(pages) + 1}"}))
+                # Large results take many pages, and others wait meanwhile.
+                await asyncio.sleep(0)
+            page = {"path": path, "value": fragment}
+            if isinstance(data, bytes):
+                page["encoding"] = "base64"
+        pages.append(_encode(page))
+        self._keep(secret, _Kept(_caller(context), operation_id, pages))
+        return _enveloped(pages[0], envelope)
+
+    def next(self, cursor: str, context: OperationContext) -> JSONObject:
+        """Return the page that a cursor stands for.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if it is unknown to this caller or has expired.
+        """
+        secret, _, number = cursor.partition(".")
+        self._expire()
+        kept = self._kept.get(secret)
+        if (
+            kept is None
+            or kept.caller != _caller(context)
+            or not number.isdecimal()
+            or not 0 < int(number[:9]) < len(kept.pages)
+            or not self._may_call(kept.operation_id, context)
+        ):
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                "The cursor is unknown or has expired: call the operation again",
+            )
+        return cast("JSONObject", _decode(kept.pages[int(number)]))
+
+    def _may_call(self, operation_id: str, context: OperationContext) -> bool:
+        spec = self._registry.get_spec(operation_id)
+        return spec is not None and (
+            context.trusted or check_access(spec.access_control, context.identity)
+        )
+
+    def _keep(self, secret: str, kept: "_Kept") -> None:
+        self._expire()
+        self._kept[secret] = kept
+        self._bytes += kept.size
+        own = [(key, each) for key, each in self._kept.items() if each.caller == kept.caller]
+        held = sum(each.size for _, each in own)
+        for key, each in own:
+            if held <= MAX_CALLER_BYTES:
+                break
+            held -= each.size
+            self._drop(key)
+        while self._bytes > MAX_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _expire(self) -> None:
+        now = monotonic()
+        while self._kept and next(iter(self._kept.values())).expires <= now:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, secret: str) -> None:
+        self._bytes -= self._kept.pop(secret).size
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The pages of one result."""
+
+    caller: bytes
+    operation_id: str
+    pages: list[bytes]
+    expires: float = field(default_factory=lambda: monotonic() + LIFETIME)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pages))
+
+
+def next_operation(pages: ResultPages) -> Operation:
+    """Return the operation `results.next` of a registry."""
+
+    @operation(NEXT, type="query")
+    async def next_page(cursor: str, context: OperationContext) -> JSONObject:  # noqa: D417
+        """Return the next page of a result that was too large for one response.
+
+        Its `value` continues what the pages before hold at `path`. A page without a `cursor` is the last one.
+
+        Args:
+            cursor: The `cursor` of the page before.
+        """
+        return pages.next(cursor, context)
+
+    return cast("Operation", next_page)
+
+
+def caller_of(context: OperationContext) -> list[Any]:
+    """Return what results that are kept are bound to: the caller's identity without its expiry, else its session."""
+    identity = context.identity
+    if identity is None:
+        return [None, context.channel.session]
+    return [replace(identity, expires_at=None), ""]
+
+
+def _caller(context: OperationContext) -> bytes:
+    return msgspec.json.encode(caller_of(context), order="deterministic")
+
+
+def _enveloped(page: bytes, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:
+    """Return a page in the envelope of its result."""
+    meta, data = envelope.meta, _decode(page)
+    if isinstance(meta, MCPResponseMeta):
+        # The blocks repeat the whole result.
+        content = [TextContent(text=page.decode())]
+        meta = replace(meta, content=content, structured_content=data)
+    return ResponseEnvelope(data, meta)
+
+
+# ------------------------------------------------------------ splitting
+
+
+def split(value: Any, max_bytes: int) -> Iterator[tuple[str, Any]]:
+    """Yield a JSON value as fragments of at most `max_bytes` each: the path that each continues, and what it adds.
+
+    Only a number or the name of a property may be larger.
+    """
+    if not isinstance(value, (dict, list, str)):
+        yield "", value
+        return
+    stack = [_Open("", value)]
+    while stack:
+        path = stack[-1].path
+        yield path, _fill(stack, max(max_bytes - len(_encode(path)), _LITTLE))
+        while stack and stack[-1].is_complete:
+            stack.pop()
+
+
+class _Open:
+    """A list, object or text of which a part is on earlier pages."""
+
+    __slots__ = ("at", "items", "kind", "path")
+
+    def __init__(self, path: str, value: Any) -> None:
+        self.path = path
+        self.kind: Any = type(value)
+        self.items: Any = list(value.items()) if is_object(value) else value
+        self.at = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.at >= len(self.items)
+
+    def peek(self) -> tuple[str | None, Any]:
+        """Return the next item, and its name in an object."""
+        item = self.items[self.at]
+        return item if self.kind is dict else (None, item)
+
+    def enter(self, name: str | None, value: Any) -> "_Open":
+        """Open the next item."""
+        return _Open(self.path + pointer(self.at if name is None else name), value)
+
+    def take(self, room: int) -> str:
+        """Return the next characters of a text, as many as fit."""
+        count = room
+        while True:
+            piece = self.items[self.at : self.at + count]
+            size = len(_encode(piece))
+            if size <= room or count == 1:
+                self.at += count
+                return cast("str", piece)
+            count = max(1, count * room // size - 1)
+
+
+def _fill(stack: list[_Open], room: int) -> Any:
+    """Return what continues the innermost open value; what it only begins is open afterwards."""
+    base, whole = len(stack), room
+    if stack[-1].kind is str:
+        return stack[-1].take(room)
+    page: Any = stack[-1].kind()
+    # The containers of this page that are being filled, from `page` inwards.
+    filling: list[Any] = [page]
+    while True:
+        current = stack[-1]
+        if current.is_complete:
+            if len(stack) == base:
+                return page
+            stack.pop()
+            filling.pop()
+            continue
+        name, value = current.peek()
+        label = 2 if name is None else len(_encode(name)) + 2
+        size = label + size_of(value, whole)
+        if size > room:
+            is_begun = room < whole
+            if is_begun and (size <= whole or room < _LITTLE + label):
+                return page
+            if isinstance(value, (dict, list, str)) and value:
+                inner = current.enter(name, value)
+                stack.append(inner)
+                is_text = inner.kind is str
+                value = inner.take(max(room - label, _LITTLE)) if is_text else inner.kind()
+        _add(filling[-1], name, value)
+        current.at += 1
+        if stack[-1] is current:
+            room -= size
+        elif isinstance(value, str):
+            return page
+        else:
+            filling.append(value)
+            room -= label + 2
+
+
+def _add(container: Any, name: str | None, value: Any) -> None:
+    if name is None:
+        container.append(value)
+    else:
+        container[name] = value
+
+
+def size_of(value: Any, limit: int) -> int:
+    """Return the bytes of a value as JSON; beyond `limit`, some number above it."""
+    if isinstance(value, str):
+        return len(_encode(value)) if len(value) <= limit else limit + 1
+    size = 2
+    if is_object(value):
+        for name, item in value.items():
+            size += len(_encode(name)) + 2 + size_of(item, limit - size)
+            if size > limit:
+                break
+        return size
+    if is_list(value):
+        for item in value:
+            size += 1 + size_of(item, limit - size)
+            if size > limit:
+                break
+        return size
+    return len(_encode(value))
