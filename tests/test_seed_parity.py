@@ -396,8 +396,7 @@ async def test_a_custom_transport_gets_each_header_once() -> None:
     assert values["cookie"] == "a=1; c=2"
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-async def test_items_of_the_call_protocol_carry_their_sequence(as_text: bool) -> None:
+async def test_items_of_the_call_protocol_carry_their_sequence() -> None:
     registry = OperationRegistry()
 
     @registry.operation("count.up")
@@ -409,7 +408,7 @@ async def test_items_of_the_call_protocol_carry_their_sequence(as_text: bool) ->
     async def pages() -> AsyncGenerator[Any]:
         yield http_envelope(1, status_code=200, headers={}, content_type="", sequence="a7")
 
-    target = MemoryTarget(as_text=as_text)
+    target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         counted = [item.meta.sequence async for item in calls.subscribe("count.up", {})]
         relayed = [item.meta.sequence async for item in calls.subscribe("page.all", {})]

@@ -319,7 +319,7 @@ async def test_pieces_fit_into_messages_that_carry_little() -> None:
     }
     registry = OperationRegistry()
     registry.register_spec(query("a", output_schema=Schema(schema)))
-    target = MemoryTarget(max_bytes=65_536, as_text=True)
+    target = MemoryTarget(max_bytes=65_536)
     async with serve_calls(registry, target), from_calls(target) as service:
         assert service.operations[0].spec.output_schema.document == schema
 

@@ -153,7 +153,7 @@ async def test_f4_a_connection_that_comes_back_while_workers_are_asked_is_asked_
     registry: OperationRegistry,
 ) -> None:
     """A client has several connections. Over the first one it asks for its answers, which need the last one."""
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     asked = 0
     is_back = False
 
@@ -169,10 +169,10 @@ async def test_f4_a_connection_that_comes_back_while_workers_are_asked_is_asked_
     ):
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
         await until(lambda: asked == 1)
-        calls._incoming.restored()
+        calls.restored()
         await until(lambda: asked == 2)
         is_back = True
-        calls._incoming.restored()
+        calls.restored()
         with anyio.fail_after(1):
             assert (await call).data == 3
 

@@ -183,10 +183,9 @@ async def test_f21_work_whose_time_has_passed_is_not_started(
 
 
 @pytest.mark.requirement("R39", "F21")
-@pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("credential", [None, "token"])
 async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_started(
-    as_text: bool, credential: str | None
+    credential: str | None,
 ) -> None:
     registry = OperationRegistry()
     ran: list[str] = []
@@ -200,7 +199,7 @@ async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_
     async def pay() -> None:
         ran.append("paid")
 
-    target = MemoryTarget(as_text=as_text)
+    target = MemoryTarget()
     async with (
         serve_calls(registry, target, concurrency=1, resolve=Identity),
         PendingRequestMap(target, credential=credential) as calls,
@@ -267,7 +266,7 @@ async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
     async def pay() -> None:
         ran.append("paid")
 
-    target, answers = MemoryTarget(as_text=True), Answers()
+    target, answers = MemoryTarget(), Answers()
     await target.listen(("box.me",), answers)
     async with serve_calls(registry, target, per_principal=1) as worker:
         for request_id in ("r1", "r2"):
@@ -341,11 +340,10 @@ async def _at_a_time(calls: PendingRequestMap, path: Path, tokens: list[str]) ->
 
 
 @pytest.mark.requirement("R39")
-@pytest.mark.parametrize("as_text", [True, False])
 async def test_r39_one_identity_cannot_take_every_place_by_many_spellings(
-    registry: OperationRegistry, as_text: bool, tmp_path: Path
+    registry: OperationRegistry, tmp_path: Path
 ) -> None:
-    target = MemoryTarget(as_text=as_text)
+    target = MemoryTarget()
     spellings = [f"{'_' * (count % 3)}alice{' ' * count}" for count in range(10)]
     expected = ["2 run", ErrorCode.RESOURCE_EXHAUSTED]
     rng = random.Random(3)

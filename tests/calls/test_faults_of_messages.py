@@ -315,7 +315,7 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
 ) -> None:
     async with world.serve(registry), caller(world) as calls:
         if world.name == "websocket":
-            calls._incoming.receive(encode_response("nope", local_envelope(1, "a.b")), "")
+            calls.receive(encode_response("nope", local_envelope(1, "a.b")), "")
         else:
             async with world.connect() as stranger:
                 await stranger.send(
@@ -383,7 +383,7 @@ def test_r13_no_bytes_whatsoever_stop_a_worker_or_a_caller(body: bytes) -> None:
             assert isinstance(server, CallServer)
             server.receive(body, "")
             server.receive(body, calls.mailbox)
-            calls._incoming.receive(body, "")
+            calls.receive(body, "")
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     asyncio.run(scenario())

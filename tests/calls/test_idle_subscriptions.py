@@ -69,7 +69,7 @@ async def test_a_plain_subscription_goes_on_while_items_come(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.4)
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
         await plain.request("clock.tick", **wishes)
@@ -83,7 +83,7 @@ async def test_a_subscription_without_items_ends_where_it_runs(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target) as worker:
         await plain.request("clock.stop", **wishes)
@@ -98,7 +98,7 @@ async def test_a_call_has_its_time_whatever_it_says_of_items(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
         await plain.request("clock.read", idleTimeout=60_000)
@@ -108,7 +108,7 @@ async def test_a_call_has_its_time_whatever_it_says_of_items(
 
 
 async def test_a_deadline_holds_although_items_come(ticking: OperationRegistry) -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
         await plain.request("clock.tick", idleTimeout=60_000, timeoutMs=250)
@@ -135,7 +135,7 @@ async def test_a_reader_that_takes_its_time_is_not_idle(ticking: OperationRegist
 
 
 async def test_a_describing_worker_counts_as_a_subscription(ticking: OperationRegistry) -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target) as worker:
         await plain.request("services.describe")

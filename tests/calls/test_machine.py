@@ -32,7 +32,7 @@ class LossyTarget(MemoryTarget):
     """Memory that can lose or repeat the next message in either direction."""
 
     def __init__(self) -> None:
-        super().__init__(as_text=True)
+        super().__init__()
         self.next_put: list[str] = []
         self.next_send: list[str] = []
 
@@ -163,12 +163,12 @@ class Calls(RuleBasedStateMachine):
         victim = self._pick(data)
 
         async def kill() -> None:
-            for subscription in (victim._taking, victim._listening):
+            for subscription in (victim._consuming, victim._listening):
                 assert subscription is not None
                 await subscription.aclose()
-            victim._taking = victim._listening = None
-            victim.target = MemoryTarget(as_text=True)
-            for task in (*victim._pool.tasks, *victim._background):
+            victim._consuming = victim._listening = None
+            victim.target = MemoryTarget()
+            for task in (*victim._running, *victim._background):
                 task.cancel()
             await asyncio.sleep(0.001)
 

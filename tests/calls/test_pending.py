@@ -234,10 +234,7 @@ async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegi
     assert of_call.value.code == of_stream.value.code == ErrorCode.VALIDATION_ERROR
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it(
-    as_text: bool,
-) -> None:
+async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it() -> None:
     registry = OperationRegistry()
     kept: dict[str, Any] = {}
 
@@ -262,7 +259,7 @@ async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it(
         for item in kept["many"]:
             yield item
 
-    target = MemoryTarget(as_text=as_text)
+    target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         for _ in range(2):
             data = (await calls.call("list.one", {})).data
@@ -274,8 +271,7 @@ async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it(
 
 
 @pytest.mark.requirement("R28")
-@pytest.mark.parametrize("as_text", [False, True])
-async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: bool) -> None:
+async def test_r28_what_is_beside_the_data_is_json_and_measured_too() -> None:
     registry = OperationRegistry()
     headers = {"a": "b"}
     kept: ResponseEnvelope[Any] = http_envelope(
@@ -297,7 +293,7 @@ async def test_r28_what_is_beside_the_data_is_json_and_measured_too(as_text: boo
     async def keep() -> Any:
         return kept
 
-    target = MemoryTarget(as_text=as_text, max_bytes=1000)
+    target = MemoryTarget(max_bytes=1000)
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         envelope = await calls.call("meta.odd", {"odd": False})
         assert isinstance(envelope.meta, MCPResponseMeta)
@@ -328,7 +324,7 @@ class Unconfirmed(Shim):
 async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_was_sent(
     registry: OperationRegistry,
 ) -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
         with anyio.fail_after(1):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -341,7 +337,7 @@ async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_w
 async def test_r12_whoever_is_cancelled_when_its_call_ends_is_cancelled(
     registry: OperationRegistry,
 ) -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
         call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": "/dev/null"}))
         await until(lambda: len(calls) == 1)

@@ -209,13 +209,13 @@ async def test_r11_bob_cannot_fetch_or_follow_alices_call_even_if_he_knows_its_i
         PendingRequestMap(target) as bob,
     ):
         heard: list[bytes] = []
-        original = bob._incoming.receive
+        original = bob.receive
 
         def overhear(body: bytes, reply_to: str, age: float = 0.0) -> None:
             heard.append(body)
             original(body, reply_to)
 
-        bob._incoming.receive = overhear  # type: ignore[method-assign]
+        bob.receive = overhear  # type: ignore[method-assign]
         call = asyncio.create_task(
             alice.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
         )

@@ -126,7 +126,7 @@ async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
 
 @pytest.mark.requirement("F15")
 async def test_f15_a_subscription_has_room_for_one_item_at_least() -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with serve_calls(ticking(), target) as worker, PendingRequestMap(target) as calls:
         body = b'{"type":"call.requested","payload":{"requestId":"r","operationId":"tick.for_ever","credit":0}}'
         await target.enqueue("operations", body, key="r", reply_to=calls.mailbox, wait=1)
@@ -188,7 +188,7 @@ async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when
         await draining.wait()
         return "paid"
 
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(serve_calls(registry, target))
         calls = await stack.enter_async_context(PendingRequestMap(target))
@@ -208,7 +208,7 @@ async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when
 
 @pytest.mark.requirement("R13", "R42")
 async def test_r13_nobody_makes_a_worker_remember_long_names() -> None:
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with serve_calls(ticking(), target) as worker:
         for number in range(100):
             request_id = f"{number}" + "x" * 1000
@@ -236,7 +236,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
         def lost(self, reason: str) -> None: ...
         def restored(self) -> None: ...
 
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     box, request_id = target.mailbox(), new_request_id()
     async with serve_calls(registry, target) as worker:
         await target.listen([box], Ear())
@@ -259,7 +259,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
     async def schema(operationId: str) -> list[str]:  # noqa: N803 - its name on the wire
         return ["no", "object"]
 
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with PendingRequestMap(target, heartbeat=0.1) as calls, serve_calls(registry, target):
         for _ in range(2):
             # A worker that says nothing any more, with a call in its hands.
@@ -366,7 +366,7 @@ async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_doe
         def lost(self, reason: str) -> None: ...
         def restored(self) -> None: ...
 
-    target = MemoryTarget(as_text=True)
+    target = MemoryTarget()
     async with serve_calls(OperationRegistry(), target) as worker:
         await target.listen([target.topic("operations.callers"), "box.me"], Ear())
         probe = ProbePayload(request_ids=["nobody's"], reply_to="box.me")

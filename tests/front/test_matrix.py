@@ -447,14 +447,9 @@ async def test_concurrent_calls_are_limited_at_a_worker() -> None:
 
 
 @pytest.mark.requirement("R55", "R54")
-@pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
-async def test_sizes_are_limited_at_a_worker(
-    limits: Limits, value: Any, outcome: str, as_text: bool
-) -> None:
-    target = MemoryTarget(
-        trusted=False, as_text=as_text, max_values=limits.values, max_bytes=limits.body_bytes
-    )
+async def test_sizes_are_limited_at_a_worker(limits: Limits, value: Any, outcome: str) -> None:
+    target = MemoryTarget(trusted=False, max_values=limits.values, max_bytes=limits.body_bytes)
     async with worker(target) as served:
         assert await at_worker(served, "test.open", {"value": value}, None) == outcome
         assert await at_worker(served, "test.open", {"value": 1}, None) == "fine"
@@ -469,7 +464,7 @@ async def test_sizes_are_limited_at_a_worker(
 async def test_a_worker_checks_what_a_caller_did_not(value: Any, outcome: str) -> None:
     payload = {"requestId": "1", "operationId": "test.open", "input": {"value": value}}
     body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
-    target = MemoryTarget(trusted=False, as_text=True)
+    target = MemoryTarget(trusted=False)
     heard = asyncio.Queue[bytes]()
 
     class Receiver:

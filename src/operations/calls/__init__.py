@@ -1,11 +1,11 @@
 """Operations that run somewhere else: callers, workers, and the protocol between them."""
 
+from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tree
 from operations.calls.handler import build_call_handler
-from operations.calls.pending import PendingRequestMap
 from operations.calls.remote import RemoteService, from_calls
-from operations.calls.server import CallServer, serve_calls
+from operations.calls.worker import CallServer, serve_calls
 from operations.protocol import CALL_EVENT_SCHEMAS
 
 __all__ = [

@@ -108,7 +108,7 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     output: Output
-    """Within one process the envelope itself; the JSON text where it is none, or none that we know."""
+    """The undecoded JSON text if it is not an envelope that we know."""
 
     sequence: int | None = None
     """Items of a subscription, counted from 0."""
@@ -242,8 +242,6 @@ CallEvent: TypeAlias = (
     | CallAlive
 )
 
-_EVENTS = frozenset(CallEvent.__args__)
-
 _decode = msgspec.json.Decoder(CallEvent).decode
 
 
@@ -278,11 +276,9 @@ class MalformedEvent(msgspec.Struct, frozen=True):
 
 
 def read_event(
-    body: Any, max_values: int = MAX_REQUEST_VALUES
+    body: bytes, max_values: int = MAX_REQUEST_VALUES
 ) -> CallEvent | UnknownEvent | MalformedEvent:
-    """The event in a JSON text, or the one that was handed over as it is. Never raises."""
-    if type(body) in _EVENTS:
-        return cast("CallEvent", body)
+    """Return the event in a JSON text. Never raises."""
     try:
         enforce_bounds(body, max_values=max_values)
     except JSONLimitError as error:
@@ -385,7 +381,7 @@ def _read_meta(meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta) -> Re
     return MCPResponseMeta(**fields)
 
 
-def read_output(output: Output | ResponseEnvelope[Any] | msgspec.Raw) -> ResponseEnvelope[Any]:
+def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
     """The envelope in a `call.responded`.
 
     Raises:
@@ -398,40 +394,7 @@ def read_output(output: Output | ResponseEnvelope[Any] | msgspec.Raw) -> Respons
             return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
         except RecursionError:
             raise ValueError("not a response envelope: nested too deeply") from None
-    if isinstance(output, ResponseEnvelope):
-        return output
     return ResponseEnvelope.decode(bytes(cast("msgspec.Raw", output)))
-
-
-class LocalAnswer(msgspec.Struct, frozen=True):
-    """The one answer to a call within one process: never written, and all that such a call needs."""
-
-    request_id: str
-    envelope: ResponseEnvelope[Any]
-
-
-class LocalItem(msgspec.Struct, frozen=True):
-    """One item within one process, which is not written, and the bytes that its worker counts for it."""
-
-    event: CallResponded
-    size: int
-
-
-def local_item(
-    request_id: str,
-    envelope: ResponseEnvelope[Any],
-    sequence: int | None,
-    reply_to: str,
-    size: int,
-) -> LocalItem:
-    """The `call.responded` of one item within one process."""
-    payload = ResponsePayload(
-        request_id=request_id,
-        output=cast("Output", envelope),
-        sequence=sequence,
-        reply_to=reply_to if sequence == 0 else None,
-    )
-    return LocalItem(CallResponded(payload=payload), size)
 
 
 # Spelled out by hand: structs take twice as long to build and encode, and these are said once for every call and item.
@@ -477,3 +440,32 @@ def encode_error(request_id: str, error: CallError, sequence: int | None = None)
             )
         )
     )
+
+
+MAX_METADATA = 16 * 1024
+"""Bytes of JSON. Nested calls inherit metadata, and pass it on to other processes."""
+
+
+def check_request(request: RequestPayload) -> str | None:
+    """Return what is wrong with the ids or the metadata of a request from another process; None if nothing is."""
+    request_id, parent = request.request_id, request.parent_request_id
+    if not _is_id(request_id):
+        return "requestId must consist of visible ASCII characters"
+    if parent is not None:
+        if not _is_id(parent):
+            return "parentRequestId must consist of visible ASCII characters"
+        if parent == request_id:
+            return "parentRequestId must be the id of another call"
+    if not request.metadata:
+        return None
+    for name in ("traceparent", "tracestate"):
+        value = request.metadata.get(name, "")
+        if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+            return f"metadata.{name} must be printable ASCII text"
+    if len(msgspec.json.encode(request.metadata)) > MAX_METADATA:
+        return f"metadata must have at most {MAX_METADATA} bytes"
+    return None
+
+
+def _is_id(text: str) -> bool:
+    return text != "" and text.isascii() and text.isprintable() and " " not in text

@@ -18,9 +18,9 @@ Rule 4: a worker cancels the calls of callers that are gone.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from operations._json import is_object
 from operations.calls.events import (
@@ -30,8 +30,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.jobs import Job
-from operations.calls.pending_call import PendingCall
+from operations.calls.pending import PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -75,34 +74,42 @@ _STUCK = 2.0
 """Seconds a subscription may wait for an item that later ones have overtaken."""
 
 
-class Calls(Protocol):
-    """What the watch needs of the map it watches over."""
-
-    target: EventTarget
-    group: str
-    mailbox: str
-    pending: dict[str, PendingCall]
-
-    def end(self, request_id: str, error: CallError) -> None:
-        """End a call."""
-        ...
-
-    async def resend(self, call: PendingCall) -> None:
-        """Send a call again."""
-        ...
-
-    async def call(
-        self, operation_id: str, input: Any = None, *, timeout: float | None, credential: str | None
-    ) -> ResponseEnvelope[Any]:
-        """Call an operation of the group."""
-        ...
-
-
 class FailureDetector:
-    """Looks after the calls of one map."""
+    """Detects lost calls of one client.
 
-    def __init__(self, calls: Calls, *, heartbeat: float, silence: float) -> None:
-        self._calls = calls
+    Args:
+        target: Carries the probes.
+        group: The worker group.
+        mailbox: The address for responses to probes.
+        pending: The calls of the client.
+        end: Ends a call with an error.
+        resend: Sends a call again.
+        call: Calls an operation of the group.
+        heartbeat: Seconds between probes.
+        silence: Seconds after which a connected worker that does not respond counts as lost.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget,
+        group: str,
+        mailbox: str,
+        pending: Mapping[str, PendingCall],
+        *,
+        end: Callable[[str, CallError], None],
+        resend: Callable[[PendingCall], Awaitable[None]],
+        call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
+        heartbeat: float,
+        silence: float,
+    ) -> None:
+        self._target = target
+        self._group = group
+        self._mailbox = mailbox
+        self._pending = pending
+        self._end = end
+        self._resend = resend
+        self._call = call
+        self._workers_topic = target.topic(f"{group}.workers")
         self._heartbeat = heartbeat
         self._silence = silence
         self._workers: dict[str, float] = {}
@@ -123,15 +130,11 @@ class FailureDetector:
         elif alive.worker in self._workers or len(self._workers) < _MAX_WORKERS:
             self._workers[alive.worker] = now
         for request_id in alive.request_ids:
-            call = self._calls.pending.get(request_id)
+            call = self._pending.get(request_id)
             if call is not None:
                 call.worker = alive.worker
                 call.seen_at = now
                 call.misses = 0
-
-    @property
-    def _workers_topic(self) -> str:
-        return self._calls.target.topic(f"{self._calls.group}.workers")
 
     @property
     def is_settling(self) -> bool:
@@ -166,10 +169,10 @@ class FailureDetector:
         patience = 0.0 if self.is_settling else self._heartbeat
         quiet = [
             call
-            for call in self._calls.pending.values()
+            for call in self._pending.values()
             if call.sent_at and asked_at - call.seen_at >= patience
         ]
-        if not self._calls.target.is_connected or not (quiet or self._roll_call):
+        if not self._target.is_connected or not (quiet or self._roll_call):
             return
         self._roll_call = False
         for start in range(0, max(1, len(quiet)), _PER_PROBE):
@@ -181,7 +184,7 @@ class FailureDetector:
         if not is_known or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
-        if missing and self._calls.target.is_connected:
+        if missing and self._target.is_connected:
             gone, busy = await self._silent_since(asked_at)
             lost = [call for call in missing if self._is_lost(call, gone, busy)]
             await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
@@ -189,23 +192,21 @@ class FailureDetector:
 
     async def _are_there(self) -> bool | None:
         """Whether workers are there that answer such questions; None where there never were any."""
-        there = await is_there(self._calls.target, self._workers_topic)
+        there = await is_there(self._target, self._workers_topic)
         self._were_there = self._were_there or there
         return there if self._were_there else None
 
     async def _probe(self, request_ids: Iterable[str]) -> None:
-        calls = self._calls
-        payload = ProbePayload(request_ids=list(request_ids), reply_to=calls.mailbox)
-        await calls.target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
+        payload = ProbePayload(request_ids=list(request_ids), reply_to=self._mailbox)
+        await self._target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
 
     def _is_open(self, call: PendingCall) -> bool:
-        return call.payload.request_id in self._calls.pending
+        return call.payload.request_id in self._pending
 
     async def _silent_since(self, moment: float) -> tuple[set[str], set[str]]:
         """The workers that did not answer: those that are gone, and those that are there but busy."""
         silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
-        target = self._calls.target
-        present = await asyncio.gather(*(is_there(target, worker) for worker in silent))
+        present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:
             self._workers.pop(worker, None)
@@ -231,10 +232,10 @@ class FailureDetector:
             retryable=is_safe,
         )
         if call.stream is not None or not is_safe:
-            self._calls.end(request.request_id, error)
+            self._end(request.request_id, error)
         elif call.attempt < MAX_ATTEMPTS:
             logger.info("%s is sent again: its worker was lost", request.request_id)
-            await self._calls.resend(call)
+            await self._resend(call)
         else:
             logger.error(
                 "%s was set aside: %s lost %d workers",
@@ -243,14 +244,14 @@ class FailureDetector:
                 call.attempt,
             )
             body = encode_event(CallRequested(payload=request))
-            await self._calls.target.dead_letter(self._calls.group, body)
+            await self._target.dead_letter(self._group, body)
             error = CallError(
                 ErrorCode.UNAVAILABLE,
                 f"{request.operation_id} was given up: every worker that took it was lost",
                 {"deliveries": call.attempt},
                 retryable=False,
             )
-            self._calls.end(request.request_id, error)
+            self._end(request.request_id, error)
 
     async def _may_run_again(self, call: PendingCall) -> bool:
         """Whether the operation is a query or idempotent, as its caller or its group says."""
@@ -261,7 +262,7 @@ class FailureDetector:
         if known is not None:
             return known
         try:
-            envelope = await self._calls.call(
+            envelope = await self._call(
                 "services.schema",
                 {"operationId": operation_id},
                 timeout=2.0,
@@ -283,65 +284,7 @@ class FailureDetector:
                 continue
             if call.stream.stuck_for(now) > _STUCK:
                 error = CallError(ErrorCode.UNAVAILABLE, "items of the subscription were lost")
-                self._calls.end(call.payload.request_id, error)
+                self._end(call.payload.request_id, error)
             elif call.worker is not None:
                 # The grant itself may have been lost; it says a total, so twice does no harm.
-                await self._calls.target.send(call.worker, call.stream.credit())
-
-
-_LOOK = 0.25
-"""Seconds between two checks of the callers; a caller that misses two is gone."""
-
-_STANDSTILL = 1.0
-"""Seconds for which the event loop may be blocked without a warning."""
-
-
-class Watched(Protocol):
-    """What the watchdog needs of a worker."""
-
-    target: EventTarget
-    jobs: dict[str, Job]
-    restored_at: float
-
-    def give_up(self, job: Job, reason: str) -> None:
-        """Cancel a job that will not be finished here."""
-        ...
-
-
-async def watch_callers(worker: Watched) -> None:
-    """Cancel the calls of callers that are gone."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(_LOOK)
-        now = loop.time()
-        old = [job for job in worker.jobs.values() if now - job.arrived_at > _LOOK]
-        if not old or now - worker.restored_at < SETTLING or not worker.target.is_connected:
-            continue
-        callers = list({job.reply_to for job in old})
-        try:
-            present = await asyncio.gather(*(is_there(worker.target, caller) for caller in callers))
-        except TransportError:
-            continue
-        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-        for job in old:
-            job.absent = job.absent + 1 if job.reply_to in gone else 0
-            if job.absent > 1:
-                # A caller that was only disconnected receives the error when it is back.
-                worker.give_up(job, "the caller was gone")
-
-
-async def watch_loop_lag(worker: Watched) -> None:
-    """Warn when the event loop was blocked."""
-    loop = asyncio.get_running_loop()
-    tick = _STANDSTILL / 4
-    while True:
-        before = loop.time()
-        await asyncio.sleep(tick)
-        late = loop.time() - before - tick
-        if late > _STANDSTILL:
-            suspects = sorted({job.request.operation_id for job in worker.jobs.values()})
-            logger.warning(
-                "the event loop was blocked for %.1f s; running then: %s",
-                late,
-                ", ".join(suspects[:10]) or "nothing that still runs",
-            )
+                await self._target.send(call.worker, call.stream.credit())

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from operations.calls.client import PendingRequestMap
 from operations.calls.config import WorkerConfig
 from operations.calls.events import CallRequested
-from operations.calls.pending import PendingRequestMap
-from operations.calls.server import CallServer
+from operations.calls.worker import CallServer
 from operations.front.identity import CredentialResolver
 from operations.registry import OperationRegistry
 

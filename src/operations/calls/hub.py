@@ -18,7 +18,7 @@ from typing import Any
 from operations._text import printable
 from operations.calls.config import AccessRule
 from operations.calls.remote import RemoteService, from_calls
-from operations.calls.server import serve_calls
+from operations.calls.worker import serve_calls
 from operations.errors import CallError, RegistrationError
 from operations.pubsub.websocket import AcceptedTarget
 from operations.registry import OperationRegistry

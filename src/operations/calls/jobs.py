@@ -1,45 +1,20 @@
-"""One request on its way through a worker: from `call.requested` to the event that ends it.
-
-Rule 1: handlers return values; only the code here and in `server` publishes.
-Rule 2: whatever happens, a request is answered exactly once, unless its caller aborted it.
-"""
+"""One request in a worker, as data: its times, its caller and how far it may run ahead of its reader. No I/O."""
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Awaitable
-from contextlib import suppress
 from time import time
-from typing import Any, Protocol
 
 import msgspec
 
 from operations._json import JSONLimitError, enforce_bounds
-from operations._text import printable
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
-from operations.calls.events import (
-    PROTOCOL_VERSION,
-    CallCompleted,
-    CompletePayload,
-    LocalAnswer,
-    RequestPayload,
-    encode_error,
-    encode_event,
-    encode_item,
-    encode_response,
-    local_item,
-)
-from operations.calls.json_copy import size_of
+from operations.calls.events import RequestPayload
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
-from operations.envelopes import LocalResponseMeta, ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TooLargeError, TransportError
-from operations.front.limits import Slot
-from operations.pubsub.base import EventTarget, Local
+from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
-
-logger = logging.getLogger("operations")
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """What may be under way to the reader of one subscription."""
@@ -128,46 +103,9 @@ DEFAULT_TIMEOUT = 30.0
 """Seconds for a request that does not say how long it may take; of a subscription, for each item."""
 
 
-class Worker(Protocol):
-    """What a job needs of the worker it runs in."""
-
-    registry: OperationRegistry
-    target: EventTarget
-    mailbox: str
-
-    def registry_of(self, operation_id: str) -> OperationRegistry:
-        """Where an operation is."""
-        ...
-
-    def expect(self, job: "Job") -> None:
-        """From now on the next item has its time."""
-        ...
-
-    def conclude(self, job: "Job", body: bytes) -> Awaitable[None]:
-        """Send the event that ends the call."""
-        ...
-
-    def count_output(self, job: "Job", size: int) -> Slot | None:
-        """Count a message until its caller has read it.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
-        """
-        ...
-
-    def settle(self, job: "Job") -> None:
-        """The call has had its end."""
-        ...
-
-    def presentable(self, error: CallError, request: RequestPayload) -> CallError:
-        """The error as its caller may see it."""
-        ...
-
-
 class Job(msgspec.Struct, eq=False):
     """A request, and the way its answers go."""
 
-    worker: Worker
     request: RequestPayload
     reply_to: str
 
@@ -187,9 +125,6 @@ class Job(msgspec.Struct, eq=False):
 
     pace: Pace | None = None
 
-    local: Local | None = None
-    """The short way back, for a request that came that way."""
-
     task: "asyncio.Task[None] | None" = None
 
     answered: bool = False
@@ -204,133 +139,26 @@ class Job(msgspec.Struct, eq=False):
     caller: str = ""
     """The key by which the limits of a server count the caller, once it is known."""
 
+    principal: str = ""
+    """The caller, as far as it is known when the request arrives."""
+
     counted_as: tuple[str, ...] = ()
     """For admission."""
 
-    @property
-    def principal(self) -> str:
-        """On whose behalf it runs, as far as that is known when it arrives."""
-        if self.request.credential is not None:
-            return f"by:{self.request.credential}"
-        identity = claimed_identity(self.request, self.worker.target)
-        return f"at:{self.reply_to}" if identity is None else principal_of(identity)
-
-    # These three are no coroutines: what they give is awaited, and one step less is taken for every call.
-
-    def respond(self, envelope: ResponseEnvelope[Any]) -> Awaitable[None] | None:
-        """Send the one answer."""
-        worker, request_id = self.worker, self.request.request_id
-        local = self.local
-        try:
-            if local is None:
-                return worker.conclude(self, encode_response(request_id, envelope))
-            envelope, size = self._handed(envelope)
-        except (TypeError, ValueError) as error:
-            raise CallError(
-                ErrorCode.EXECUTION_ERROR, f"the result cannot be written as JSON: {error}"
-            ) from error
-        if size > worker.target.max_bytes:
-            raise too_large(size, worker.target.max_bytes)
-        if not self.answered:
-            worker.settle(self)
-            local.publish_object(self.reply_to, LocalAnswer(request_id, envelope))
-        return None
-
-    def _handed(self, envelope: ResponseEnvelope[Any]) -> tuple[ResponseEnvelope[Any], int]:
-        """`envelope` as it is handed over within this process, and its size.
-
-        What an operation gives was copied into JSON when it ended. A middleware may keep what it gives, and so may
-        whoever made the headers or contents in a `meta`: those are written and read.
-        """
-        registry = self.worker.registry
-        if (
-            type(envelope.meta) is LocalResponseMeta
-            and not registry.middleware
-            and not registry.stream_middleware
-        ):
-            try:
-                target = self.worker.target
-                return envelope, size_of(envelope.data, target.max_bytes, target.max_values)
-            except TooLargeError as error:
-                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error}") from None
-        body = envelope.encode()
-        refusal = refusal_of(body, self.worker.target)
-        if refusal is not None:
-            raise refusal
-        return ResponseEnvelope.decode(body), len(body)
-
-    async def item(self, envelope: ResponseEnvelope[Any], sequence: int) -> None:
-        """Send one of many answers, as soon as there is room for it."""
-        pace = self.pace
-        if pace is not None and pace.is_full:
-            # The item is there: however long its reader takes, nothing is idle.
-            self.expires_at = self.ends_at
-            await pace.room()
-        if self.idle != NEVER:
-            self.worker.expect(self)
-        size = await self._send(envelope, sequence)
-        if pace is not None:
-            pace.sent(size)
-        if self.idle != NEVER:
-            self.worker.expect(self)
-
-    async def _send(self, envelope: ResponseEnvelope[Any], sequence: int) -> int:
-        if self.answered:
-            raise CallError(ErrorCode.ABORTED, "the subscription has ended")
-        worker, request_id = self.worker, self.request.request_id
-        target = worker.target
-        body = b""
-        if self.local is None:
-            body = encode_item(request_id, envelope, sequence, worker.mailbox)
-            size = len(body)
-            refusal = refusal_of(body, target)
-            if refusal is not None:
-                raise refusal
-        else:
-            envelope, size = self._handed(envelope)
-            if size > target.max_bytes:
-                raise too_large(size, target.max_bytes)
-        if self.local is not None:
-            self.local.publish_object(
-                self.reply_to, local_item(request_id, envelope, sequence, worker.mailbox, size)
-            )
-            return size
-        unread = worker.count_output(self, size)
-        try:
-            await target.send(self.reply_to, body)
-        except TransportError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, f"an item could not be sent: {error}") from error
-        finally:
-            if unread is not None:
-                unread.release()
-        return size
-
-    def complete(self, sequence: int) -> Awaitable[None]:
-        """Say that there are no more."""
-        payload = CompletePayload(request_id=self.request.request_id, sequence=sequence)
-        return self.worker.conclude(self, encode_event(CallCompleted(payload=payload)))
-
-    def error(self, error: CallError, sequence: int | None) -> Awaitable[None]:
-        """Say that the call failed."""
-        error = self.worker.presentable(error, self.request)
-        return self.worker.conclude(self, encode_error(self.request.request_id, error, sequence))
-
 
 def job_for(
-    worker: Worker,
+    registry: OperationRegistry,
+    target: EventTarget,
     request: RequestPayload,
     reply_to: str,
     size: int,
     now: float,
-    local: Local | None,
 ) -> Job:
-    """The job of a request that has just arrived."""
+    """Return the job of a request that has just arrived; `registry` is the one that has its operation."""
     credit = request.credit
     limit = remaining_seconds(request)
     idle = NEVER
-    if (limit is None or request.idle_timeout is not None) and is_stream(
-        worker.registry_of(request.operation_id), request
-    ):
+    if (limit is None or request.idle_timeout is not None) and is_stream(registry, request):
         limit = NEVER if limit is None else limit
         if request.idle_timeout is not None:
             idle = request.idle_timeout / 1000
@@ -340,7 +168,6 @@ def job_for(
     elif limit is None:
         limit = DEFAULT_TIMEOUT
     return Job(
-        worker,
         request,
         reply_to,
         size,
@@ -349,8 +176,15 @@ def job_for(
         idle,
         now + min(limit, idle),
         None if credit is None else Pace(credit),
-        local,
+        principal=_principal(request, reply_to, target),
     )
+
+
+def _principal(request: RequestPayload, reply_to: str, target: EventTarget) -> str:
+    if request.credential is not None:
+        return f"by:{request.credential}"
+    identity = claimed_identity(request, target)
+    return f"at:{reply_to}" if identity is None else principal_of(identity)
 
 
 def principal_of(identity: Identity) -> str:
@@ -374,43 +208,6 @@ def too_large(size: int, limit: int) -> CallError:
     return CallError(
         ErrorCode.RESOURCE_EXHAUSTED, f"the result is {size} bytes, more than the {limit} allowed"
     )
-
-
-async def answer(
-    registry: OperationRegistry,
-    request: RequestPayload,
-    context: OperationContext,
-    replies: "Job",
-) -> None:
-    """Run one request and publish what comes of it."""
-    sequence: int | None = None
-    try:
-        if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR,
-                f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
-            )
-        if not is_stream(registry, request):
-            envelope = await registry.execute(request.operation_id, request.input, context)
-            sending = replies.respond(envelope)
-            if sending is not None:
-                await sending
-            return
-        sequence = 0
-        stream = registry.subscribe(request.operation_id, request.input, context)
-        try:
-            async for envelope in stream:
-                await replies.item(envelope, sequence)
-                sequence += 1
-        finally:
-            await stream.aclose()
-        await replies.complete(sequence)
-    except CallError as error:
-        with suppress(TransportError):
-            await replies.error(error, sequence)
-    except TransportError as error:
-        # The caller will ask.
-        logger.debug("%s: the answer could not be sent: %s", printable(request.request_id), error)
 
 
 def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:

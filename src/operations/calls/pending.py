@@ -1,470 +1,367 @@
-"""The calls this process waits for: `call` and `subscribe` over any event target.
+"""One call or subscription on the side of its caller.
 
-Rule 1: a call ends exactly once: with an answer, an error, its time, or the end of this map. The first one wins.
-Rule 2: a call whose worker is lost ends at once, or runs again where that is safe (`watch`).
-Rule 3: whoever stops waiting says so: the worker is told to stop.
+Rule 1: the reader of a subscription sets the pace. Credit is granted as items are read, so a slow reader slows the
+        worker.
+Rule 2: items received before an error are delivered before the error.
+Rule 3: a reader that leaves frees everything, whether by `aclose`, `break`, cancellation or by dropping the last
+        reference.
 """
 
 import asyncio
+import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from math import isnan
-from time import time
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
 
-from operations.access import Identity
-from operations.calls.deadlines import NEVER, Deadlines
-from operations.calls.events import RequestPayload
-from operations.calls.failure_detector import FailureDetector
-from operations.calls.incoming import Incoming
-from operations.calls.outgoing import Outgoing
-from operations.calls.pending_call import PendingCall
-from operations.calls.responder import Responder
-from operations.calls.states import Expects
-from operations.calls.streams import CallStream, StreamEntry
-from operations.context import OperationContext, new_request_id
-from operations.envelopes import ResponseEnvelope
-from operations.errors import (
-    CallError,
-    ErrorCode,
-    NotSentError,
-    TransportError,
-    timed_out,
-    timeout_error,
+from operations.calls.events import (
+    CallAborted,
+    CallCredited,
+    CallEvent,
+    CallFailed,
+    CallResponded,
+    CreditPayload,
+    RequestPayload,
+    ResponsePayload,
+    encode_event,
+    read_output,
 )
-from operations.pubsub.base import EventTarget, Subscription, usable
-from operations.pubsub.memory import MemoryTarget
-from operations.types import JSONObject
+from operations.calls.states import Expects, SequenceError, Sequencer
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, TransportError, timeout_error
 
-DEFAULT_GROUP = "operations"
-DEFAULT_TIMEOUT = 30.0
-DEFAULT_WINDOW = 256
-"""Items of a subscription that may be under way before its consumer has read any."""
+logger = logging.getLogger("operations")
 
-_FAREWELL = 1.0
-"""Seconds for the last messages when the map is closed."""
+MAX_BUFFERED_ITEMS = 1000
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
+"""What one subscription may hold of a worker that ignores the room it was granted."""
+
+GRANT_BYTES = 1024 * 1024
+"""After reading this much the worker is told, because it counts bytes as well as items."""
 
 
-class PendingRequestMap:
-    """Calls operations of a worker group over an event target, and remembers who waits for what.
+class StreamEntry:
+    """What has arrived for one subscription and was not read yet.
 
-    Use it as an async context manager, or let it open at the first call and `aclose` it. A registry takes it as its
-    `remote`.
-
-    Args:
-        target: Where events go; by default a `MemoryTarget` of its own.
-        group: The worker group that is called.
-        timeout: Seconds a call may take unless it says otherwise.
-        idle_timeout: Seconds a subscription may go without an item unless it says otherwise.
-        credential: A token for the workers' resolver, sent with every call that brings none.
-        send_identity: Put the caller's identity into requests; by default on trusted targets only, for nobody
-            else believes it.
-        heartbeat: Seconds after which a worker that has not answered is asked whether it still has the call.
-        silence: Seconds without any sign after which a worker that is connected counts as lost.
+    Attributes:
+        must_stop: Whether the worker has to be told that this ended.
     """
+
+    def __init__(self, request_id: str, window: int) -> None:
+        self.request_id = request_id
+        self.must_stop = False
+        self.worker: str | None = None
+        self._window = window
+        self._granted = window
+        self._read = 0
+        self._bytes_since_grant = 0
+        self._items: deque[tuple[ResponseEnvelope[Any], int]] = deque()
+        self._bytes = 0
+        self._sequencer = Sequencer()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: CallError | None = None
+        self._stuck_since: float | None = None
+
+    def push(self, event: CallEvent, size: int, worker: str | None) -> bool:
+        """Take an event of `size` bytes, as its worker counts them; True if the subscription is over."""
+        self.worker = worker
+        try:
+            for ready in self._sequencer.push(event, size):
+                self._accept(*ready)
+        except SequenceError as error:
+            self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
+        except ValueError as error:
+            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was no envelope: {error}")
+        if not self._sequencer.is_waiting:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = asyncio.get_running_loop().time()
+        return self._ended
+
+    def _accept(self, event: CallEvent, size: int) -> None:
+        if self._ended:
+            return
+        if isinstance(event, CallResponded):
+            self._items.append((_numbered(event.payload), size))
+            self._bytes += size
+            if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
+                self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
+            ):
+                self._break(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    "the worker sent more items than there was room for",
+                )
+            self._wake()
+        elif isinstance(event, CallFailed):
+            self.end(event.payload.to_error())
+        elif isinstance(event, CallAborted):
+            self.end(CallError(ErrorCode.ABORTED, "the subscription was aborted by its worker"))
+        else:
+            self.end(None)
+
+    def _break(self, code: str, message: str) -> None:
+        self.must_stop = True
+        self.end(CallError(code, message))
+
+    def _expire(self, idle_timeout: float) -> None:
+        self.must_stop = True
+        self.end(timeout_error(f"no item came for {idle_timeout:g} seconds"))
+
+    def end(self, error: CallError | None) -> None:
+        """Nothing more will come; what is here can still be read."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        self._wake()
+
+    def stuck_for(self, now: float) -> float:
+        """Seconds for which something has been here that waits for an item that is not."""
+        return 0.0 if self._ended or self._stuck_since is None else now - self._stuck_since
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, idle_timeout: float | None) -> ResponseEnvelope[Any]:
+        """The next item.
+
+        Raises:
+            StopAsyncIteration: At the end.
+            CallError: As the worker gave it, or `TIMEOUT` after `idle_timeout` seconds without an item.
+        """
+        while not self._items:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            await self._wait(idle_timeout)
+        envelope, size = self._items.popleft()
+        self._bytes -= size
+        self._read += 1
+        self._bytes_since_grant += size
+        return envelope
+
+    async def _wait(self, idle_timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None
+        if idle_timeout is not None:
+            timer = loop.call_later(idle_timeout, self._expire, idle_timeout)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def grant(self) -> bytes | None:
+        """What to tell the worker now that items were read; None while there is room enough."""
+        if self._ended or (
+            self._granted - self._read > self._window // 2 and self._bytes_since_grant < GRANT_BYTES
+        ):
+            return None
+        self._granted = self._read + self._window
+        self._bytes_since_grant = 0
+        return self.credit()
+
+    def credit(self) -> bytes:
+        """The event that says how many items may have been sent in all."""
+        payload = CreditPayload(request_id=self.request_id, credit=self._granted)
+        return encode_event(CallCredited(payload=payload))
+
+
+def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
+    """Return the envelope of an item with its position, unless its source gave it one."""
+    envelope = read_output(payload.output)
+    if payload.sequence is None or envelope.meta.sequence is not None:
+        return envelope
+    meta = msgspec.structs.replace(envelope.meta, sequence=payload.sequence)
+    return ResponseEnvelope(envelope.data, meta)
+
+
+class CallStream:
+    """An async iterator of envelopes. `aclose` works from any task; dropping it closes it."""
 
     def __init__(
         self,
-        target: EventTarget | None = None,
-        *,
-        group: str = DEFAULT_GROUP,
-        timeout: float = DEFAULT_TIMEOUT,
-        idle_timeout: float | None = DEFAULT_TIMEOUT,
-        credential: str | None = None,
-        send_identity: bool | None = None,
-        heartbeat: float = 1.0,
-        silence: float = 15.0,
+        send: Callable[[str, bytes], Awaitable[None]],
+        drop: Callable[[str], None],
+        operation_id: str,
+        start: Callable[[], Coroutine[Any, Any, StreamEntry]],
+        idle_timeout: float | None,
     ) -> None:
-        self.target: EventTarget = MemoryTarget() if target is None else usable(target)
-        self.group = group
-        self.timeout = timeout
-        self.idle_timeout = idle_timeout
-        self.mailbox = self.target.mailbox()
-        self.pending: dict[str, PendingCall] = {}
-        self._local = self.target.local
-        self._credential = credential
-        self._send_identity = self.target.trusted if send_identity is None else send_identity
-        self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
-        self._watch = FailureDetector(self, heartbeat=heartbeat, silence=silence)
-        self._outgoing = Outgoing(self.target, self.mailbox, lambda: self._watch.is_settling)
-        self._incoming = Incoming(self, self._watch, self._outgoing)
-        self._responder = Responder(
-            self.target, group, self.mailbox, self.pending, self._incoming.receive
-        )
-        self.address_of = self._responder.address_of
-        """Return the address for replies to a request; raise `ValueError` if a reply needs one and none is known."""
-        self._closers: list[Callable[[], Awaitable[None]]] = []
-        self._subscription: Subscription | None = None
-        self._opening: asyncio.Lock | None = None
+        self._send_to = send
+        self._drop = drop
+        self._operation_id = operation_id
+        self._start = start
+        self._idle_timeout = idle_timeout
+        self._entry: StreamEntry | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._watching: asyncio.Task[Any] | None = None
         self._closed = False
+        self._is_reading = False
 
-    # ---------------------------------------------------------------------------------------- lifetime
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ResponseEnvelope[Any]:
+        if self._closed:
+            raise StopAsyncIteration
+        if self._is_reading:
+            raise RuntimeError(f"{self!r} is being read by another task already")
+        self._is_reading = True
+        try:
+            return await self._next()
+        finally:
+            self._is_reading = False
+
+    async def _next(self) -> ResponseEnvelope[Any]:
+        entry = self._entry
+        if entry is None:
+            entry = await self._open()
+        try:
+            envelope = await entry.read(self._idle_timeout)
+        except BaseException:
+            await self.aclose()
+            raise
+        credit = entry.grant()
+        if credit is not None:
+            await self._send(entry, credit)
+        return envelope
+
+    async def _open(self) -> StreamEntry:
+        self._loop = asyncio.get_running_loop()
+        try:
+            entry = await self._start()
+        except BaseException:
+            self._closed = True
+            raise
+        if self._closed:
+            # By another task, while it was being opened.
+            self._drop(entry.request_id)
+            raise StopAsyncIteration
+        self._entry = entry
+        return entry
+
+    async def _send(self, entry: StreamEntry, body: bytes) -> None:
+        if entry.worker is None:
+            # A worker that never said where it is does not count what it may send.
+            return
+        try:
+            await self._send_to(entry.worker, body)
+        except TransportError as error:
+            # Said again when the worker is probed.
+            logger.debug("%s: room could not be granted: %s", entry.request_id, error)
+
+    async def aclose(self) -> None:
+        """Stop reading; the worker is told to stop. Closing twice, or from another task, is harmless."""
+        self._closed = True
+        entry = self._entry
+        if entry is not None:
+            self._entry = None
+            entry.end(None)
+            self._drop(entry.request_id)
 
     async def __aenter__(self) -> Self:
-        await self.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    async def open(self) -> None:
-        """Start to listen for answers. Called by the first call if nobody did.
+    def __del__(self) -> None:
+        entry, loop = self._entry, self._loop
+        if entry is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._drop, entry.request_id)
 
-        Raises:
-            TransportError: If the broker cannot be reached.
-            CallError: `ABORTED` if it is closed, or was while it opened.
-        """
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._subscription is None and not self._closed:
-                callers = self.target.topic(f"{self.group}.callers")
-                subscription = await self.target.listen((self.mailbox, callers), self._incoming)
-                if self._closed:
-                    await subscription.aclose()
-                else:
-                    self._subscription = subscription
-                    # Whoever calls from here on need not look whether somebody listens.
-                    self._loop = asyncio.get_running_loop()
-                    if not self.target.direct:
-                        self._watching = self.spawn(self._watch.run())
-        if self._closed:
-            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
-
-    async def aclose(self) -> None:
-        """End everything that waits, with `ABORTED`, and stop listening. Closing twice is harmless."""
-        self._closed = True
-        if self._opening is not None:
-            # What is being opened is closed by whoever opens it: even later, where the broker is slow.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL), self._opening:
-                    pass
-        for request_id, call in tuple(self.pending.items()):
-            self.stop(call)
-            self.end(request_id, CallError(ErrorCode.ABORTED, "the calls were closed"))
-        closers, self._closers = self._closers, []
-        await asyncio.gather(*(close() for close in closers))
-        if self._watching is not None:
-            self._watching.cancel()
-        # What was to be said is said, but nobody waits for it for ever.
-        self._deadlines.clear()
-        farewells = tuple(self._tasks)
-        try:
-            if farewells:
-                await asyncio.wait(farewells, timeout=_FAREWELL)
-            for task in farewells:
-                task.cancel()
-            await asyncio.gather(*farewells, return_exceptions=True)
-        finally:
-            subscription, self._subscription = self._subscription, None
-            if subscription is not None:
-                await subscription.aclose()
-
-    def __len__(self) -> int:
-        return len(self.pending)
-
-    @property
-    def pending_count(self) -> int:
-        """How many calls and subscriptions have not ended."""
-        return len(self.pending)
-
-    @property
-    def ignored(self) -> int:
-        """How many events were for calls that are not open, or of unknown types."""
-        return self._incoming.ignored
-
-    @property
-    def malformed(self) -> int:
-        """How many messages were no events."""
-        return self._incoming.malformed
-
-    # ---------------------------------------------------------------------------------------- calling
-
-    async def call(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: OperationContext | None = None,
-        *,
-        timeout: float | None = None,
-        identity: Identity | None = None,
-        credential: str | None = None,
-        metadata: JSONObject | None = None,
-        replayable: bool | None = None,
-    ) -> ResponseEnvelope[Any]:
-        """Run a query or mutation on one worker of the group.
-
-        Args:
-            operation_id: The `namespace.name` to run.
-            input: Its input.
-            context: The call this one is part of: its identity, metadata and remaining time are taken over.
-            timeout: Seconds until `TIMEOUT`; never more than the context's remaining time.
-            identity: Who calls; believed on trusted targets only.
-            credential: A token that the workers' resolver verifies.
-            metadata: Goes along, for example trace context.
-            replayable: Whether the operation may run again after a loss; by default the workers are asked.
-
-        Raises:
-            CallError: As the operation gave it, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
-                `VALIDATION_ERROR` also for a timeout that is not a number.
-        """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop or self._closed:
-            await self._ready()
-        limit = self.timeout
-        if timeout is not None:
-            _enforce_number("timeout", timeout)
-            limit = timeout
-        if context is not None:
-            limit = _remaining(context, limit)
-        if not limit > 0:
-            _enforce_number("timeout", limit)
-            message = f"{operation_id} was not sent: its time had run out"
-            raise timeout_error(message, None if context is None else context.deadline)
-        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
-        request_id = payload.request_id
-        now = loop.time()
-        call = PendingCall(payload, replayable, now + limit, limit)
-        future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
-        call.future = future
-        self.pending[request_id] = call
-        if call.expires_at < self._deadlines.next:
-            self._deadlines.schedule(call.expires_at)
-        try:
-            if self._local is not None:
-                self._local.enqueue_object(self.group, payload, self.mailbox)
-                call.sent_at = call.seen_at = now
-            else:
-                await self._outgoing.send(self.group, call)
-            return await future
-        except BaseException as error:
-            self.pending.pop(request_id, None)
-            # Its deadline may have come while it was being sent: then nobody has looked at this.
-            if not future.cancel() and not future.cancelled():
-                future.exception()
-            if isinstance(error, asyncio.CancelledError):
-                self.stop(call)
-            if isinstance(error, NotSentError):
-                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
-            raise
-
-    def subscribe(
-        self,
-        operation_id: str,
-        input: Any = None,
-        context: OperationContext | None = None,
-        *,
-        idle_timeout: float | None = None,
-        identity: Identity | None = None,
-        credential: str | None = None,
-        metadata: JSONObject | None = None,
-        window: int = DEFAULT_WINDOW,
-    ) -> CallStream:
-        """Open a subscription on one worker of the group: an async iterator of envelopes.
-
-        Nothing is sent before it is iterated. A slow reader slows the producer: no more than `window` items
-        are ever under way.
-
-        Raises:
-            CallError: When iterated; as `call`, and `TIMEOUT` when no item came for `idle_timeout` seconds.
-        """
-        idle = self.idle_timeout if idle_timeout is None else idle_timeout
-
-        async def start() -> StreamEntry:
-            await self._ready()
-            if idle is not None:
-                _enforce_number("idle_timeout", idle)
-            limit = _remaining(context, NEVER)
-            payload = self._request(
-                operation_id, input, context, limit, identity, credential, metadata
-            )
-            payload = msgspec.structs.replace(
-                payload,
-                credit=window,
-                idle_timeout=None if idle is None else idle * 1000,
-            )
-            expires_at = asyncio.get_running_loop().time() + limit
-            call = PendingCall(payload, False, expires_at, limit, Expects.MANY)
-            call.stream = StreamEntry(payload.request_id, window)
-            self.pending[payload.request_id] = call
-            if expires_at < self._deadlines.next:
-                self._deadlines.schedule(expires_at)
-            try:
-                await self._outgoing.send(self.group, call)
-            except BaseException as error:
-                self.pending.pop(payload.request_id, None)
-                if isinstance(error, asyncio.CancelledError):
-                    self.stop(call)
-                raise
-            return call.stream
-
-        return CallStream(self, operation_id, start, idle)
-
-    def abort(self, request_id: str) -> None:
-        """End a pending call with `ABORTED` and tell its worker to stop; nothing if it is not pending."""
-        call = self.pending.get(request_id)
-        if call is not None:
-            self.stop(call)
-            self.end(request_id, CallError(ErrorCode.ABORTED, "the call was aborted"))
-
-    # ---------------------------------------------------------------------------------------- answering
-
-    async def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await `close` when this map is closed.
-
-        Raises:
-            CallError: `ABORTED` if it is closed already; `close` was awaited then.
-        """
-        if self._closed:
-            await close()
-            raise CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)
-        self._closers.append(close)
-
-    def serve(self, request: RequestPayload, reply_to: str) -> None:
-        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
-        self._responder.serve(request, reply_to)
-
-    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
-        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
-
-        Raises:
-            TypeError: If it is anything but an envelope.
-            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
-            TransportError: If it cannot be sent.
-        """
-        await self._responder.respond(request_id, envelope, sequence)
-
-    async def emit_error(
-        self,
-        request_id: str,
-        code: str,
-        message: str,
-        details: Any = None,
-        *,
-        retryable: bool | None = None,
-    ) -> None:
-        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
-
-        Raises:
-            ValueError: As `respond`.
-            TransportError: If it cannot be sent.
-        """
-        error = CallError(code, message, details, retryable=retryable)
-        await self._responder.fail(request_id, error)
-
-    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
-        """Publish the end of a subscription.
-
-        Raises:
-            ValueError: As `respond`.
-            TransportError: If it cannot be sent.
-        """
-        await self._responder.complete(request_id, sequence)
-
-    # ---------------------------------------------------------------------------------------- sending
-
-    async def _ready(self) -> None:
-        if self._subscription is None or self._closed:
-            try:
-                await self.open()
-            except TransportError as error:
-                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
-        elif self._loop is not asyncio.get_running_loop():
-            raise CallError(
-                ErrorCode.UNAVAILABLE,
-                "these calls belong to another event loop: open a PendingRequestMap on this one",
-                retryable=False,
-            )
-
-    def _request(
-        self,
-        operation_id: str,
-        input: Any,
-        context: OperationContext | None,
-        limit: float,
-        identity: Identity | None,
-        credential: str | None,
-        metadata: JSONObject | None,
-    ) -> RequestPayload:
-        bounded = limit != NEVER
-        parent = None
-        if context is not None:
-            parent = context.request_id
-            identity = context.identity if identity is None else identity
-            if context.metadata:
-                metadata = {**context.metadata, **(metadata or {})}
-        value = self._outgoing.prepared(operation_id, input)
-        if metadata is not None:
-            metadata = self._outgoing.prepared(operation_id, metadata)
-        return RequestPayload(
-            request_id=new_request_id(),
-            operation_id=operation_id,
-            input=value,
-            parent_request_id=parent,
-            deadline=(time() + limit) * 1000 if bounded else None,
-            timeout_ms=limit * 1000 if bounded else None,
-            # What nobody will believe need not be told to everyone who can read the broker.
-            identity=identity if self._send_identity else None,
-            # One that is empty is one all the same, and refused: nobody becomes anonymous by mistake.
-            credential=self._credential if credential is None else credential,
-            metadata=metadata,
-            reply_to=self.mailbox or None,
-        )
-
-    async def resend(self, call: PendingCall) -> None:
-        """Send a lost call again, to whichever worker takes it."""
-        try:
-            await self._outgoing.send_again(self.group, call)
-        except CallError as error:
-            self.end(call.payload.request_id, error)
-
-    def stop(self, call: PendingCall) -> None:
-        """Tell the worker to stop, in the background."""
-        farewell = self._outgoing.tell_to_stop(self.group, call)
-        if farewell is not None:
-            self.spawn(farewell)
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        """Run something in the background until this map is closed."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    # ---------------------------------------------------------------------------------------- ending
-
-    def _expire(self, call: PendingCall) -> None:
-        self.stop(call)
-        payload = call.payload
-        error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
-        self.end(payload.request_id, error)
-
-    def end(self, request_id: str, error: CallError) -> None:
-        """End a pending call with `error`; nothing if it has ended."""
-        call = self.pending.pop(request_id, None)
-        if call is not None:
-            call.fail(error)
-
-    def drop(self, request_id: str) -> None:
-        """Forget a subscription whose reader left, and tell its worker to stop."""
-        call = self.pending.pop(request_id, None)
-        if call is not None and not self._closed:
-            self.stop(call)
+    def __repr__(self) -> str:
+        return f"<CallStream of {self._operation_id}>"
 
 
-def _remaining(context: OperationContext | None, limit: float) -> float:
-    if context is None or context.deadline is None:
-        return limit
-    return min(limit, context.deadline / 1000 - time())
+class Sending:
+    """While a request is handed over: a call that ends meanwhile takes its sender away from that.
+
+    The sender then finds the call ended; what was under way may or may not have been delivered.
+    """
+
+    __slots__ = ("_before", "_is_interrupted", "_task")
+
+    def __init__(self) -> None:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
+        self._is_interrupted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        task, self._task = self._task, None
+        if not self._is_interrupted or task is None:
+            return False
+        # Whoever else cancelled the task is heard.
+        is_ours = task.uncancel() <= self._before
+        return kind is not None and issubclass(kind, asyncio.CancelledError) and is_ours
+
+    def interrupt(self) -> None:
+        """The call has ended. In the next turn, for it may have been the sender itself who ended it."""
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._task is not None and not self._is_interrupted:
+            self._is_interrupted = True
+            self._task.cancel()
 
 
-def _enforce_number(name: str, seconds: object) -> None:
-    if not isinstance(seconds, (int, float)) or isnan(seconds):
-        # Nothing comes before or after it: the call would never end.
-        reason = f"{name} is not a number: give seconds, or None for the default"
-        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
+class PendingCall(msgspec.Struct, eq=False):
+    """One call that waits for its end."""
+
+    payload: RequestPayload
+
+    replayable: bool | None
+    """Whether it may run again after a loss; None where the workers have to be asked."""
+
+    expires_at: float
+    """By the loop's clock."""
+
+    limit: float
+    """Seconds it has."""
+
+    expects: Expects = Expects.ONE
+    future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
+    stream: StreamEntry | None = None
+
+    attempt: int = 1
+    """How often it was given to workers."""
+
+    misses: int = 0
+    """How often in a row nobody had it."""
+
+    worker: str | None = None
+    """The mailbox of the worker that has it, once known."""
+
+    sending: Sending | None = None
+    """While it is handed over."""
+
+    sent_at: float = 0.0
+
+    seen_at: float = 0.0
+    """When it was last heard of, by the loop's clock."""
+
+    def succeed(self, envelope: ResponseEnvelope[Any]) -> None:
+        """End the call with its answer, unless it has ended."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(envelope)
+        if self.sending is not None:
+            self.sending.interrupt()
+
+    def fail(self, error: CallError) -> None:
+        """End the call with an error, unless it has ended."""
+        if self.stream is not None:
+            self.stream.end(error)
+        elif self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+        if self.sending is not None:
+            self.sending.interrupt()

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from operations._text import printable
 from operations._upstreams import Bulkhead
+from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig
 from operations.calls.describing import SpecDecoder
-from operations.calls.pending import PendingRequestMap
+from operations.calls.pending import CallStream
 from operations.calls.services import DESCRIBE, LIST, SERVICES
-from operations.calls.streams import CallStream
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error

@@ -1,25 +1,34 @@
-"""Replies of a worker to calls that have ended or never started, and its presence messages; sent in the background.
+"""What a worker sends: replies to its jobs, responses to probes, and its presence.
 
-Rule 1: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
-Rule 2: sending never delays the worker. A client asks again for a reply that did not arrive.
+Rule 1: a request gets exactly one last reply, unless its caller aborted it.
+Rule 2: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
 Rule 3: no request runs twice: an id is remembered until `max_ids` others have come after it, and never longer than
         twice that.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AlivePayload,
     CallAlive,
+    CallCompleted,
+    CompletePayload,
     ProbePayload,
     encode_error,
     encode_event,
+    encode_item,
+    encode_response,
 )
-from operations.calls.jobs import Job
-from operations.errors import CallError, TransportError
+from operations.calls.jobs import Job, refusal_of
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.front.front import Front
+from operations.front.limits import UNCOUNTED_OUTPUT, Slot
+from operations.front.public_errors import public_error
 from operations.pubsub.base import EventTarget
 from operations.pubsub.bounded import BoundedSet
 
@@ -71,16 +80,21 @@ class Recent:
         return word[0] if word is not None and word[1] == reply_to else None
 
 
-class ReplyCache:
-    """Sends and caches the last replies of one worker.
+class Replies:
+    """Sends the replies of one worker.
 
     Args:
-        target: What carries it.
-        group: Whose callers hear that the worker is there.
-        mailbox: Where the worker is.
-        jobs: What it has not answered yet.
-        is_leaving: Whether it takes nothing new.
-        spawn: Runs something in the background.
+        target: Carries them.
+        group: Its callers receive the worker's presence.
+        mailbox: The worker's address.
+        jobs: The requests without a last reply, by id.
+        front: Counts unread output, if the worker shares the front of a server.
+        expose_errors: Whether callers see the text of unexpected exceptions.
+        deadlines: The deadlines of the jobs.
+        spawn: Runs a coroutine in the background.
+
+    Attributes:
+        is_leaving: Whether the worker takes nothing new.
     """
 
     def __init__(
@@ -88,73 +102,205 @@ class ReplyCache:
         target: EventTarget,
         group: str,
         mailbox: str,
-        jobs: Mapping[str, Job],
-        is_leaving: Callable[[], bool],
+        jobs: dict[str, Job],
+        *,
+        front: Front | None,
+        expose_errors: bool,
+        deadlines: Deadlines[Job],
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[Any]"],
     ) -> None:
+        self.is_leaving = False
+        self.idle = asyncio.Event()
+        """Set when the last job of a worker that is leaving has its reply."""
         self._target = target
         self._group = group
         self._mailbox = mailbox
         self._jobs = jobs
-        self._is_leaving = is_leaving
+        self._front = front
+        self._expose_errors = expose_errors
+        self._deadlines = deadlines
         self._spawn = spawn
         self._recent = Recent()
-        self.is_new = self._recent.add
-        """Whether this request comes for the first time. From now on it has come."""
 
-    def conclude(self, request_id: str, reply_to: str, body: bytes) -> Awaitable[None]:
-        """Send the event that ends a call, and keep it in case it does not arrive."""
-        self._recent.finish(request_id, body, reply_to)
-        return self._target.send(reply_to, body)
+    def is_new(self, request_id: str) -> bool:
+        """Remember a request id; return False if it was known."""
+        return self._recent.add(request_id)
+
+    def clear(self) -> None:
+        """Forget all ids and replies."""
+        self._recent = Recent()
+
+    # ---------------------------------------------------------------------------------------- results
+
+    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    def respond(self, job: Job, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
+        """Send the one reply of a call.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the envelope cannot be written as JSON.
+        """
+        try:
+            body = encode_response(job.request.request_id, envelope)
+        except (TypeError, ValueError) as error:
+            reason = f"the result cannot be written as JSON: {error}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
+        return self.conclude(job, body)
+
+    async def item(self, job: Job, envelope: ResponseEnvelope[Any], sequence: int) -> None:
+        """Send one item of a subscription, as soon as there is room for it.
+
+        Raises:
+            CallError: If it cannot be sent.
+        """
+        pace = job.pace
+        if pace is not None and pace.is_full:
+            # The item is ready, so the subscription is not idle while its reader is slow.
+            job.expires_at = job.ends_at
+            await pace.room()
+        self._expect_item(job)
+        if job.answered:
+            raise CallError(ErrorCode.ABORTED, "the subscription has ended")
+        body = encode_item(job.request.request_id, envelope, sequence, self._mailbox)
+        error = refusal_of(body, self._target)
+        if error is not None:
+            raise error
+        unread = self._count_output(job, len(body))
+        try:
+            await self._target.send(job.reply_to, body)
+        except TransportError as failure:
+            reason = f"an item could not be sent: {failure}"
+            raise CallError(ErrorCode.UNAVAILABLE, reason) from failure
+        finally:
+            if unread is not None:
+                unread.release()
+        if pace is not None:
+            pace.sent(len(body))
+        self._expect_item(job)
+
+    def _expect_item(self, job: Job) -> None:
+        """Restart the idle timeout."""
+        if job.idle != NEVER:
+            job.expires_at = min(job.ends_at, asyncio.get_running_loop().time() + job.idle)
+            if job.expires_at < self._deadlines.next:
+                self._deadlines.schedule(job.expires_at)
+
+    def complete(self, job: Job, sequence: int) -> Awaitable[None]:
+        """Send the end of a subscription."""
+        payload = CompletePayload(request_id=job.request.request_id, sequence=sequence)
+        return self.conclude(job, encode_event(CallCompleted(payload=payload)))
+
+    def fail(self, job: Job, error: CallError, sequence: int | None = None) -> Awaitable[None]:
+        """Send the error of a call, as its caller may see it."""
+        request_id = job.request.request_id
+        error = public_error(error, request_id, expose=self._expose_errors)
+        return self.conclude(job, encode_error(request_id, error, sequence))
+
+    def conclude(self, job: Job, body: bytes) -> Awaitable[None]:
+        """Send the event that ends a call, and cache it in case it does not arrive."""
+        if job.answered:
+            return _nothing()
+        self.settle(job)
+        request_id = job.request.request_id
+        error = refusal_of(body, self._target)
+        unread = None
+        if error is None:
+            try:
+                unread = self._count_output(job, len(body))
+            except CallError as exhausted:
+                error = exhausted
+        if error is not None:
+            body = encode_error(request_id, error)
+        self._recent.finish(request_id, body, job.reply_to)
+        sending: Awaitable[None] = self._target.send(job.reply_to, body)
+        if unread is not None:
+            sending = _then(sending, unread.release)
+        return sending if job.replied is None else _then(sending, job.replied.set)
+
+    def settle(self, job: Job) -> None:
+        """Mark a call as ended."""
+        job.answered = True
+        self._jobs.pop(job.request.request_id, None)
+        if not self._jobs and self.is_leaving:
+            self.idle.set()
+
+    def _count_output(self, job: Job, size: int) -> Slot | None:
+        """Count a message until its caller has read it; small ones, and those behind a broker, are not counted.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        if self._front is None or size <= UNCOUNTED_OUTPUT:
+            return None
+        return self._front.output.enter(job.caller, size)
+
+    # ---------------------------------------------------------------------------------------- in the background
+
+    def stop(self, job: Job, error: CallError) -> None:
+        """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
+        if not job.answered:
+            last = self.conclude(job, encode_error(job.request.request_id, error))
+            self._spawn(quietly(last))
+        if job.task is not None:
+            job.task.cancel()
 
     def repeat(self, request_id: str, reply_to: str) -> "asyncio.Task[Any] | None":
-        """Send the last reply of a call again to its caller, in the background; None if there is no reply."""
-        word = self._recent.last_reply(request_id, reply_to)
-        return None if word is None else self._spawn(self._send(reply_to, word))
+        """Send the last reply of a call again to its caller; None if it is not cached."""
+        reply = self._recent.last_reply(request_id, reply_to)
+        return None if reply is None else self._spawn(self._send(reply_to, reply))
 
     def refuse(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
-        """Reply in the background to a request that does not run. It may come again: forget its id."""
+        """Reply to a request that does not run, and forget its id: it may come again."""
         self._recent.forget(request_id)
-        return self.object_to(request_id, reply_to, error)
+        return self.reject(request_id, reply_to, error)
 
-    def object_to(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
-        """Reply in the background to a malformed request, whatever its id stands for otherwise."""
+    def reject(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
+        """Reply to a malformed request; its id may be that of another call."""
         return self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
     def account(self, probe: ProbePayload) -> None:
-        """Say which calls are here, and repeat the last reply on those that have ended."""
+        """Report which calls this worker has, and send the last replies of those that have ended again."""
         self._spawn(self._account(probe))
 
     async def _account(self, probe: ProbePayload) -> None:
         held: list[str] = []
         for request_id in dict.fromkeys(probe.request_ids):
             job = self._jobs.get(request_id)
-            word = self._recent.last_reply(request_id, probe.reply_to)
-            # To whoever made the call: for everybody else it does not exist.
+            reply = self._recent.last_reply(request_id, probe.reply_to)
+            # Only for the client that made the call; for others it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
                 held.append(request_id)
-            elif word is not None:
-                await self._send(probe.reply_to, word)
-        leaving = self._is_leaving() and not held
+            elif reply is not None:
+                await self._send(probe.reply_to, reply)
+        leaving = self.is_leaving and not held
         payload = AlivePayload(worker=self._mailbox, request_ids=held, leaving=leaving)
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
-    async def announce(self, *, leaving: bool) -> None:
-        """Tell all callers of the group that this worker is there, or goes."""
+    async def announce(self) -> None:
+        """Tell all callers of the group that this worker is here, or leaves."""
         if self._target.direct:
-            # A peer knows that it has one.
             return
-        payload = AlivePayload(worker=self._mailbox, leaving=leaving)
+        payload = AlivePayload(worker=self._mailbox, leaving=self.is_leaving)
         callers = self._target.topic(f"{self._group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))
 
     async def _send(self, address: str, body: bytes) -> None:
-        await undisturbed(self._target.send(address, body))
+        await quietly(self._target.send(address, body))
 
 
-async def undisturbed(sending: Awaitable[None]) -> None:
-    """Send what its receiver will ask for if it does not arrive."""
+async def quietly(sending: Awaitable[None]) -> None:
+    """Send a message that its receiver asks for again if it does not arrive."""
     try:
         await sending
     except TransportError as error:
-        logger.debug("an answer could not be sent: %s", error)
+        logger.debug("a reply could not be sent: %s", error)
+
+
+async def _then(sending: Awaitable[None], callback: Callable[[], object]) -> None:
+    try:
+        await sending
+    finally:
+        callback()
+
+
+async def _nothing() -> None:
+    """For a call that has its reply already."""

@@ -8,13 +8,11 @@ Rule 1: a message is the JSON text of one event. Transports carry it and never l
         `type`, by which a socket tells what was put from what was sent.
 Rule 2: delivery is at most once. Whoever needs more asks again; nothing here retries what may have arrived.
 Rule 3: a transport reconnects by itself and restores what was listened to and taken from.
-Rule 4: within one process there is nothing to write: a transport that has a `local` side hands messages over as they
-        are, and nobody may change them.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from operations.access import Identity
 from operations.errors import NotSentError
@@ -38,8 +36,8 @@ NOT_PERMITTED = (
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
-        """A message arrived: a text, or what was handed over as it is.
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        """A message arrived.
 
         Args:
             body: The message.
@@ -69,22 +67,6 @@ class Subscription(Protocol):
         ...
 
 
-class Local(Protocol):
-    """The short way within one process: the message is there before the call returns, and cannot be lost."""
-
-    def publish_object(self, address: str, message: Any) -> None:
-        """Hand `message` to everyone who listens at `address`."""
-        ...
-
-    def enqueue_object(self, queue: str, message: Any, reply_to: str) -> None:
-        """Hand `message` to one of those who take from `queue`.
-
-        Raises:
-            NobodyThereError: If nobody takes from it.
-        """
-        ...
-
-
 class EventTarget(Protocol):
     """Where events go: one connection to a broker, to a peer, or to this very process.
 
@@ -98,7 +80,6 @@ class EventTarget(Protocol):
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
-        local: The short way, where everyone is in this process; None where messages have to be written.
         is_connected: Whether the other end can be reached now.
     """
 
@@ -122,11 +103,6 @@ class EventTarget(Protocol):
     @property
     def identity(self) -> Identity | None:
         """Who is at the other end, where that is known."""
-        ...
-
-    @property
-    def local(self) -> Local | None:
-        """The short way, where there is one."""
         ...
 
     @property

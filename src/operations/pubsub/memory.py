@@ -1,19 +1,14 @@
-"""Events within one process and one event loop: nothing to install, nothing to lose.
-
-Nothing is written either: events are handed over as they are. What they carry is JSON all the same, and nobody else's
-to change, so that what works here works over a broker.
-"""
+"""Events within one process and one event loop, as JSON texts like on every other target."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from secrets import token_hex
-from typing import Any
 
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
-from operations.pubsub.base import Local, Receiver
+from operations.pubsub.base import Receiver
 from operations.pubsub.bounded import BoundedSet
 
 _MAX_SEEN = 40_000
@@ -25,9 +20,8 @@ class MemoryTarget:
 
     Args:
         trusted: Believe the `identity` inside events.
-        max_bytes: The largest input or result, as JSON.
-        max_values: How many JSON values an input or a result may hold.
-        as_text: Write events as JSON texts, as every other target does, for those who want to look at them.
+        max_bytes: The largest event.
+        max_values: How many JSON values an event may hold.
     """
 
     def __init__(
@@ -36,7 +30,6 @@ class MemoryTarget:
         trusted: bool = True,
         max_bytes: int = 64 * 1024 * 1024,
         max_values: int = MAX_REQUEST_VALUES,
-        as_text: bool = False,
     ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
@@ -44,7 +37,6 @@ class MemoryTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
-        self.local: Local | None = None if as_text else self
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._takers: dict[str, list[Receiver]] = {}
@@ -83,18 +75,14 @@ class MemoryTarget:
         return _Registration(self._takers, (queue,), receiver)
 
     async def send(self, address: str, body: bytes) -> None:
-        """Hand `body` to the listeners before this returns."""
-        self.publish_object(address, body)
-
-    def publish_object(self, address: str, message: Any) -> None:
-        """Hand `message` to the listeners."""
+        """Deliver `body` to the listeners before this returns."""
         for receiver in self._listeners.get(address, ()):
-            receiver.receive(message, "")
+            receiver.receive(body, "")
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> None:
-        """Hand `body` to one taker before this returns; a key that was seen before is dropped.
+        """Deliver `body` to one consumer before this returns; a key that was seen before is dropped.
 
         Raises:
             NobodyThereError: If nobody takes from `queue`.
@@ -102,16 +90,12 @@ class MemoryTarget:
         """
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
-        if queue not in self._takers or self._seen.add(key):
-            self.enqueue_object(queue, body, reply_to)
-
-    def enqueue_object(self, queue: str, message: Any, reply_to: str) -> None:
-        """Hand `message` to one taker."""
         takers = self._takers.get(queue)
         if not takers:
             raise NobodyThereError(f"nobody takes from {queue!r}")
-        self._turn += 1
-        takers[self._turn % len(takers)].receive(message, reply_to)
+        if self._seen.add(key):
+            self._turn += 1
+            takers[self._turn % len(takers)].receive(body, reply_to)
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""

@@ -79,7 +79,6 @@ class SignedTarget:
     def __init__(self, target: EventTarget, secret: str | bytes) -> None:
         self.forged = 0
         self._refusals = LogThrottle()
-        self.local = None
         self.direct = target.direct
         self.broadcasts_replies = target.broadcasts_replies
         self.trusted = target.trusted

@@ -72,7 +72,6 @@ class NatsTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
-        self.local = None
         self._prefix = prefix
         self._box_space = f"{prefix}.box."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)

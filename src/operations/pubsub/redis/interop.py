@@ -52,7 +52,6 @@ class RedisInteropTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
-        self.local = None
         self._prefix = prefix
         self._pool = open_pool(url)
         self._link = PipelinedConnection(self._pool, _nothing, self._lost, self._restored)

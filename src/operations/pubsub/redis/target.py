@@ -83,7 +83,6 @@ class RedisTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
-        self.local = None
         self._prefix = prefix
         self._client = client
         self._max_backlog = max_backlog

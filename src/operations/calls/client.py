@@ -1,0 +1,538 @@
+"""The calls that this process waits for: `call` and `subscribe` over any event target.
+
+Rule 1: a call ends exactly once: with a reply, an error, its deadline, or the end of this map. The first one wins.
+Rule 2: a request that certainly was not delivered is sent again for a while. A request that may have been delivered is
+        left to the failure detector.
+Rule 3: when a caller stops waiting, its worker is asked to stop.
+Rule 4: no message can stop the client: a malformed one is counted, and an event for a call that is not open is ignored.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from math import isnan
+from time import time
+from typing import Any, Self
+
+import msgspec
+
+from operations._json import as_json
+from operations.access import Identity
+from operations.calls.deadlines import NEVER, Deadlines
+from operations.calls.events import (
+    CallAborted,
+    CallAlive,
+    CallCompleted,
+    CallEvent,
+    CallFailed,
+    CallRequested,
+    CallResponded,
+    MalformedEvent,
+    RequestPayload,
+    encode_error,
+    read_event,
+    read_output,
+)
+from operations.calls.failure_detector import FailureDetector
+from operations.calls.pending import CallStream, PendingCall, StreamEntry
+from operations.calls.sending import PATIENCE, RETRY, ReplyPublisher, RequestSender, not_json
+from operations.calls.states import Expects, Verdict, judge
+from operations.context import OperationContext, new_request_id
+from operations.envelopes import ResponseEnvelope
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    TransportError,
+    timed_out,
+    timeout_error,
+)
+from operations.pubsub.base import EventTarget, Subscription, usable
+from operations.pubsub.memory import MemoryTarget
+from operations.types import JSONObject
+
+DEFAULT_GROUP = "operations"
+DEFAULT_TIMEOUT = 30.0
+DEFAULT_WINDOW = 256
+"""Items of a subscription that a worker may send before its consumer has read any."""
+
+_CLOSING = 1.0
+"""Seconds for the last messages when the map is closed."""
+
+
+class PendingRequestMap(ReplyPublisher):
+    """Calls operations of a worker group over an event target, and remembers the calls that have not ended.
+
+    Use it as an async context manager, or let it open at the first call and `aclose` it. A registry takes it as its
+    `remote`.
+
+    Args:
+        target: Carries the events; by default a `MemoryTarget` of its own.
+        group: The worker group that is called.
+        timeout: Seconds a call may take unless it sets its own timeout.
+        idle_timeout: Seconds a subscription may go without an item unless it sets its own.
+        credential: A token for the workers' resolver, sent with every call that has none.
+        send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
+            workers ignore it.
+        heartbeat: Seconds after which a worker that has not replied is asked whether it still has the call.
+        silence: Seconds after which a connected worker that does not respond counts as lost.
+
+    Attributes:
+        pending: The calls and subscriptions that have not ended, by request id.
+        ignored: Events for calls that are not open, and events of unknown types.
+        malformed: Messages that are not events.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        timeout: float = DEFAULT_TIMEOUT,
+        idle_timeout: float | None = DEFAULT_TIMEOUT,
+        credential: str | None = None,
+        send_identity: bool | None = None,
+        heartbeat: float = 1.0,
+        silence: float = 15.0,
+    ) -> None:
+        super().__init__(MemoryTarget() if target is None else usable(target), group)
+        self.timeout = timeout
+        self.idle_timeout = idle_timeout
+        self.ignored = 0
+        self.malformed = 0
+        self._credential = credential
+        self._send_identity = self.target.trusted if send_identity is None else send_identity
+        self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
+        self._detector = FailureDetector(
+            self.target,
+            group,
+            self.mailbox,
+            self.pending,
+            end=self._end,
+            resend=self._resend,
+            call=self.call,
+            heartbeat=heartbeat,
+            silence=silence,
+        )
+        self._sender = RequestSender(
+            self.target, group, self.mailbox, lambda: self._detector.is_settling, self._spawn
+        )
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._subscription: Subscription | None = None
+        self._opening: asyncio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._detecting: asyncio.Task[Any] | None = None
+        self._closed = False
+
+    # ---------------------------------------------------------------------------------------- lifetime
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def open(self) -> None:
+        """Start to listen for replies. The first call does this if it was not done before.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+            CallError: `ABORTED` if the map is closed.
+        """
+        if self._opening is None:
+            self._opening = asyncio.Lock()
+        async with self._opening:
+            if self._subscription is None and not self._closed:
+                addresses = (self.mailbox, self._callers_topic)
+                subscription = await self.target.listen(addresses, self)
+                if self._closed:
+                    await subscription.aclose()
+                else:
+                    self._subscription = subscription
+                    # From here on the subscription is known to be active.
+                    self._loop = asyncio.get_running_loop()
+                    if not self.target.direct:
+                        self._detecting = self._spawn(self._detector.run())
+        if self._closed:
+            raise _closed_error()
+
+    async def aclose(self) -> None:
+        """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
+        self._closed = True
+        if self._opening is not None:
+            # A slow `open` closes its own subscription.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSING), self._opening:
+                    pass
+        for call in tuple(self.pending.values()):
+            self._abort(call, CallError(ErrorCode.ABORTED, "the calls were closed"))
+        closers, self._closers = self._closers, []
+        await asyncio.gather(*(close() for close in closers))
+        if self._detecting is not None:
+            self._detecting.cancel()
+        self._deadlines.clear()
+        last = tuple(self._tasks)
+        try:
+            if last:
+                await asyncio.wait(last, timeout=_CLOSING)
+            for task in last:
+                task.cancel()
+            await asyncio.gather(*last, return_exceptions=True)
+        finally:
+            subscription, self._subscription = self._subscription, None
+            if subscription is not None:
+                await subscription.aclose()
+
+    async def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await `close` when this map is closed.
+
+        Raises:
+            CallError: `ABORTED` if it is closed already; `close` was awaited then.
+        """
+        if self._closed:
+            await close()
+            raise _closed_error()
+        self._closers.append(close)
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def pending_count(self) -> int:
+        """The number of calls and subscriptions that have not ended."""
+        return len(self.pending)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- calling
+
+    async def call(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        replayable: bool | None = None,
+    ) -> ResponseEnvelope[Any]:
+        """Run a query or mutation on one worker of the group.
+
+        Args:
+            operation_id: The `namespace.name` to run.
+            input: Its input.
+            context: The call that this one is part of; provides identity, metadata and remaining time.
+            timeout: Seconds until `TIMEOUT`; never more than the context's remaining time.
+            identity: The caller; only trusted targets use it.
+            credential: A token that the workers' resolver verifies.
+            metadata: Sent with the request, for example trace context.
+            replayable: Whether the operation may run again after a loss; by default the workers are asked.
+
+        Raises:
+            CallError: The operation's own error, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
+                `VALIDATION_ERROR` also for a timeout that is not a number.
+        """
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._closed:
+            await self._ready()
+        limit = self.timeout
+        if timeout is not None:
+            _enforce_number("timeout", timeout)
+            limit = timeout
+        if context is not None:
+            limit = _remaining(context, limit)
+        if not limit > 0:
+            _enforce_number("timeout", limit)
+            message = f"{operation_id} was not sent: its time had run out"
+            raise timeout_error(message, None if context is None else context.deadline)
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
+        call = PendingCall(payload, replayable, loop.time() + limit, limit, future=future)
+        self._add(call)
+        try:
+            await self._sender.send(call)
+            return await future
+        except BaseException as error:
+            self.pending.pop(payload.request_id, None)
+            # If the deadline came while the request was being sent, the future's exception was not retrieved.
+            if not future.cancel() and not future.cancelled():
+                future.exception()
+            if isinstance(error, asyncio.CancelledError):
+                self._sender.abort(call)
+            raise
+
+    def subscribe(
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        idle_timeout: float | None = None,
+        identity: Identity | None = None,
+        credential: str | None = None,
+        metadata: JSONObject | None = None,
+        window: int = DEFAULT_WINDOW,
+    ) -> CallStream:
+        """Open a subscription on one worker of the group: an async iterator of envelopes.
+
+        Nothing is sent before it is iterated. A slow reader slows the producer: the worker sends at most `window`
+        items ahead of the reader.
+
+        Raises:
+            CallError: When iterated; as `call`, and `TIMEOUT` when no item came for `idle_timeout` seconds.
+        """
+        idle = self.idle_timeout if idle_timeout is None else idle_timeout
+
+        async def start() -> StreamEntry:
+            await self._ready()
+            if idle is not None:
+                _enforce_number("idle_timeout", idle)
+            limit = _remaining(context, NEVER)
+            payload = self._request(
+                operation_id, input, context, limit, identity, credential, metadata
+            )
+            payload = msgspec.structs.replace(
+                payload, credit=window, idle_timeout=None if idle is None else idle * 1000
+            )
+            expires_at = asyncio.get_running_loop().time() + limit
+            stream = StreamEntry(payload.request_id, window)
+            call = PendingCall(payload, False, expires_at, limit, Expects.MANY, stream=stream)
+            self._add(call)
+            try:
+                await self._sender.send(call)
+            except BaseException as error:
+                self.pending.pop(payload.request_id, None)
+                if isinstance(error, asyncio.CancelledError):
+                    self._sender.abort(call)
+                raise
+            return stream
+
+        return CallStream(self.target.send, self._drop, operation_id, start, idle)
+
+    def abort(self, request_id: str) -> None:
+        """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""
+        call = self.pending.get(request_id)
+        if call is not None:
+            self._abort(call, CallError(ErrorCode.ABORTED, "the call was aborted"))
+
+    async def _ready(self) -> None:
+        if self._subscription is None or self._closed:
+            try:
+                await self.open()
+            except TransportError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+        elif self._loop is not asyncio.get_running_loop():
+            raise CallError(
+                ErrorCode.UNAVAILABLE,
+                "these calls belong to another event loop: open a PendingRequestMap on this one",
+                retryable=False,
+            )
+
+    def _request(
+        self,
+        operation_id: str,
+        input: Any,
+        context: OperationContext | None,
+        limit: float,
+        identity: Identity | None,
+        credential: str | None,
+        metadata: JSONObject | None,
+    ) -> RequestPayload:
+        bounded = limit != NEVER
+        parent = None
+        if context is not None:
+            parent = context.request_id
+            identity = context.identity if identity is None else identity
+            if context.metadata:
+                metadata = {**context.metadata, **(metadata or {})}
+        try:
+            value = as_json(input)
+            metadata = None if metadata is None else as_json(metadata)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_json(operation_id, error) from error
+        return RequestPayload(
+            request_id=new_request_id(),
+            operation_id=operation_id,
+            input=value,
+            parent_request_id=parent,
+            deadline=(time() + limit) * 1000 if bounded else None,
+            timeout_ms=limit * 1000 if bounded else None,
+            # Workers ignore it elsewhere, and others may be able to read the broker.
+            identity=identity if self._send_identity else None,
+            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
+            credential=self._credential if credential is None else credential,
+            metadata=metadata,
+            reply_to=self.mailbox or None,
+        )
+
+    def _add(self, call: PendingCall) -> None:
+        self.pending[call.payload.request_id] = call
+        if call.expires_at < self._deadlines.next:
+            self._deadlines.schedule(call.expires_at)
+
+    # ---------------------------------------------------------------------------------------- sending
+
+    async def _resend(self, call: PendingCall) -> None:
+        """Send a lost call again, to any worker."""
+        call.attempt += 1
+        call.misses = 0
+        call.worker = None
+        limit = PATIENCE
+        if call.payload.deadline is not None:
+            limit = max(0.0, call.payload.deadline / 1000 - time())
+        call.payload = msgspec.structs.replace(
+            call.payload, attempt=call.attempt, timeout_ms=limit * 1000
+        )
+        await self._send_again(call)
+
+    async def _send_again(self, call: PendingCall) -> None:
+        if call.payload.request_id in self.pending:
+            try:
+                await self._sender.send(call)
+            except CallError as error:
+                self._end(call.payload.request_id, error)
+
+    # ---------------------------------------------------------------------------------------- receiving
+
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        """Process an event that arrived through the target."""
+        event = read_event(body, self.target.max_values)
+        if isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
+            self._apply(event, len(body))
+        elif isinstance(event, CallAlive):
+            self._detector.heard(event.payload)
+        elif isinstance(event, MalformedEvent):
+            self.malformed += 1
+        elif isinstance(event, CallRequested):
+            self._reject(event.payload, reply_to)
+        else:
+            self.ignored += 1
+
+    def _apply(
+        self, event: CallResponded | CallCompleted | CallFailed | CallAborted, size: int
+    ) -> None:
+        request_id = event.payload.request_id
+        call = self.pending.get(request_id)
+        verdict = judge(call.expects if call is not None else None, event)
+        if call is None or verdict is Verdict.IGNORE:
+            self.ignored += 1
+            return
+        if call.stream is None:
+            self._finish(call, event)
+            return
+        call.seen_at = asyncio.get_running_loop().time()
+        if isinstance(event, CallResponded) and event.payload.reply_to is not None:
+            call.worker = event.payload.reply_to
+        if call.stream.push(event, size, call.worker):
+            self.pending.pop(request_id, None)
+            if call.stream.must_stop:
+                self._sender.abort(call)
+
+    def _finish(self, call: PendingCall, event: CallEvent) -> None:
+        """End a call that expects one reply."""
+        if isinstance(event, CallResponded):
+            if event.payload.sequence is not None:
+                reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
+                self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
+                return
+            try:
+                envelope = read_output(event.payload.output)
+            except ValueError as error:
+                failure = CallError(
+                    ErrorCode.UNKNOWN_ERROR, f"the reply is not an envelope: {error}"
+                )
+            else:
+                del self.pending[call.payload.request_id]
+                call.succeed(envelope)
+                return
+        elif isinstance(event, CallFailed):
+            failure = event.payload.to_error()
+        elif isinstance(event, CallAborted):
+            failure = CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
+        else:
+            failure = CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")
+        self._end(call.payload.request_id, failure)
+
+    def _reject(self, request: RequestPayload, reply_to: str) -> None:
+        """Reply to a request that reached this end of a connection, which serves no operations."""
+        error = CallError(ErrorCode.UNAVAILABLE, "nobody serves operations at this end")
+        body = encode_error(request.request_id, error)
+
+        async def reply() -> None:
+            with suppress(TransportError):
+                await self.target.send(reply_to or request.reply_to or "", body)
+
+        self._spawn(reply())
+
+    def undelivered(self, key: str) -> None:
+        """The broker found no worker for a request."""
+        call = self.pending.get(key.partition("-")[0])
+        if call is None:
+            return
+        if self._detector.is_settling:
+            loop = asyncio.get_running_loop()
+            loop.call_later(RETRY, lambda: self._spawn(self._send_again(call)))
+        else:
+            error = CallError(ErrorCode.UNAVAILABLE, f"nobody serves the group {self.group!r}")
+            self._end(call.payload.request_id, error)
+
+    def lost(self, reason: str) -> None:
+        """The connection is lost; if it was the peer itself, so are the calls it has."""
+        if self.target.direct:
+            for request_id, call in tuple(self.pending.items()):
+                # A mutation may have run, so retrying it blindly could run it twice.
+                is_safe = call.stream is not None or call.replayable is True
+                error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
+                self._end(request_id, error)
+
+    def restored(self) -> None:
+        """The connection is back; workers may need a moment longer."""
+        self._detector.restored()
+
+    # ---------------------------------------------------------------------------------------- ending
+
+    def _expire(self, call: PendingCall) -> None:
+        payload = call.payload
+        error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
+        self._abort(call, error)
+
+    def _abort(self, call: PendingCall, error: CallError) -> None:
+        """Ask the worker to stop and end the call with `error`."""
+        self._sender.abort(call)
+        self._end(call.payload.request_id, error)
+
+    def _end(self, request_id: str, error: CallError) -> None:
+        """End a pending call with `error`; does nothing if it has ended."""
+        call = self.pending.pop(request_id, None)
+        if call is not None:
+            call.fail(error)
+
+    def _drop(self, request_id: str) -> None:
+        """Forget a subscription whose reader left, and ask its worker to stop."""
+        call = self.pending.pop(request_id, None)
+        if call is not None and not self._closed:
+            self._sender.abort(call)
+
+
+def _remaining(context: OperationContext | None, limit: float) -> float:
+    if context is None or context.deadline is None:
+        return limit
+    return min(limit, context.deadline / 1000 - time())
+
+
+def _enforce_number(name: str, seconds: object) -> None:
+    if not isinstance(seconds, (int, float)) or isnan(seconds):
+        # NaN is neither before nor after any time: the call would never end.
+        reason = f"{name} is not a number: give seconds, or None for the default"
+        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
+
+
+def _closed_error() -> CallError:
+    return CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)

@@ -1,0 +1,278 @@
+"""The sending side of a client: requests to a group, aborts to its workers, and replies to requests it serves itself.
+
+Rule 1: a request that certainly was not delivered is sent again while the workers may be on their way back, and then
+        fails with `UNAVAILABLE`.
+Rule 2: a request that may have been delivered is never sent again from here.
+Rule 3: a call that ends is no longer sent: its deadline also limits the time for sending.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from operations._json import JSONLimitError, enforce_bounds
+from operations.calls.events import (
+    AbortPayload,
+    CallAborted,
+    CallCompleted,
+    CallRequested,
+    CompletePayload,
+    RequestPayload,
+    encode_error,
+    encode_event,
+    encode_item,
+    encode_response,
+)
+from operations.calls.pending import PendingCall, Sending
+from operations.envelopes import lift_envelope
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    NobodyThereError,
+    NotSentError,
+    QueueFullError,
+    TooLargeError,
+    TransportError,
+)
+from operations.pubsub.base import EventTarget
+
+logger = logging.getLogger("operations")
+
+PATIENCE = 10.0
+"""Seconds a new call waits for a broker that cannot be reached."""
+
+MAX_WAITING = 1000
+MAX_WAITING_BYTES = 2 * 1024 * 1024
+"""Calls that may wait for a broker at a time, and their size; further calls fail at once."""
+
+MAX_ABORTS = 10_000
+"""Abort messages that wait to be sent. Beyond that, workers stop at the deadline."""
+
+RETRY = 0.1
+"""Seconds between attempts while workers may be reconnecting."""
+
+
+class RequestSender:
+    """Sends the requests and aborts of one client.
+
+    Args:
+        target: Carries them.
+        group: The worker group that is called.
+        mailbox: The address for replies.
+        is_settling: Whether a reconnect was so recent that the workers may still be reconnecting.
+        spawn: Runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        target: EventTarget,
+        group: str,
+        mailbox: str,
+        is_settling: Callable[[], bool],
+        spawn: Callable[[Coroutine[Any, Any, Any]], object],
+    ) -> None:
+        self._target = target
+        self._group = group
+        self._mailbox = mailbox
+        self._workers_topic = target.topic(f"{group}.workers")
+        self._is_settling = is_settling
+        self._spawn = spawn
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
+        self._is_aborting = False
+
+    async def send(self, call: PendingCall) -> None:
+        """Give a request to the group; return at once when the call ends meanwhile.
+
+        Raises:
+            CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
+        """
+        request, target = call.payload, self._target
+        try:
+            body = encode_event(CallRequested(payload=request))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_json(request.operation_id, error) from error
+        size = len(body)
+        if size > target.max_bytes:
+            reason = f"the request is {size} bytes, more than the {target.max_bytes} allowed"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
+        try:
+            enforce_bounds(body, max_values=target.max_values)
+        except JSONLimitError as error:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request {error.reason}") from None
+        if not target.is_connected and (
+            self._waiting >= MAX_WAITING
+            or (self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES)
+        ):
+            raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
+        key = request.request_id if call.attempt == 1 else f"{request.request_id}-{call.attempt}"
+        self._waiting += 1
+        self._waiting_bytes += size
+        try:
+            with Sending() as call.sending:
+                await self._enqueue(body, key)
+        finally:
+            call.sending = None
+            self._waiting -= 1
+            self._waiting_bytes -= size
+        call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    async def _enqueue(self, body: bytes, key: str) -> None:
+        wait = PATIENCE
+        while True:
+            try:
+                await self._target.enqueue(
+                    self._group, body, key=key, reply_to=self._mailbox, wait=wait
+                )
+            except NobodyThereError as error:
+                # After a reconnect the workers may be on their way back, too.
+                if not self._is_settling():
+                    raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            except TooLargeError as error:
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
+            except QueueFullError as error:
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error), retryable=True) from error
+            except NotSentError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            except TransportError as error:
+                logger.debug("%s may not have been sent: %s", key, error)
+                return
+            else:
+                return
+            wait = RETRY
+            await asyncio.sleep(RETRY)
+
+    def abort(self, call: PendingCall) -> None:
+        """Ask the worker to stop, in the background: the one that has the call, or all of them."""
+        # One task sends them all, so that many cancelled calls do not start many tasks.
+        self._aborts.append(call)
+        if not self._is_aborting:
+            self._is_aborting = True
+            self._spawn(self._send_aborts())
+
+    async def _send_aborts(self) -> None:
+        try:
+            while self._aborts:
+                call = self._aborts.popleft()
+                event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
+                try:
+                    await self._target.send(call.worker or self._workers_topic, encode_event(event))
+                except TransportError as error:
+                    logger.debug("%s could not be aborted: %s", call.payload.request_id, error)
+        finally:
+            self._is_aborting = False
+
+
+class ReplyPublisher(ABC):
+    """Publishes replies to requests that the program itself serves: the replying half of `PendingRequestMap`.
+
+    Attributes:
+        target: Carries the events.
+        group: The worker group.
+        mailbox: The address for replies to the calls of this map.
+        pending: The calls and subscriptions that have not ended, by request id.
+    """
+
+    def __init__(self, target: EventTarget, group: str) -> None:
+        self.target = target
+        self.group = group
+        self.mailbox = target.mailbox()
+        self.pending: dict[str, PendingCall] = {}
+        self._callers_topic = target.topic(f"{group}.callers")
+        self._addresses: dict[str, str] = {}
+        self._served_streams: set[str] = set()
+
+    @abstractmethod
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        """Process an event that arrived through the target."""
+
+    def serve(self, request: RequestPayload, reply_to: str) -> None:
+        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
+        self._addresses[request.request_id] = reply_to
+        if request.credit is not None:
+            self._served_streams.add(request.request_id)
+
+    def address_of(self, request_id: str) -> str:
+        """Return the address for replies to a request.
+
+        Raises:
+            ValueError: If it is unknown and the target delivers replies only to the caller's own mailbox.
+        """
+        if request_id in self.pending:
+            return self.mailbox
+        address = self._addresses.get(request_id)
+        if address:
+            return address
+        if self.target.broadcasts_replies:
+            return self._callers_topic
+        raise ValueError(
+            f"no address is known for replies to request {request_id!r}: "
+            "announce the request with serve(request, reply_to) first"
+        )
+
+    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
+        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
+
+        Raises:
+            TypeError: If it is anything but an envelope.
+            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
+            TransportError: If it cannot be sent.
+        """
+        lifted = lift_envelope(envelope)
+        if lifted is None:
+            raise TypeError("only a response envelope can be a reply: use local_envelope(...)")
+        if sequence is None:
+            last = request_id not in self._served_streams
+            await self._reply(request_id, encode_response(request_id, lifted), last=last)
+        else:
+            body = encode_item(request_id, lifted, sequence, self.mailbox)
+            await self._reply(request_id, body, last=False)
+
+    async def emit_error(
+        self,
+        request_id: str,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        retryable: bool | None = None,
+    ) -> None:
+        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        error = CallError(code, message, details, retryable=retryable)
+        await self._reply(request_id, encode_error(request_id, error), last=True)
+
+    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
+        """Publish the end of a subscription.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
+        await self._reply(request_id, encode_event(event), last=True)
+
+    async def _reply(self, request_id: str, body: bytes, *, last: bool) -> None:
+        address = self.address_of(request_id)
+        is_own = request_id in self.pending
+        if last:
+            self._addresses.pop(request_id, None)
+            self._served_streams.discard(request_id)
+        if self.target.direct and is_own:
+            # The target reaches only the peer, and the caller is on this side.
+            self.receive(body, "")
+        await self.target.send(address, body)
+
+
+def not_json(operation_id: str, error: Exception) -> CallError:
+    """Return the error for an input that cannot be written as JSON."""
+    reason = f"the input of {operation_id} is not JSON: {error}"
+    return CallError(ErrorCode.VALIDATION_ERROR, reason)

@@ -1,0 +1,582 @@
+"""A worker: consumes the requests of its group from a target and runs them on a registry.
+
+Rule 1: `serve_calls` returns once requests arrive; closing it accepts no new ones and finishes those it has.
+Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's reply.
+Rule 3: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
+        keep its caller waiting.
+Rule 4: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
+from functools import partial
+from time import time
+from typing import Any, cast
+
+import msgspec
+
+from operations._signals import shutdown_event
+from operations._text import printable
+from operations.access import Identity
+from operations.calls.config import WorkerConfig
+from operations.calls.deadlines import NEVER, Deadlines
+from operations.calls.events import (
+    PROTOCOL_VERSION,
+    CallAborted,
+    CallCredited,
+    CallProbed,
+    CallRequested,
+    MalformedEvent,
+    RequestPayload,
+    UnknownEvent,
+    check_request,
+    read_event,
+)
+from operations.calls.failure_detector import SETTLING, is_there
+from operations.calls.jobs import (
+    Job,
+    claimed_identity,
+    context_for,
+    is_stream,
+    job_for,
+    principal_of,
+)
+from operations.calls.reply_cache import Replies, quietly
+from operations.calls.services import SERVICES, serves_itself, service_operations
+from operations.context import CallerChannel, OperationContext
+from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
+from operations.front.front import Front
+from operations.front.identity import caller_key, identify_credential
+from operations.front.limits import Limits
+from operations.front.queue import AdmissionQueue
+from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription, usable
+from operations.registry import OperationRegistry
+from operations.specs import OperationType
+from operations.types import options_of
+
+logger = logging.getLogger("operations")
+
+_CLOSING = 1.0
+"""Seconds for cancelled handlers and last replies when a worker stops."""
+
+_CHECK_CALLERS = 0.25
+"""Seconds between two checks of the callers; a caller that misses two is gone."""
+
+_BLOCKED = 1.0
+"""Seconds for which the event loop may be blocked without a warning."""
+
+
+class CallServer:
+    """A running worker. `serve_calls` makes one.
+
+    Attributes:
+        jobs: What is here and was not answered yet, by request id.
+        malformed: Messages that were no events.
+        ignored: Events of unknown types.
+        refused: Requests beyond the bounds.
+        duplicates: Requests that had been seen before.
+    """
+
+    def __init__(
+        self, registry: OperationRegistry, target: EventTarget, config: WorkerConfig
+    ) -> None:
+        limits, front = config.limits, config.front
+        self.registry = registry
+        self.target = target
+        self.group = config.group
+        self.mailbox = target.mailbox()
+        self.jobs: dict[str, Job] = {}
+        self._restored_at = 0.0
+        self.malformed = self.ignored = self.refused = self.duplicates = 0
+        self._services = OperationRegistry(service_operations(registry, target))
+        self._shared = front
+        # The queue limits calls per caller; behind a broker all callers have one address.
+        own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
+        self._front = front or Front(registry, own)
+        self._backlog = limits.calls + limits.queue
+        self._address = config.address
+        self._resolve = config.resolve
+        self._grace = config.grace
+        exposes = config.expose_errors
+        self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
+        self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
+        self._replies = Replies(
+            target,
+            self.group,
+            self.mailbox,
+            self.jobs,
+            front=front,
+            expose_errors=target.trusted if exposes is None else exposes,
+            deadlines=self._deadlines,
+            spawn=self._spawn,
+        )
+        self._running: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._watching: list[asyncio.Task[Any]] = []
+        self._consuming: Subscription | None = None
+        self._listening: Subscription | None = None
+        self._is_serving = False
+        self._loop = asyncio.get_running_loop()
+        # Handlers do not see the context variables of whoever delivers a request.
+        self._context = copy_context()
+
+    # ---------------------------------------------------------------------------------------- lifetime
+
+    @property
+    def active(self) -> int:
+        """The number of calls that run now."""
+        return self._admission.running
+
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a slot."""
+        return self._admission.waiting
+
+    async def start(self) -> None:
+        """Listen, and consume requests from the target.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        await self.listen()
+        self._consuming = await self.target.consume(
+            self.group, self, lambda: self._admission.free, self._backlog
+        )
+
+    async def listen(self) -> None:
+        """Listen for aborts, credit and probes, and announce this worker to the callers.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        workers = self.target.topic(f"{self.group}.workers")
+        self._listening = await self.target.listen((self.mailbox, workers), self)
+        # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
+        self._replies.is_leaving = False
+        await self._replies.announce()
+        self._is_serving = True
+        self._watching = [self._spawn(self._watch_loop_lag())]
+        if not self.target.direct:
+            self._watching.append(self._spawn(self._watch_callers()))
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or until the peer disconnects that this worker is for; then drain.
+
+        A second signal ends the process at once.
+        """
+        with shutdown_event() as shutdown:
+            ends = [self._spawn(shutdown.wait())]
+            # Only the serving end of a WebSocket has it: its connection does not come back.
+            wait_closed = getattr(self.target, "wait_closed", None)
+            if wait_closed is not None:
+                ends.append(self._spawn(wait_closed()))
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in ends:
+                    task.cancel()
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Accept no more requests, give running calls `grace` seconds, end the rest with `UNAVAILABLE`.
+
+        The error is retryable except for mutations that have begun.
+        """
+        was_serving, self._is_serving = self._is_serving, False
+        consuming, self._consuming = self._consuming, None
+        if consuming is not None:
+            with suppress(TransportError):
+                await consuming.aclose()
+        self._replies.is_leaving = True
+        if was_serving:
+            await self._replies.announce()
+        if self.jobs:
+            self._replies.idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self._replies.idle.wait()
+        self._admission.empty()
+        for job in tuple(self.jobs.values()):
+            self._give_up(job, "the worker stops")
+        for task in self._watching:
+            task.cancel()
+        last = (*self._running, *self._background)
+        if last:
+            await asyncio.wait(last, timeout=_CLOSING)
+        for task in tuple(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._deadlines.clear()
+        # A closed worker that is still referenced does not keep its replies.
+        self._replies.clear()
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with suppress(TransportError):
+                await listening.aclose()
+        await self._services.aclose()
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        """Cancel a job that will not be finished here."""
+        spec = self.registry.get_spec(job.request.operation_id)
+        # Retrying a mutation that has begun could run it twice.
+        is_safe = job.task is None or spec is None or spec.type is not OperationType.MUTATION
+        retryable = is_safe or (spec is not None and spec.idempotent)
+        self._replies.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- receiving
+
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        """Process an event that arrived through the target."""
+        event = read_event(body, self.target.max_values)
+        if type(event) is CallRequested:
+            request = _aged(event.payload, age) if age else event.payload
+            self._admit(request, reply_to or request.reply_to or "", len(body))
+        elif type(event) is CallAborted:
+            self._abort(event.payload.request_id)
+        elif type(event) is CallCredited:
+            job = self.jobs.get(event.payload.request_id)
+            if job is not None and job.pace is not None:
+                job.pace.grant(event.payload.credit)
+        elif type(event) is CallProbed:
+            self._replies.account(event.payload)
+        elif type(event) is MalformedEvent:
+            self._reject(event, reply_to)
+        elif type(event) is UnknownEvent:
+            self.ignored += 1
+
+    async def serve(self, request: RequestPayload, reply_to: str) -> None:
+        """Run a request that did not arrive through the target; return when its last reply was sent.
+
+        Cancelling this aborts the request.
+        """
+        replied = asyncio.Event()
+        self._admit(request, reply_to, 0, replied)
+        try:
+            await replied.wait()
+        except asyncio.CancelledError:
+            self._abort(request.request_id)
+            raise
+
+    def _admit(
+        self,
+        request: RequestPayload,
+        reply_to: str,
+        size: int,
+        replied: asyncio.Event | None = None,
+    ) -> None:
+        request_id = request.request_id
+        problem = check_request(request)
+        if problem is not None:
+            malformed = MalformedEvent(problem, PUT_TYPE, request_id)
+            _set_after(self._reject(malformed, reply_to), replied)
+        elif not self._replies.is_new(request_id):
+            self.duplicates += 1
+            _set_after(self._replies.repeat(request_id, reply_to), replied)
+        elif self._replies.is_leaving:
+            # The queue is closed already; this request arrived in another way.
+            error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
+            _set_after(self._replies.refuse(request_id, reply_to, error), replied)
+        else:
+            registry = self._registry_of(request.operation_id)
+            job = job_for(registry, self.target, request, reply_to, size, self._loop.time())
+            job.replied = replied
+            self.jobs[request_id] = job
+            if job.expires_at < self._deadlines.next:
+                self._deadlines.schedule(job.expires_at)
+            reason = self._admission.offer(job)
+            if reason is not None:
+                self._refuse(job, _exhausted(reason))
+
+    def _refuse(self, job: Job, error: CallError) -> None:
+        """Reply to a job that does not run."""
+        self.refused += 1
+        if not job.answered:
+            self._replies.settle(job)
+            refusal = self._replies.refuse(job.request.request_id, job.reply_to, error)
+            _set_after(refusal, job.replied)
+
+    def _abort(self, request_id: str) -> None:
+        job = self.jobs.get(request_id)
+        if job is not None:
+            self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+        else:
+            # It may have overtaken the request, which then counts as known.
+            self._replies.is_new(request_id)
+
+    def _reject(self, event: MalformedEvent, reply_to: str) -> "asyncio.Task[Any] | None":
+        """Reply to a malformed request in the background; None if it has no id or no reply address."""
+        self.malformed += 1
+        address = reply_to or event.reply_to
+        if event.type != PUT_TYPE or not event.request_id or not address:
+            return None
+        error = CallError(event.code, f"the request is malformed: {event.reason}")
+        return self._replies.reject(event.request_id, address, error)
+
+    def undelivered(self, key: str) -> None:
+        """Workers enqueue nothing."""
+
+    def lost(self, reason: str) -> None:
+        """The connection is lost; if it was the caller itself, stop its calls."""
+        if self.target.direct:
+            for job in tuple(self.jobs.values()):
+                self._replies.stop(job, CallError(ErrorCode.ABORTED, reason))
+
+    def restored(self) -> None:
+        """The connection is back: announce this worker again."""
+        self._restored_at = self._loop.time()
+        self._spawn(self._replies.announce())
+
+    # ---------------------------------------------------------------------------------------- running
+
+    def _start(self, job: Job) -> bool:
+        """Run a job in its own task; return False if it has ended already."""
+        if job.expires_at <= self._loop.time():
+            self._expire(job)
+        if job.answered:
+            return False
+        task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
+        self._running.add(task)
+        task.add_done_callback(partial(self._ended, job))
+        return True
+
+    def _ended(self, job: Job, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        # A task that was cancelled before its first step did not do this.
+        self._release(job)
+        if task.cancelled():
+            self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
+        elif (failure := task.exception()) is not None:
+            operation_id = job.request.operation_id
+            logger.error("%s could not be answered", printable(operation_id), exc_info=failure)
+            error = CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed")
+            self._replies.stop(job, error)
+
+    def _release(self, job: Job) -> None:
+        """Give the slot of a job to the next one, once."""
+        if job.task is not None:
+            job.task = None
+            self._admission.done(job)
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._attend(job)
+        except GeneratorExit:
+            # The loop is closed: nothing else can start.
+            raise
+        except BaseException:
+            self._release(job)
+            raise
+        # In this step: a caller that has its reply finds the slot free.
+        self._release(job)
+
+    async def _attend(self, job: Job) -> None:
+        # The timer cannot fire while a handler blocks the loop.
+        if job.expires_at <= self._loop.time():
+            await quietly(self._replies.fail(job, _late(job)))
+            return
+        request = job.request
+        try:
+            identity = claimed_identity(request, self.target)
+            if request.credential is not None:
+                identity = await self._identify(job, request.credential)
+            if self._shared is None:
+                await self._execute(job, identity)
+            else:
+                await self._execute_through(self._shared, job, identity)
+        except _RefusedError as refused:
+            self._refuse(job, refused.error)
+        except CallError as error:
+            await quietly(self._replies.fail(job, error))
+
+    async def _identify(self, job: Job, credential: str) -> Identity | None:
+        identity = await identify_credential(
+            credential, self._resolve, self._front.auth, self._address
+        )
+        reason = self._admission.identified(job, principal_of(identity))
+        if reason is not None:
+            raise _RefusedError(_exhausted(reason))
+        if job.expires_at <= self._loop.time():
+            raise _late(job)
+        return identity
+
+    async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
+        """Run a job if the rules that all entry points of a server share admit it."""
+        registry = self._registry_of(job.request.operation_id)
+        caller = job.caller = caller_key(identity, self._address)
+        spec = registry.get_spec(job.request.operation_id)
+        try:
+            if spec is not None:
+                front.enforce_visible(spec, identity)
+            slot = front.admit(caller, is_stream=is_stream(registry, job.request))
+        except CallError as error:
+            raise _RefusedError(error) from error
+        with slot:
+            await self._execute(job, identity)
+
+    async def _execute(self, job: Job, identity: Identity | None) -> None:
+        """Run the operation and send its results."""
+        request, replies = job.request, self._replies
+        registry = self._registry_of(request.operation_id)
+        context = self._context_for(job, identity, registry)
+        sequence: int | None = None
+        try:
+            _enforce_version(request)
+            if not is_stream(registry, request):
+                envelope = await registry.execute(request.operation_id, request.input, context)
+                await replies.respond(job, envelope)
+                return
+            sequence = 0
+            stream = registry.subscribe(request.operation_id, request.input, context)
+            try:
+                async for envelope in stream:
+                    await replies.item(job, envelope, sequence)
+                    sequence += 1
+            finally:
+                await stream.aclose()
+            await replies.complete(job, sequence)
+        except CallError as error:
+            await quietly(replies.fail(job, error, sequence))
+        except TransportError as error:
+            # The caller will ask for the reply.
+            logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
+
+    def _context_for(
+        self, job: Job, identity: Identity | None, registry: OperationRegistry
+    ) -> OperationContext:
+        deadline = None
+        if job.ends_at != NEVER:
+            # Counted from the arrival: the caller's clock may differ.
+            deadline = (time() + job.ends_at - self._loop.time()) * 1000
+        channel = CallerChannel(deadline=deadline)
+        return context_for(job.request, identity, deadline, registry, channel)
+
+    def _registry_of(self, operation_id: str) -> OperationRegistry:
+        """Return the registry that has an operation: those about the worker itself are in another one."""
+        if operation_id in SERVICES and not serves_itself(self.registry, operation_id):
+            return self._services
+        return self.registry
+
+    def _expire(self, job: Job) -> None:
+        self._replies.stop(job, _late(job))
+
+    # ---------------------------------------------------------------------------------------- watching
+
+    async def _watch_callers(self) -> None:
+        """Cancel the calls of callers that are gone."""
+        while True:
+            await asyncio.sleep(_CHECK_CALLERS)
+            now = self._loop.time()
+            old = [job for job in self.jobs.values() if now - job.arrived_at > _CHECK_CALLERS]
+            is_settling = now - self._restored_at < SETTLING
+            if not old or is_settling or not self.target.is_connected:
+                continue
+            callers = list({job.reply_to for job in old})
+            try:
+                present = await asyncio.gather(
+                    *(is_there(self.target, caller) for caller in callers)
+                )
+            except TransportError:
+                continue
+            gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+            for job in old:
+                job.absent = job.absent + 1 if job.reply_to in gone else 0
+                if job.absent > 1:
+                    # A caller that was only disconnected receives the error when it is back.
+                    self._give_up(job, "the caller was gone")
+
+    async def _watch_loop_lag(self) -> None:
+        """Warn when the event loop was blocked."""
+        tick = _BLOCKED / 4
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(tick)
+            late = self._loop.time() - before - tick
+            if late > _BLOCKED:
+                suspects = sorted({job.request.operation_id for job in self.jobs.values()})
+                logger.warning(
+                    "the event loop was blocked for %.1f s; running then: %s",
+                    late,
+                    ", ".join(suspects[:10]) or "nothing that still runs",
+                )
+
+
+class _RefusedError(Exception):
+    """A call that was not started; its id may come again."""
+
+    def __init__(self, error: CallError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _enforce_version(request: RequestPayload) -> None:
+    if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
+        raise CallError(
+            ErrorCode.VALIDATION_ERROR,
+            f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
+        )
+
+
+def _aged(request: RequestPayload, age: float) -> RequestPayload:
+    """Return a request without the time that it waited at the broker."""
+    spent = age * 1000
+    left = None
+    if request.timeout_ms is not None:
+        left = request.timeout_ms - spent
+    elif request.idle_timeout is not None and spent >= request.idle_timeout:
+        left = 0.0
+    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
+
+
+def _late(job: Job) -> CallError:
+    if job.expires_at < job.ends_at:
+        return timeout_error(f"no item came for {job.idle:g} seconds")
+    request = job.request
+    seconds = job.expires_at - job.arrived_at
+    return timed_out(request.operation_id, seconds, deadline=request.deadline)
+
+
+def _exhausted(reason: str) -> CallError:
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+
+def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
+    """Set `replied` when `sending` has ended; at once if there is nothing to send."""
+    if replied is None:
+        return
+    if sending is None:
+        replied.set()
+    else:
+        sending.add_done_callback(lambda _: replied.set())
+
+
+@options_of(WorkerConfig)
+@asynccontextmanager
+async def serve_calls(
+    config: WorkerConfig, registry: OperationRegistry, target: EventTarget
+) -> AsyncGenerator[CallServer]:
+    """Serve a registry's operations to callers of a group for the length of an `async with` block.
+
+    Requests arrive when the block starts. When it ends, the worker accepts no more requests and finishes those that
+    run. `services.list`, `services.describe` and `services.schema` are served too. Call it as
+    `serve_calls(registry, target, **options)`, with the fields of `WorkerConfig`.
+
+    Raises:
+        TransportError: If the broker cannot be reached.
+    """
+    if not isinstance(cast("object", registry), OperationRegistry):
+        raise TypeError(f"serve_calls takes an OperationRegistry, not {registry!r}")
+    server = CallServer(registry, usable(target), config)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.aclose()
