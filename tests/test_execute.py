@@ -825,7 +825,7 @@ async def test_a_nested_call_is_a_child_of_its_caller() -> None:
         return [context.request_id, [e.data for e in (first, second, third)]]
 
     alice = OperationContext(
-        identity=Identity("alice", ["outer"]), deadline=time.time() * 1000 + 5000
+        request_id="mine", identity=Identity("alice", ["outer"]), deadline=time.time() * 1000 + 5000
     )
 
     parent, children = (await nesting(handler).execute("test.run", None, alice)).data
@@ -1117,7 +1117,8 @@ async def test_observers_see_who_what_outcome_and_no_arguments() -> None:
         raise RuntimeError("never mind me")
 
     registry.observe(events.append)
-    context = OperationContext(identity=Identity("alice", ["test:run"]), parent_request_id="p")
+    alice = Identity("alice", ["test:run"])
+    context = OperationContext(request_id="mine", identity=alice, parent_request_id="p")
 
     await registry.execute("test.run", {"a": 1, "b": 40}, context)
     await failing(registry, None, OperationContext(identity=Identity("eve")))

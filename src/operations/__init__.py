@@ -38,6 +38,7 @@ from operations.errors import (
     TransportError,
     map_error,
 )
+from operations.functions import operation
 from operations.observe import CallEvent, Observer
 from operations.protocol import CALL_EVENT_SCHEMAS
 from operations.registry import OperationRegistry, subscribe
@@ -63,10 +64,32 @@ from operations.specs import (
     OperationType,
     OutputPolicy,
     SubscriptionHandler,
-    operation,
 )
 
 __version__ = "0.1.0"
+
+_ELSEWHERE = {
+    "calls": "PendingRequestMap serve_calls from_calls",
+    "hub": "Hub open_hub",
+    "mcp": "MCPClientLoader connect_mcp to_mcp",
+    "openapi": "HTTPServiceConfig from_openapi from_openapi_file from_openapi_url to_openapi",
+    "pubsub.nats": "connect_nats",
+    "pubsub.redis": "connect_redis",
+    "pubsub.websocket": "connect_websocket serve_websocket",
+    "server": "create_app",
+    "tools": "configure_tools",
+}
+"""By module: public names that are often looked for here."""
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _ELSEWHERE.items():
+        if name in names.split():
+            raise ImportError(
+                f"{name} is in operations.{module}: from operations.{module} import {name}"
+            )
+    raise AttributeError(f"module 'operations' has no attribute {name!r}")
+
 
 __all__ = [
     "CALL_EVENT_SCHEMAS",

@@ -12,18 +12,21 @@ from operations._text import counted, suggestion
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.errors import CallError, RegistrationError, operation_not_found
+from operations.functions import (
+    Function,
+    OperationOptions,
+    operation,
+    operations_of,
+    validate_operation,
+)
 from operations.observe import Observer, RegistryChanged, notify
 from operations.specs import (
-    Function,
     Operation,
     OperationHandler,
-    OperationOptions,
     OperationSpec,
     OutputPolicy,
     SubscriptionHandler,
     enforce_policy,
-    operation,
-    validate_operation,
 )
 
 Registrable: TypeAlias = Operation | OperationSpec | Callable[..., Any]
@@ -102,6 +105,14 @@ class Registrations:
             self._services.append(operations)
         return list(added.values())
 
+    def register_object(self, service: object, *, replace: bool = False) -> list[Operation]:
+        """Add every method of `service` that is marked with `@operation`, or none of them.
+
+        Raises:
+            RegistrationError: As `register`, and if no method is marked.
+        """
+        return self.register_all(operations_of(service), replace=replace)
+
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
         """Add a contract whose handler comes later, or is the remote's.
 
@@ -152,8 +163,9 @@ class Registrations:
         mark = operation(operation_id, **options)
 
         def register(function: Function) -> Function:
-            self.register(mark(function))
-            return function
+            marked = mark(function)
+            self.register(marked)
+            return marked
 
         return register
 

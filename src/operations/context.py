@@ -14,12 +14,13 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
 )
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 import msgspec
@@ -67,6 +68,28 @@ class Caller(Protocol):
 
     def specs(self) -> Iterable[Listed]:
         """Return the specs of all operations."""
+        ...
+
+    def typed(self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> "Typed":
+        """Read a call of a function that is marked with `@operation`."""
+        ...
+
+
+class Typed(Protocol):
+    """A call of a function: its operation id, its input, and the way from the result to its type."""
+
+    @property
+    def operation_id(self) -> str:
+        """The id of the function's operation."""
+        ...
+
+    @property
+    def input(self) -> JSONObject:
+        """The arguments as JSON."""
+        ...
+
+    def result(self, envelope: ResponseEnvelope[Any]) -> Any:
+        """Return the result as the type that the function is annotated with."""
         ...
 
 
@@ -252,6 +275,27 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         return msgspec.structs.replace(
             self, request_id=self.request_id, env=cast("OperationEnv", None), **fields
         )
+
+    @overload
+    async def call(
+        self, function: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **named: Any
+    ) -> T: ...
+    @overload
+    async def call(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> T: ...
+    async def call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
+        """Run the operation of a function that is marked with `@operation`, as part of this call.
+
+        Returns:
+            The result, as the type that the function is annotated with.
+
+        Raises:
+            CallError: As `registry.execute`; `EXECUTION_ERROR` if the result does not fit the annotation.
+            TypeError: If the function is not marked, or does not take the arguments.
+        """
+        if self.registry is None:
+            raise _cannot("call other operations")
+        typed = self.registry.typed(function, arguments, named)
+        return typed.result(await self.env.call(typed.operation_id, typed.input))
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None

@@ -6,9 +6,11 @@ Rule 1: every call, from any entry point, goes through `execute` or `subscribe`.
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Self, cast, overload
+from dataclasses import replace as replaced
+from typing import Any, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
 
@@ -34,6 +36,7 @@ from operations.errors import (
     ErrorCode,
     SchemaError,
 )
+from operations.functions import TypedCall
 from operations.observe import CallCounters, CallEvent, Observer, notify
 from operations.schema import Schema
 from operations.specs import (
@@ -42,6 +45,8 @@ from operations.specs import (
     OperationType,
     OutputPolicy,
 )
+
+T = TypeVar("T")
 
 logger = logging.getLogger("operations")
 
@@ -91,13 +96,26 @@ class OperationRegistry(Registrations):
     # ------------------------------------------------------------ calling
 
     def execute(
-        self, operation_id: str, input: Any = None, context: OperationContext | None = None
+        self,
+        operation_id: str,
+        input: Any = None,
+        context: OperationContext | None = None,
+        *,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, ResponseEnvelope[Any]]:
         """Run a query or mutation; await the result.
+
+        Args:
+            operation_id: `namespace.name`.
+            input: A JSON value, or Python values that have a form in JSON.
+            context: The caller; by default a call without identity.
+            timeout: Seconds until the call ends with `TIMEOUT`, unless the context's deadline is earlier.
 
         Raises:
             CallError: When awaited, and nothing else: see `ErrorCode`.
         """
+        if timeout is not None:
+            context = _within(timeout, context)
         try:
             plan = self._plans.get(operation_id)
         except TypeError:  # whatever this is, it is no id
@@ -121,6 +139,51 @@ class OperationRegistry(Registrations):
             CallError: When iterated, and nothing else: see `ErrorCode`.
         """
         return Subscription(self._stream(operation_id, input, context))
+
+    @overload
+    async def call(
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        /,
+        *arguments: Any,
+        context: OperationContext | None = None,
+        **named: Any,
+    ) -> T: ...
+    @overload
+    async def call(
+        self,
+        function: Callable[..., T],
+        /,
+        *arguments: Any,
+        context: OperationContext | None = None,
+        **named: Any,
+    ) -> T: ...
+    async def call(
+        self,
+        function: Callable[..., Any],
+        /,
+        *arguments: Any,
+        context: OperationContext | None = None,
+        **named: Any,
+    ) -> Any:
+        """Run the operation of a function that is marked with `@operation`, with access as in `execute`.
+
+        Returns:
+            The result, as the type that the function is annotated with.
+
+        Raises:
+            CallError: As `execute`; `EXECUTION_ERROR` if the result does not fit the annotation.
+            TypeError: If the function is not marked, or does not take the arguments.
+        """
+        typed = self.typed(function, arguments, named)
+        return typed.result(await self.execute(typed.operation_id, typed.input, context))
+
+    def typed(
+        self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> TypedCall:
+        """Read a call of a function; the id is the one that its operation has here."""
+        typed = TypedCall.of(function, arguments, named)
+        return replaced(typed, operation_id=self.current_id(typed.operation_id))
 
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None
@@ -148,15 +211,14 @@ class OperationRegistry(Registrations):
             await items.aclose()
 
     def _adopt(self, context: OperationContext | None) -> OperationContext:
-        """The caller's context with nested calls coming here; its request id is settled first."""
+        """Return the caller's context with nested calls coming here; one without a request id gets one per call."""
         if context is None:
             return OperationContext(registry=self)
         if not isinstance(cast("object", context), OperationContext):
             raise TypeError(f"pass an OperationContext(identity=..., ...), not {context!r}")
         if context.registry is self:
             return context
-        request_id, env = context.request_id, cast("Any", None)
-        return with_fields(context, request_id=request_id, registry=self, env=env, _nested=None)
+        return with_fields(context, registry=self, env=cast("Any", None), _nested=None)
 
     async def _compile_aside(self, operation_id: Any) -> None:
         """Compile the schemas of an imported operation in a thread: they may have hundreds of definitions."""
@@ -332,6 +394,15 @@ class OperationRegistry(Registrations):
         super()._forget(operation_id)
         self._plans.pop(operation_id, None)
         self._streams.pop(operation_id, None)
+
+
+def _within(seconds: float, context: OperationContext | None) -> OperationContext:
+    """Return the context with a deadline in `seconds`, or its own if that is earlier."""
+    deadline = (time.time() + seconds) * 1000
+    if context is None:
+        return OperationContext(deadline=deadline)
+    earliest = deadline if context.deadline is None else min(deadline, context.deadline)
+    return with_fields(context, deadline=earliest)
 
 
 def subscribe(

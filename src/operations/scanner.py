@@ -21,7 +21,8 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
-from operations.specs import Operation, OperationSpec, operation_of
+from operations.functions import operation_of
+from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations")
 

@@ -4,9 +4,8 @@ Rule 1: a spec is data. It is frozen, hashable, and goes to JSON and back unchan
 Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none, a name may.
 """
 
-import inspect
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -16,9 +15,6 @@ from typing import (
     Protocol,
     Self,
     TypeAlias,
-    TypedDict,
-    TypeVar,
-    Unpack,
     cast,
     get_args,
 )
@@ -36,9 +32,7 @@ from operations._json import (
 from operations._text import enforce_lists, suggestion
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
-from operations.errors import RegistrationError
-from operations.schema import Schema, from_schema, schema_for, signature_of
+from operations.schema import Schema, Signature, from_schema, schema_for
 from operations.types import JSONObject, JSONSchema
 
 OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[Any]]
@@ -375,189 +369,11 @@ class Operation:
     source_timeout: float | None = None
     """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
 
+    signature: Signature | None = None
+    """The signature of the function, for typed calls; None if the handler is not a typed function."""
+
     def __post_init__(self) -> None:
         enforce_policy(self.output)
         enforce_lists(calls=self.calls)
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class OperationOptions(TypedDict, total=False):
-    """What can be said of a function besides its id."""
-
-    type: OperationType | Literal["query", "mutation", "subscription"]
-    """A function is a mutation unless it says that it only reads; an async generator is a subscription."""
-
-    version: str
-    """Of the contract; `1.0.0`."""
-
-    title: str
-    """For people."""
-
-    description: str
-    """Instead of the docstring's."""
-
-    tags: Iterable[str]
-    """For search."""
-
-    scopes: Collection[str]
-    """All of these are required of a caller."""
-
-    scopes_any: Collection[str]
-    """At least one of these is required of a caller."""
-
-    access: AccessControl
-    """The whole rule, instead of the two above."""
-
-    errors: Iterable[ErrorDefinition]
-    """What else can happen, by code."""
-
-    idempotent: bool
-    """Running it twice does no more than running it once."""
-
-    output: OutputPolicy
-    """What to do with results that do not fit the schema."""
-
-    timeout: float
-    """Seconds that a call through an entry point may take, instead of the entry point's default."""
-
-    calls: Collection[str]
-    """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
-    other nested call is checked as its caller."""
-
-    meta: JSONObject
-    """Anything to keep with the spec."""
-
-
-def operation(
-    operation_id: str = "", **options: Unpack[OperationOptions]
-) -> Callable[[Function], Function]:
-    """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
-
-    The function stays what it is. Its parameters become the input schema, its return annotation the output
-    schema, its docstring the description; a parameter annotated `OperationContext` is given the context. An
-    `async def` runs on the loop, a `def` in a thread, an async generator is a subscription.
-
-    Args:
-        operation_id: `namespace.name`.
-        options: See `OperationOptions`.
-
-    Raises:
-        RegistrationError: If the function cannot be an operation; the message says why.
-        TypeError: If there is no id, or an option that nobody knows.
-    """
-    if callable(operation_id) or not operation_id:
-        raise TypeError('name the operation: @operation("namespace.name")')
-    for option in options.keys() - OperationOptions.__optional_keys__:
-        near = suggestion(option, OperationOptions.__optional_keys__)
-        raise TypeError(f"{operation_id}: there is no option {option!r}.{near}")
-
-    def mark(function: Function) -> Function:
-        try:
-            marked = _operation_from(function, operation_id, options)
-        except ValueError as error:
-            raise RegistrationError(f"{operation_id}: {error}") from error
-        function.__operation__ = marked  # type: ignore[attr-defined]
-        return function
-
-    return mark
-
-
-def _operation_from(
-    function: Callable[..., Any], operation_id: str, options: OperationOptions
-) -> Operation:
-    signature = signature_of(
-        function, context_type=OperationContext, envelope_type=ResponseEnvelope
-    )
-    namespace, dot, name = operation_id.partition(".")
-    if not dot:
-        raise RegistrationError("an id is written namespace.name")
-    tags = options.get("tags", ())
-    enforce_lists(tags=tags, scopes=options.get("scopes"), scopes_any=options.get("scopes_any"))
-    spec = OperationSpec(
-        name=name,
-        namespace=namespace,
-        version=options.get("version", "1.0.0"),
-        type=_type_of(signature.kind, options.get("type")),
-        title=options.get("title"),
-        description=options.get("description", signature.description),
-        tags=tuple(tags),
-        input_schema=signature.input_schema,
-        output_schema=signature.output_schema,
-        error_schemas=tuple(options.get("errors", ())),
-        access_control=_access_of(options),
-        idempotent=options.get("idempotent", False),
-        meta=options.get("meta", {}),
-    )
-    return Operation(
-        spec,
-        signature.bind(function, f"input of {operation_id}"),
-        options.get("output"),
-        signature.kind == "sync",
-        timeout=options.get("timeout"),
-        calls=options.get("calls"),
-    )
-
-
-def _type_of(kind: str, asked: str | None) -> OperationType:
-    if kind == "stream":
-        if asked not in {None, OperationType.SUBSCRIPTION}:
-            raise RegistrationError("an async generator is a subscription")
-        return OperationType.SUBSCRIPTION
-    if asked == OperationType.SUBSCRIPTION:
-        raise RegistrationError("a subscription is an async generator")
-    return OperationType(asked or OperationType.MUTATION)
-
-
-def _access_of(options: OperationOptions) -> AccessControl:
-    if "access" in options:
-        if "scopes" in options or "scopes_any" in options:
-            raise RegistrationError("give either access or scopes, not both")
-        return options["access"]
-    return AccessControl(options.get("scopes", ()), options.get("scopes_any"))
-
-
-def operation_of(value: object) -> Operation | None:
-    """The operation that `value` is, or was marked as; None if it is neither."""
-    if isinstance(value, Operation):
-        return value
-    marked = getattr(value, "__operation__", None)
-    return marked if isinstance(marked, Operation) else None
-
-
-def validate_operation(candidate: object) -> Operation:
-    """Return `candidate` as an operation that can work.
-
-    Raises:
-        RegistrationError: Saying what is wrong with it.
-    """
-    ready = operation_of(candidate)
-    if ready is None:
-        raise RegistrationError(
-            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
-        )
-    spec, handler = ready.spec, ready.handler
-    if not isinstance(cast("object", spec), OperationSpec):
-        raise RegistrationError(f"{spec!r} is no OperationSpec")
-    if not callable(handler):
-        raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
-    is_generator, is_async_generator = _generator_kinds(handler)
-    if spec.type is OperationType.SUBSCRIPTION:
-        if is_generator:
-            raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
-    elif is_async_generator or is_generator:
-        raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
-    return ready
-
-
-def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether `handler` is a generator function, and whether it is an async one."""
-    code = getattr(handler, "__code__", None)
-    if code is None:
-        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
-    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
-    flags: int = code.co_flags
-    return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)

@@ -27,8 +27,8 @@ from operations.envelopes import (
     ResourceContent,
     TextContent,
 )
+from operations.functions import Function
 from operations.mcp import list_roots, release_stream, to_mcp
-from operations.specs import Function
 from operations.types import JSONObject
 
 PNG = b64decode(

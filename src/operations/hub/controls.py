@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from operations.errors import CallError, ErrorCode
+from operations.functions import operation
 from operations.hub.hub import Hub
 from operations.hub.reload import reload
 from operations.hub.source import Source
 from operations.hub.supervisor import Supervisor
 from operations.result_pages import NEXT
-from operations.specs import operation
 from operations.types import JSONObject
 
 SCOPE = "hub:operate"

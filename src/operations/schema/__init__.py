@@ -13,6 +13,7 @@ from operations.schema.results import (
     Change,
     ChangeKind,
     ValidationIssue,
+    misfit,
 )
 from operations.schema.validation import (
     assert_is_schema,
@@ -40,6 +41,7 @@ __all__ = [
     "converter_for",
     "format_value_errors",
     "from_schema",
+    "misfit",
     "schema_for",
     "signature_of",
     "validate_or_raise",

@@ -1,9 +1,11 @@
 """What a check and a cast have to say, as data."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from operations.errors import CallError
 from operations.types import Count
 
 
@@ -18,6 +20,16 @@ class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
 
     keyword: str
     """The JSON Schema keyword that failed; `json` where the value is not JSON at all."""
+
+
+def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
+    """Return the error for a value that does not fit. Its message names the first issue, its details all of them."""
+    first, more = issues[0], f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    return CallError(
+        code,
+        f"{sentence}: {first.path or 'it'} {first.message}{more}",
+        {"errors": msgspec.to_builtins(issues)},
+    )
 
 
 ChangeKind: TypeAlias = Literal[

@@ -3,13 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from operations._text import printable
-from operations.errors import CallError, ErrorCode
+from operations.errors import ErrorCode
 from operations.schema.document import Schema
 from operations.schema.reading.checking import Checker
-from operations.schema.results import ValidationIssue
+from operations.schema.results import ValidationIssue, misfit
 from operations.types import JSONSchema
 
 
@@ -37,13 +35,7 @@ def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str =
     faults = _schema(schema).errors(value)
     if not faults:
         return
-    first = faults[0]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    raise CallError(
-        ErrorCode.VALIDATION_ERROR,
-        f"Invalid {subject}: {first.path or 'it'} {first.message}{more}",
-        {"errors": msgspec.to_builtins(faults)},
-    )
+    raise misfit(ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", faults)
 
 
 def format_value_errors(errors: Iterable[ValidationIssue], indent: str = "  ") -> str:

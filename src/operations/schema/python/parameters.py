@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, Union, Unpack, get_args
 
 import msgspec
 
-from operations.errors import CallError, ErrorCode, RegistrationError, SchemaError
+from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.python.annotations import origin_of, peel
 from operations.schema.python.compounds import Field, Record
 from operations.schema.python.from_types import read
@@ -24,7 +24,7 @@ from operations.schema.python.shapes import (
     Named,
     Shape,
 )
-from operations.schema.results import ValidationIssue
+from operations.schema.results import misfit
 from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
@@ -80,7 +80,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             try:
                 arguments = dict(given) if convert is None else convert(given)
             except ConversionError as error:
-                raise _refusal(error, subject) from error
+                raise misfit(
+                    ErrorCode.VALIDATION_ERROR, f"Invalid {subject}", error.issues()
+                ) from error
             if context_name is not None:
                 arguments[context_name] = context
             if not positional:
@@ -151,16 +153,6 @@ def _step(field: Field) -> tuple[str, type | None, Converter]:
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _refusal(error: ConversionError, subject: str) -> CallError:
-    faults = [ValidationIssue(path, reason, "type") for path, reason in error.faults]
-    first, more = faults[0], f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        f"Invalid {subject}: {first.path}: {first.message}{more}",
-        {"errors": msgspec.to_builtins(faults)},
-    )
 
 
 def read_parameters(

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from operations._json import canonical, pointer
+from operations.schema.results import ValidationIssue
 from operations.types import JSONObject
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -39,6 +40,10 @@ class ConversionError(ValueError):
     def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
         self.faults = (("", faults),) if isinstance(faults, str) else tuple(faults)
         super().__init__("; ".join(f"{path}: {why}" if path else why for path, why in self.faults))
+
+    def issues(self) -> list[ValidationIssue]:
+        """Return one issue per place."""
+        return [ValidationIssue(path, why, "type") for path, why in self.faults]
 
 
 def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:

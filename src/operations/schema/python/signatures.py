@@ -9,15 +9,18 @@ from collections import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, Union, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_type_hints
 
+from operations._json import to_json
 from operations.errors import RegistrationError, SchemaError
 from operations.schema.document import Schema
 from operations.schema.python.annotations import origin_of, peel
 from operations.schema.python.docstrings import parse_docstring
 from operations.schema.python.from_types import read
 from operations.schema.python.parameters import Handler, Parameters, read_parameters
-from operations.schema.python.shapes import Shape, Unknown, document_of
+from operations.schema.python.shapes import ConversionError, Shape, Unknown, document_of
+from operations.schema.results import ValidationIssue
+from operations.types import JSONObject
 
 Kind: TypeAlias = Literal["async", "sync", "stream"]
 
@@ -38,6 +41,12 @@ class Signature:
     """Of the result; of each item if it is a stream."""
 
     parameters: Parameters
+    result: Shape
+    returns_envelope: bool
+    """Whether the result is annotated as an envelope."""
+
+    callable: inspect.Signature
+    """The signature as `inspect` reads it."""
 
     @property
     def context_parameter(self) -> str | None:
@@ -51,6 +60,31 @@ class Signature:
         a value has no meaning for its type; `subject` is what its message calls the input.
         """
         return self.parameters.bind(function, subject)
+
+    def arguments(self, positional: tuple[Any, ...], named: dict[str, Any]) -> JSONObject:
+        """Return the input that the arguments of a call stand for. The schema reports missing ones.
+
+        Raises:
+            TypeError: If the function does not take them, or the context is among them.
+        """
+        bound = self.callable.bind_partial(*positional, **named).arguments
+        if self.context_parameter in bound:
+            raise TypeError(f"pass the context as context=..., not as {self.context_parameter!r}")
+        for name, parameter in self.callable.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                bound.update(bound.pop(name, {}))
+        return cast("JSONObject", to_json(bound))
+
+    def typed_result(self, data: Any) -> tuple[Any, list[ValidationIssue]]:
+        """Return the result as its annotated type, or what does not fit."""
+        issues = self.output_schema.errors(data)
+        convert = None if issues else self.result.converter()
+        if convert is None:
+            return data, issues
+        try:
+            return convert(data), []
+        except ConversionError as error:
+            return data, error.issues()
 
 
 def signature_of(
@@ -79,12 +113,16 @@ def signature_of(
     parameters = read_parameters(signature, hints, docstring.names, context_type, name)
     kind, result = _kind(inner, hints.get("return", Any), name)
     output = _result_shape(result, envelope_type, name)
+    returns_envelope = envelope_type is not None and origin_of(peel(result)[0]) is envelope_type
     return Signature(
         kind=kind,
         description=docstring.description,
         input_schema=Schema(parameters.document),
         output_schema=Schema(partial(document_of, output, "serialization")),
         parameters=parameters,
+        result=output,
+        returns_envelope=returns_envelope,
+        callable=signature,
     )
 
 

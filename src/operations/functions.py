@@ -1,0 +1,304 @@
+"""Functions as operations: mark them, read their signatures, call them with types.
+
+Rule 1: a marked function stays what it is.
+Rule 2: the operation of a method exists once there is an object to call it on.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
+
+from msgspec.structs import replace as with_fields
+
+from operations._text import enforce_lists, suggestion
+from operations.access import AccessControl
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.errors import ErrorCode, RegistrationError
+from operations.schema import Signature, misfit, signature_of
+from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType, OutputPolicy
+from operations.types import JSONObject
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class OperationOptions(TypedDict, total=False):
+    """What can be said of a function besides its id."""
+
+    type: OperationType | Literal["query", "mutation", "subscription"]
+    """A function is a mutation unless it says that it only reads; an async generator is a subscription."""
+
+    version: str
+    """Of the contract; `1.0.0`."""
+
+    title: str
+    """For people."""
+
+    description: str
+    """Instead of the docstring's."""
+
+    tags: Iterable[str]
+    """For search."""
+
+    scopes: Collection[str]
+    """All of these are required of a caller."""
+
+    scopes_any: Collection[str]
+    """At least one of these is required of a caller."""
+
+    access: AccessControl
+    """The whole rule, instead of the two above."""
+
+    errors: Iterable[ErrorDefinition]
+    """What else can happen, by code."""
+
+    idempotent: bool
+    """Running it twice does no more than running it once."""
+
+    output: OutputPolicy
+    """What to do with results that do not fit the schema."""
+
+    timeout: float
+    """Seconds that a call through an entry point may take, instead of the entry point's default."""
+
+    calls: Collection[str]
+    """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
+    other nested call is checked as its caller."""
+
+    meta: JSONObject
+    """Anything to keep with the spec."""
+
+
+def operation(
+    operation_id: str = "", **options: Unpack[OperationOptions]
+) -> Callable[[Function], Function]:
+    """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
+
+    The function stays what it is. Its parameters become the input schema, its return annotation the output
+    schema, its docstring the description; a parameter annotated `OperationContext` is given the context. An
+    `async def` runs on the loop, a `def` in a thread, an async generator is a subscription.
+
+    Args:
+        operation_id: `namespace.name`.
+        options: See `OperationOptions`.
+
+    Raises:
+        RegistrationError: If the function cannot be an operation; the message says why.
+        TypeError: If there is no id, or an option that nobody knows.
+    """
+    if callable(operation_id) or not operation_id:
+        raise TypeError('name the operation: @operation("namespace.name")')
+    for option in options.keys() - OperationOptions.__optional_keys__:
+        near = suggestion(option, OperationOptions.__optional_keys__)
+        raise TypeError(f"{operation_id}: there is no option {option!r}.{near}")
+
+    def mark(function: Function) -> Function:
+        if _is_in_class(function):
+            function.__operation__ = _MarkedMethod(operation_id, options)  # type: ignore[attr-defined]
+            return function
+        if inspect.ismethod(function):
+            # A bound method takes no attributes.
+            function = cast("Function", partial(function))
+        function.__operation__ = _operation_from(function, operation_id, options)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedMethod:
+    """The id and the options of a method that was marked in its class."""
+
+    operation_id: str
+    options: OperationOptions
+
+    def bind(self, method: Callable[..., Any]) -> Operation:
+        return _operation_from(method, self.operation_id, self.options)
+
+
+def _is_in_class(function: Callable[..., Any]) -> bool:
+    """Return whether `function` is a method of a class that is being defined: its first parameter is `self`."""
+    code = getattr(function, "__code__", None)
+    return (
+        code is not None
+        and not inspect.ismethod(function)
+        and code.co_varnames[: code.co_argcount][:1] == ("self",)
+        and "self" not in function.__annotations__
+    )
+
+
+def _operation_from(
+    function: Callable[..., Any], operation_id: str, options: OperationOptions
+) -> Operation:
+    try:
+        return _read_operation(function, operation_id, options)
+    except ValueError as error:
+        raise RegistrationError(f"{operation_id}: {error}") from error
+
+
+def _read_operation(
+    function: Callable[..., Any], operation_id: str, options: OperationOptions
+) -> Operation:
+    signature = signature_of(
+        function, context_type=OperationContext, envelope_type=ResponseEnvelope
+    )
+    namespace, dot, name = operation_id.partition(".")
+    if not dot:
+        raise RegistrationError("an id is written namespace.name")
+    tags = options.get("tags", ())
+    enforce_lists(tags=tags, scopes=options.get("scopes"), scopes_any=options.get("scopes_any"))
+    spec = OperationSpec(
+        name=name,
+        namespace=namespace,
+        version=options.get("version", "1.0.0"),
+        type=_type_of(signature.kind, options.get("type")),
+        title=options.get("title"),
+        description=options.get("description", signature.description),
+        tags=tuple(tags),
+        input_schema=signature.input_schema,
+        output_schema=signature.output_schema,
+        error_schemas=tuple(options.get("errors", ())),
+        access_control=_access_of(options),
+        idempotent=options.get("idempotent", False),
+        meta=options.get("meta", {}),
+    )
+    return Operation(
+        spec,
+        signature.bind(function, f"input of {operation_id}"),
+        options.get("output"),
+        signature.kind == "sync",
+        timeout=options.get("timeout"),
+        calls=options.get("calls"),
+        signature=signature,
+    )
+
+
+def _type_of(kind: str, asked: str | None) -> OperationType:
+    if kind == "stream":
+        if asked not in {None, OperationType.SUBSCRIPTION}:
+            raise RegistrationError("an async generator is a subscription")
+        return OperationType.SUBSCRIPTION
+    if asked == OperationType.SUBSCRIPTION:
+        raise RegistrationError("a subscription is an async generator")
+    return OperationType(asked or OperationType.MUTATION)
+
+
+def _access_of(options: OperationOptions) -> AccessControl:
+    if "access" in options:
+        if "scopes" in options or "scopes_any" in options:
+            raise RegistrationError("give either access or scopes, not both")
+        return options["access"]
+    return AccessControl(options.get("scopes", ()), options.get("scopes_any"))
+
+
+def operation_of(value: object) -> Operation | None:
+    """Return the operation that `value` is, or was marked as; None if it is neither.
+
+    Raises:
+        RegistrationError: If `value` is a marked method of a class instead of an object.
+    """
+    if isinstance(value, Operation):
+        return value
+    marked = getattr(value, "__operation__", None)
+    if isinstance(marked, _MarkedMethod):
+        if inspect.ismethod(value):
+            return marked.bind(value)
+        raise RegistrationError(
+            f"{marked.operation_id} is a method: create the object and call registry.register_object(it)"
+        )
+    return marked if isinstance(marked, Operation) else None
+
+
+def operations_of(service: object) -> list[Operation]:
+    """Return the operations of an object: its methods that are marked with `@operation`.
+
+    Raises:
+        RegistrationError: If no method is marked, or one cannot be an operation.
+    """
+    names = dict.fromkeys(name for cls in type(service).__mro__ for name in vars(cls))
+    marked = (
+        getattr(service, name)
+        for name in names
+        if isinstance(
+            getattr(inspect.getattr_static(service, name), "__operation__", None), _MarkedMethod
+        )
+    )
+    found = [known for method in marked if (known := operation_of(method))]
+    if not found:
+        raise RegistrationError(
+            f"{type(service).__qualname__} has no operations: mark methods with @operation(...)"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TypedCall:
+    """A call of a marked function: its operation id, its input, and the way from the result to its type."""
+
+    operation_id: str
+    input: JSONObject
+    signature: Signature
+
+    @classmethod
+    def of(cls, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Self:
+        """Read the arguments of a call.
+
+        Raises:
+            TypeError: If `function` is not a marked function of one result, or does not take the arguments.
+        """
+        known = operation_of(function)
+        if known is None or known.signature is None or known.signature.kind == "stream":
+            raise TypeError(
+                f"{function!r} is not a function marked with @operation that returns one result"
+            )
+        given = known.signature.arguments(arguments, named)
+        return cls(known.spec.id, given, known.signature)
+
+    def result(self, envelope: ResponseEnvelope[Any]) -> Any:
+        """Return the result as the type that the function is annotated with.
+
+        Raises:
+            CallError: `EXECUTION_ERROR`, naming the paths of the values that do not fit.
+        """
+        data, issues = self.signature.typed_result(envelope.data)
+        if issues:
+            sentence = f"The result of {self.operation_id} does not fit its annotation"
+            raise misfit(ErrorCode.EXECUTION_ERROR, sentence, issues)
+        return with_fields(envelope, data=data) if self.signature.returns_envelope else data
+
+
+def validate_operation(candidate: object) -> Operation:
+    """Return `candidate` as an operation that can work.
+
+    Raises:
+        RegistrationError: Saying what is wrong with it.
+    """
+    ready = operation_of(candidate)
+    if ready is None:
+        raise RegistrationError(
+            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
+        )
+    spec, handler = ready.spec, ready.handler
+    if not isinstance(cast("object", spec), OperationSpec):
+        raise RegistrationError(f"{spec!r} is no OperationSpec")
+    if not callable(handler):
+        raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
+    is_generator, is_async_generator = _generator_kinds(handler)
+    if spec.type is OperationType.SUBSCRIPTION:
+        if is_generator:
+            raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
+    elif is_async_generator or is_generator:
+        raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
+    return ready
+
+
+def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
+    """Whether `handler` is a generator function, and whether it is an async one."""
+    code = getattr(handler, "__code__", None)
+    if code is None:
+        return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
+    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
+    flags: int = code.co_flags
+    return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)

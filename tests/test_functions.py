@@ -1,0 +1,223 @@
+"""Functions and methods as operations, called by name or with types."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from datetime import date
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import operations
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    OperationType,
+    RegistrationError,
+    ResponseEnvelope,
+    local_envelope,
+    operation,
+)
+
+
+@dataclass
+class Task:
+    title: str
+    due: date
+
+
+@operation("task.create", scopes=["task:write"])
+async def create(title: str, due: date, context: OperationContext) -> Task:
+    return Task(title, due)
+
+
+@operation("task.titles", type="query")
+def titles(first: Task, *, others: int = 0) -> list[str]:
+    return [first.title] * (1 + others)
+
+
+@operation("task.plan")
+async def plan(title: str, context: OperationContext) -> Task:
+    return await context.call(create, title, due=date(2026, 1, 2))
+
+
+@operation("task.wrapped")
+async def wrapped() -> ResponseEnvelope[Task]:
+    return local_envelope(Task("a", date(2026, 1, 2)), "task.wrapped")
+
+
+WRITER = OperationContext(identity=Identity(id="ann", scopes=["task:write"]))
+
+
+@pytest.fixture
+def registry() -> OperationRegistry:
+    return OperationRegistry([create, titles, plan, wrapped])
+
+
+async def test_a_typed_call_returns_the_annotated_type(registry: OperationRegistry) -> None:
+    task = await registry.call(create, "Buy milk", due=date(2026, 1, 2), context=WRITER)
+
+    assert task == Task("Buy milk", date(2026, 1, 2))
+    assert await registry.call(titles, task, others=1) == ["Buy milk", "Buy milk"]
+
+
+async def test_a_typed_call_is_checked_as_any_other(registry: OperationRegistry) -> None:
+    with pytest.raises(CallError) as denied:
+        await registry.call(create, "Buy milk", date(2026, 1, 2))
+    with pytest.raises(CallError) as missing:
+        await registry.call(create, "Buy milk", context=WRITER)
+
+    assert denied.value.code == ErrorCode.ACCESS_DENIED
+    assert missing.value.code == ErrorCode.VALIDATION_ERROR
+    assert "due" in str(missing.value)
+
+
+async def test_a_handler_calls_another_function_with_types(registry: OperationRegistry) -> None:
+    assert await registry.call(plan, "Rest", context=WRITER) == Task("Rest", date(2026, 1, 2))
+
+
+async def test_an_annotated_envelope_is_returned_with_typed_data(
+    registry: OperationRegistry,
+) -> None:
+    envelope = await registry.call(wrapped)
+
+    assert envelope.data == Task("a", date(2026, 1, 2))
+    assert envelope.meta.source == "local"
+
+
+async def test_data_that_does_not_fit_the_annotation_names_its_paths() -> None:
+    spec = OperationSpec(namespace="task", name="create", type=OperationType.MUTATION)
+    registry = OperationRegistry()
+    registry.register(Operation(spec, lambda *_: {"title": 5, "due": "2026-01-02"}))
+
+    with pytest.raises(CallError) as error:
+        await registry.call(create, "a", date(2026, 1, 2))
+
+    assert error.value.code == ErrorCode.EXECUTION_ERROR
+    assert error.value.details["errors"][0]["path"] == "/title"
+
+
+async def test_only_marked_functions_can_be_called_with_types(registry: OperationRegistry) -> None:
+    with pytest.raises(TypeError, match="marked with @operation"):
+        await registry.call(len, "a")
+    with pytest.raises(TypeError, match=r"context=\.\.\."):
+        await registry.call(plan, "a", WRITER)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        await registry.call(titles, wrong=1)
+
+
+async def test_a_timeout_ends_one_call() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("slow.wait")
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    soon = OperationContext(deadline=0.0)
+    for arguments in ({"timeout": 0.01}, {"timeout": 60, "context": soon}):
+        with pytest.raises(CallError) as error:
+            await registry.execute("slow.wait", **arguments)
+        assert error.value.code == ErrorCode.TIMEOUT
+
+
+class Tasks:
+    """A service with state."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+
+    @operation("tasks.add")
+    async def add(self, title: str) -> int:
+        """Add a task.
+
+        Args:
+            title: The text.
+        """
+        self.titles.append(title)
+        return len(self.titles)
+
+    @operation("tasks.count", type="query")
+    def count(self) -> int:
+        return len(self.titles)
+
+    @property
+    def broken(self) -> None:
+        raise RuntimeError("read")
+
+
+class MoreTasks(Tasks):
+    @operation("tasks.clear")
+    async def clear(self) -> None:
+        self.titles.clear()
+
+
+async def test_the_methods_of_an_object_are_operations() -> None:
+    service, registry = MoreTasks(), OperationRegistry()
+
+    added = registry.register_object(service)
+
+    assert {each.spec.id for each in added} == {"tasks.add", "tasks.count", "tasks.clear"}
+    spec = registry.get_spec("tasks.add")
+    assert spec is not None
+    assert list(spec.input_schema.document["properties"]) == ["title"]  # type: ignore[index]
+    assert spec.description == "Add a task."
+    assert (await registry.execute("tasks.add", {"title": "a"})).data == 1
+    assert await registry.call(service.add, "b") == 2
+    assert await registry.call(service.count) == 2
+
+
+async def test_bound_methods_can_be_registered_alone() -> None:
+    service, registry = Tasks(), OperationRegistry()
+    registry.register(service.count)
+
+    class Plain:
+        async def double(self, number: int) -> int:
+            return number * 2
+
+    doubled = registry.operation("plain.double")(Plain().double)
+
+    assert (await registry.execute("tasks.count")).data == 0
+    assert (await registry.execute("plain.double", {"number": 4})).data == 8
+    assert await registry.call(doubled, 5) == 10
+
+
+def test_a_method_without_its_object_is_rejected() -> None:
+    registry = OperationRegistry()
+
+    with pytest.raises(RegistrationError, match="register_object"):
+        registry.register(Tasks.add)
+    with pytest.raises(RegistrationError, match="list has no operations"):
+        registry.register_object([])
+    assert len(registry) == 0
+
+
+async def test_a_reused_context_gets_a_new_request_id_per_call() -> None:
+    registry, seen = OperationRegistry(), list[str]()
+
+    @registry.operation("id.read", type="query")
+    async def read(context: OperationContext) -> None:
+        seen.append(context.request_id)
+
+    for context in (OperationContext(), OperationContext(request_id="mine")):
+        for _ in range(2):
+            await registry.execute("id.read", context=context)
+
+    assert len(set(seen[:2])) == 2
+    assert seen[2:] == ["mine", "mine"]
+
+
+def test_names_of_other_modules_say_where_they_are() -> None:
+    missing: Any = operations
+    with pytest.raises(ImportError, match=re.escape("from operations.server import create_app")):
+        _ = missing.create_app
+    with pytest.raises(AttributeError, match="nothing_at_all"):
+        _ = missing.nothing_at_all
+    for module, names in missing._ELSEWHERE.items():
+        found = import_module(f"operations.{module}")
+        assert [name for name in names.split() if not hasattr(found, name)] == []
