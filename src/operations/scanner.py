@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
+from operations.errors import RegistrationError
 from operations.functions import operation_of
 from operations.specs import Operation, OperationSpec
 
@@ -282,7 +283,7 @@ class _Scan:
             elif is_spec:
                 specs[name] = value
             elif isinstance(value, type) and value.__module__ == module.__name__:
-                self._tell_methods(value, where)
+                self._report_methods(value, where)
         for name, value in specs.items():
             handler = vars(module).get(f"{name}_handler")
             if handler is None and (name == "operation" or len(specs) == 1):
@@ -302,17 +303,20 @@ class _Scan:
         found = Operation(spec, handler) if callable(handler) else spec
         self._add(found, spec.id, where, origin=value)
 
-    def _tell_methods(self, owner: type, where: str) -> None:
-        """A method has no object to be called on: what marks one is told, so that nobody looks for it in vain."""
+    def _report_methods(self, owner: type, where: str) -> None:
+        """Report marked methods: without an object they cannot be called."""
         for name, value in tuple(vars(owner).items()):
-            found = None
-            with suppress(Exception):  # a descriptor may refuse to be looked at
+            reason = ""
+            try:
                 found = operation_of(getattr(value, "__func__", value))
-            if found is not None:
-                self._skip(
-                    f"{where}: {owner.__qualname__}.{name}",
-                    f"{found.spec.id} is a method, and a scan finds functions of a module: move it out of the class",
-                )
+                if found is not None:
+                    reason = f"{found.spec.id} is in a class, and a scan finds functions of a module: move it out"
+            except RegistrationError as error:
+                reason = str(error)
+            except Exception:  # noqa: BLE001, S112 - a descriptor may raise anything when it is read
+                continue
+            if reason:
+                self._skip(f"{where}: {owner.__qualname__}.{name}", reason)
 
     def _add(
         self,
