@@ -26,8 +26,9 @@ from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode
+from operations.functions import operation
 from operations.registry import OperationRegistry
-from operations.specs import Operation, operation
+from operations.specs import Operation
 from operations.types import JSONObject
 
 NEXT: Final = "results.next"

@@ -5,7 +5,7 @@ Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none,
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
