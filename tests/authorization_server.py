@@ -95,7 +95,9 @@ class AuthorizationServer:
         assert query["code_challenge_method"] == "S256"
         code = secrets.token_hex(16)
         self._codes[code] = query
-        answer = urlencode({"code": code, "state": query["state"], "iss": self.url})
+        # A client may do without a state: PKCE protects the code.
+        state = {"state": query["state"]} if "state" in query else {}
+        answer = urlencode({"code": code, "iss": self.url, **state})
         return RedirectResponse(f"{query['redirect_uri']}?{answer}", status_code=302)
 
     async def _token(self, request: Request) -> Response:

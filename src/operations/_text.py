@@ -23,6 +23,10 @@ _LONGEST, _MOST = 200, 2_000
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
+SUGGESTS: Final = "Did you mean"
+"""How each `suggestion` begins."""
+
+
 def suggestion(given: str, known: Iterable[str]) -> str:
     """Return a sentence with the name that was probably meant, after a space; empty if none is near."""
     pairs = _pairs(given[:_LONGEST])
@@ -34,7 +38,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     # Comparing pairs of letters is cheap; only the names that share most of them are compared in detail.
     likely = nlargest(10, islice(known, _MOST), key=alike)
     near = get_close_matches(given[:_LONGEST], likely, n=1, cutoff=0.6)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    return f' {SUGGESTS} "{near[0]}"?' if near else ""
 
 
 def _pairs(name: str) -> set[tuple[str, str]]:

@@ -5,6 +5,7 @@ Rule 1: every client has an environment of its own under `.matrix/`, because the
 Rule 2: a client reports what it saw; what it should have seen stands here.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -81,6 +82,17 @@ def _typescript(version: str) -> Callable[[Path, str], Mapping[str, Any]]:
     return look
 
 
+def sign_in_with_typescript(url: str) -> Any:
+    """Return what the OAuth client of the TypeScript SDK sees of a hub.
+
+    Raises:
+        MatrixError: If it cannot be installed or does not report.
+    """
+    place = prepare("typescript-1")
+    script = shutil.copy(HERE / "oauth.mjs", place)
+    return _json([_node(place), str(script), url])
+
+
 def _inspector(place: Path, url: str) -> Mapping[str, Any]:
     def ask(method: str, *arguments: str) -> dict[str, Any]:
         program = place / "node_modules/.bin/mcp-inspector"
@@ -130,7 +142,14 @@ def prepare(name: str) -> Path:
     Raises:
         MatrixError: If it cannot be installed.
     """
-    row, place = ROWS[name], FOLDER / name
+    FOLDER.mkdir(exist_ok=True)
+    # Tests in several processes use one environment.
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _prepare(ROWS[name], FOLDER / name)
+
+
+def _prepare(row: Row, place: Path) -> Path:
     mark, packages = place / "installed", " ".join(row.packages)
     if mark.is_file() and mark.read_text(encoding="utf-8") == packages:
         return place

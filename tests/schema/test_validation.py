@@ -67,3 +67,22 @@ def test_names_cannot_forge_lines_of_a_log() -> None:
 
     assert "\n" not in format_value_errors(faults)
     assert r"a\nERROR: b\x1b[0m" in format_value_errors(faults)
+
+
+def test_a_misspelt_name_is_the_first_fault() -> None:
+    schema = {
+        "type": "object",
+        "required": ["due", "title"],
+        "properties": {"title": {"type": "string"}, "due": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    with pytest.raises(CallError) as caught:
+        validate_or_raise(schema, {"titel": "x"}, subject="input of task.create")
+
+    message = 'Invalid input of task.create: /titel is not a known property. Did you mean "title"? (and 2 more)'
+    assert caught.value.message == message
+    assert [fault["path"] for fault in caught.value.details["errors"]] == [
+        "/titel",
+        "/due",
+        "/title",
+    ]

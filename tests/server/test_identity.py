@@ -166,6 +166,23 @@ async def test_a_key_is_known_by_its_hash_from_a_table_or_a_function() -> None:
         assert (await client.get("/who/am?key=k&api_key=k")).status == 422
 
 
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [("{key}", 401), ("Token {key}", 401), ("Bearer", 401), ("Bearer ", 401), ("Bearer {key}", 200),
+     # A proxy may have checked it and passed it on.
+     ("Basic dXNlcjpwYXNz", 200)],
+)  # fmt: skip
+async def test_a_key_without_its_scheme_is_rejected_with_advice(sent: str, status: int) -> None:
+    key = new_key()
+    client = serving(APIKeys({hash_key(key): Identity("ann", [])}))
+
+    response = await client.get("/who/am", headers={"authorization": sent.format(key=key)})
+
+    assert response.status == status
+    if status == 401:
+        assert "`Authorization: Bearer KEY`" in response.json["message"]
+
+
 async def test_a_file_of_keys_is_read_again_when_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl
 from tests.authorization_server import AuthorizationServer
+from tests.mcp_clients.matrix import MatrixError, prepare, sign_in_with_typescript
 from tests.mcp_serving.support import serving
 from tests.servers import free_port
 
 from operations import CallError, OperationContext, OperationRegistry
+from operations.hub import open_hub
 from operations.mcp import MCPClientConfig, OAuthLogin, connect_mcp, sign_in
 from operations.server import create_app
 from operations.server.running import running
@@ -173,6 +176,53 @@ async def test_the_official_python_client_signs_in_and_calls() -> None:
 
         assert mine.content[0].text == "ann"  # type: ignore[union-attr]
         assert hub.issuer.grants == ["authorization_code"]
+
+
+MINE = """
+from operations import OperationContext, operation
+
+@operation("task.mine", scopes=["task:read"])
+async def mine(context: OperationContext) -> str:
+    return context.identity.id if context.identity else "nobody"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("R52")
+async def test_the_official_typescript_client_signs_in_to_a_hub_and_refreshes_its_token(
+    tmp_path: Path,
+) -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("Node is not installed")
+    try:
+        await asyncio.to_thread(prepare, "typescript-1")
+    except MatrixError as error:
+        pytest.skip(f"npm cannot install the SDK here: {error}")
+    issuer, port = AuthorizationServer(scopes="task:read"), free_port()
+    (tmp_path / "tasks.py").write_text(MINE)
+    async with serving(issuer.app) as issuer.url:
+        (tmp_path / "operations.toml").write_text(
+            f"""
+modules = ["tasks.py"]
+[serve]
+public_url = "http://127.0.0.1:{port}"
+scopes_supported = ["task:read"]
+[access.jwt]
+issuer = "{issuer.url}"
+audience = "http://127.0.0.1:{port}"
+jwks_url = "{issuer.url}/jwks"
+[trace]
+enabled = false
+"""
+        )
+        async with (
+            open_hub(tmp_path / "operations.toml") as hub,
+            running(hub.app, port=port) as url,
+        ):
+            seen = await asyncio.to_thread(sign_in_with_typescript, f"{url}/mcp")
+
+    assert seen == {"first": "ann", "again": "ann", "isRefreshed": True}
+    assert issuer.grants == ["authorization_code", "refresh_token"]
 
 
 def login(hub: Hub, store: Path) -> MCPClientConfig:

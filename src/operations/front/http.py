@@ -288,8 +288,9 @@ class RequestPipeline:
             logger.info("rejected a credential: %s", error)
             logger.debug("rejected a credential", exc_info=error.reason)
             reason = error.reason
-            headers = reason.headers if isinstance(reason, CredentialError) else ()
-            raise self.front.challenge.invalid(headers) from reason
+            if isinstance(reason, CredentialError):
+                raise self.front.challenge.invalid(reason.headers, reason.advice) from reason
+            raise self.front.challenge.invalid() from reason
         self._enforce_known(scope, identity)
         if identity is not None and CREDENTIAL not in scope:
             key = (identity.id, hash(shown) if shown else id(scope))

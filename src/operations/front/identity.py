@@ -48,11 +48,15 @@ class CredentialError(OperationsError):
 
     Attributes:
         headers: Sent with the response.
+        advice: What the client should do, sent with the response.
     """
 
-    def __init__(self, message: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(
+        self, message: str, headers: Iterable[tuple[bytes, bytes]] = (), *, advice: str = ""
+    ) -> None:
         super().__init__(message)
         self.headers = tuple(headers)
+        self.advice = advice
 
 
 class InvalidCredentialError(Exception):

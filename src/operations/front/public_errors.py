@@ -224,11 +224,11 @@ class Challenge:
         message = "Sign in first: this server requires a credential"
         return RequestError(401, ErrorCode.ACCESS_DENIED, message, headers=[self.header()])
 
-    def invalid(self, headers: Collection[Header] = ()) -> RequestError:
+    def invalid(self, headers: Collection[Header] = (), advice: str = "") -> RequestError:
         """Return the error for a credential that is wrong or could not be checked."""
         return RequestError(
             401,
             ErrorCode.ACCESS_DENIED,
-            "The credential is not valid",
+            f"The credential is not valid. {advice}" if advice else "The credential is not valid",
             headers=[self.header(error="invalid_token"), *headers],
         )

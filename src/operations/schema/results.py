@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from operations._text import SUGGESTS
 from operations.errors import CallError
 from operations.types import Count
 
@@ -24,6 +25,8 @@ class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
 
 def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
     """Return the error for a value that does not fit. Its message names the first issue, its details all of them."""
+    # A misspelt name explains more than the missing one that it was meant to be.
+    issues = sorted(issues, key=lambda issue: SUGGESTS not in issue.message)
     first, more = issues[0], f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
     return CallError(
         code,

@@ -109,6 +109,9 @@ _LOOK_AGAIN = 1.0
 
 _MAX_KEY = 1024
 
+_OTHER_SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate"})
+"""Schemes of an Authorization header that a resolver judges, or that a proxy may have checked and passed on."""
+
 
 def new_key() -> str:
     """A key nobody can guess: 256 random bits."""
@@ -289,9 +292,31 @@ class SessionResolver:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope) -> Identity | None:
-        """Return the identity behind a request."""
-        identity = await resolved(self._resolver(HTTPConnection(scope)))
-        return identity if identity is not None else await self._sessions.find(scope)
+        """Return the identity behind a request.
+
+        Raises:
+            CredentialError: If a session has ended, or no resolver knows what kind of credential is shown.
+        """
+        connection = HTTPConnection(scope)
+        identity = await resolved(self._resolver(connection))
+        if identity is None:
+            identity = await self._sessions.find(scope)
+        if identity is None:
+            _enforce_scheme(connection)
+        return identity
+
+
+def _enforce_scheme(connection: HTTPConnection) -> None:
+    """Reject a key without its scheme, or the reverse: the sender must not take an anonymous response for its own."""
+    held = header(connection, b"authorization")
+    if held is None:
+        return
+    scheme, _, rest = held.partition(" ")
+    if not rest.strip() or scheme.lower() not in _OTHER_SCHEMES:
+        raise CredentialError(
+            "an Authorization header that is not `Bearer KEY`",
+            advice="Send the header `Authorization: Bearer KEY`, with the word Bearer, or `X-API-Key: KEY`",
+        )
 
 
 def cookie_name(scope: Mapping[str, Any]) -> str:
