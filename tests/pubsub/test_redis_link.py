@@ -4,12 +4,12 @@ import pytest
 from tests.servers import Broker
 
 from operations.errors import TransportError
-from operations.pubsub.redis.connection import ask, open_connection, open_pool
+from operations.pubsub.redis.connection import Connector, ask
 
 
 @pytest.mark.requirement("R35", "F6")
 async def test_f6_silence_breaks_a_connection_and_is_no_answer(redis_server: Broker) -> None:
-    connection = await open_connection(open_pool(redis_server.url))
+    connection = await Connector(redis_server.url, 5).connect()
     try:
         # A late answer would be taken for that to the next command.
         with pytest.raises(TransportError, match=r"no answer for 0\.1 seconds"):

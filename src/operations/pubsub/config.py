@@ -39,6 +39,9 @@ class BrokerConfig:
     max_values: Count = field(default=MAX_REQUEST_VALUES, kw_only=True)
     """How many JSON values a message may hold, both ways. All clients should agree."""
 
+    connect_timeout: Seconds = field(default=5.0, kw_only=True)
+    """Seconds for a connection to be made, with its handshake."""
+
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig(BrokerConfig):
@@ -77,9 +80,6 @@ class NatsConfig(BrokerConfig):
     durable: bool = field(default=False, kw_only=True)
     """Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a prefix must
     agree."""
-
-    connect_timeout: Seconds = field(default=5.0, kw_only=True)
-    """Seconds for the first connection."""
 
     user: str | None = field(default=None, kw_only=True)
     """The user, unless it is in `url`."""

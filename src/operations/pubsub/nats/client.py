@@ -7,20 +7,26 @@ Rule 3: messages are taken in the turn in which they are read. The library would
 Rule 4: what trying again does not change ends the first attempt: a login that is refused, a certificate that is wrong.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from ssl import SSLCertVerificationError
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
 from nats.aio.client import Client
+from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
 
 from operations.errors import TransportError
 from operations.pubsub.bounded import LogThrottle
 
 logger = logging.getLogger("operations")
+
+_CLOSE_TIMEOUT = 2.0
+"""Seconds for a connection to be closed."""
 
 Take: TypeAlias = Callable[[bytes, str], None]
 """Takes a message, and the subject that an answer goes to. Must return at once."""
@@ -38,6 +44,7 @@ class ReconnectingClient(Client):
         self._refusals: dict[str, str] = {}
         self._takers: dict[Any, Take] = {}
         self._broken = LogThrottle()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def take_at_once(self, subscription: Any, take: Take) -> None:
         """Give what arrives for `subscription` to `take`, unless it has headers or no body."""
@@ -67,6 +74,8 @@ class ReconnectingClient(Client):
             # The library would write it to the closed socket, which raises on Python 3.13.
             self._hang_up()
         await super().close()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT)
 
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting
@@ -89,6 +98,11 @@ class ReconnectingClient(Client):
         self._transport = None
         if transport is not None:
             transport.close()
+        if isinstance(transport, WebSocketTransport):
+            # Its session is closed only by this.
+            closing = asyncio.get_running_loop().create_task(_closed(transport))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _refused(self, reason: str, is_first: bool) -> None:
         """Note why a server does not take us.
@@ -138,6 +152,13 @@ class ReconnectingClient(Client):
         else:
             logger.warning("NATS: %s", err_msg)
             await self._process_op_err(Error(f"nats: {err_msg}"))
+
+
+async def _closed(transport: Any) -> None:
+    """Wait until a transport is closed."""
+    with suppress(Error, OSError, TimeoutError):
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            await transport.wait_closed()
 
 
 def _refusal(error: Exception) -> str:

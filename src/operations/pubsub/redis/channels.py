@@ -11,9 +11,9 @@ from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     KEEPALIVE,
     SILENCE,
+    Connector,
     PipelinedConnection,
     ReconnectingTask,
-    open_connection,
 )
 
 
@@ -21,7 +21,7 @@ class PubSubConnection:
     """A connection that only listens, and comes back by itself.
 
     Args:
-        pool: Where connections come from.
+        connector: Opens the connections.
         link: The connection of the same client that speaks.
         wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
         deliver: Takes every message.
@@ -31,7 +31,7 @@ class PubSubConnection:
 
     def __init__(
         self,
-        pool: Any,
+        connector: Connector,
         link: PipelinedConnection,
         *,
         wanted: Callable[[], Iterable[str]],
@@ -39,13 +39,13 @@ class PubSubConnection:
         lost: Callable[[str], None],
         restored: Callable[[], None],
     ) -> None:
-        self._pool = pool
+        self._connector = connector
         self._wanted = wanted
         self._deliver = deliver
         self._restored = restored
         self._connection: Any = None
         self._heard_at = 0.0
-        self._supervised = ReconnectingTask(self._live, lost, link)
+        self._supervised = ReconnectingTask(self._live, lost, connector, link)
         self._ready = asyncio.Event()
 
     @property
@@ -73,7 +73,7 @@ class PubSubConnection:
                 await self._connection.send_command(*command)
 
     async def _live(self) -> None:
-        connection = await open_connection(self._pool)
+        connection = await self._connector.connect()
         loop = asyncio.get_running_loop()
         keep_alive: asyncio.Task[None] | None = None
         try:
@@ -115,7 +115,7 @@ class Channels:
 
     def __init__(
         self,
-        pool: Any,
+        connector: Connector,
         link: PipelinedConnection,
         lost: Callable[[str], None],
         restored: Callable[[], None],
@@ -123,7 +123,12 @@ class Channels:
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._connection = PubSubConnection(
-            pool, link, wanted=self._wanted, deliver=self._deliver, lost=lost, restored=restored
+            connector,
+            link,
+            wanted=self._wanted,
+            deliver=self._deliver,
+            lost=lost,
+            restored=restored,
         )
         self.open = self._connection.open
         self.aclose = self._connection.aclose

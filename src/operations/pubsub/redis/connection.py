@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import ConnectionPool
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, NoPermissionError, RedisError, ResponseError
 
 from operations._backoff import Backoff
 from operations.errors import NotSentError, TransportError
@@ -29,56 +29,90 @@ KEEPALIVE = 5.0
 SILENCE = 12.0
 """Seconds without an answer after which a connection is given up."""
 
-OPENING = 5.0
-"""Seconds for a connection to stand for the first time."""
-
 MAX_BUFFERED = 8 * 1024 * 1024
 """Bytes that may wait to be written before senders have to."""
 
 CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 
-def open_pool(url: str) -> Any:
-    """Where connections to `url` come from. Nothing is connected yet.
+class Connector:
+    """Opens connections to a Redis server.
+
+    Args:
+        url: The address of the server.
+        timeout: Seconds for a connection, with its handshake.
+        name: The name of the connections, which the server lists.
 
     Raises:
         TransportError: If the address cannot be read.
     """
-    enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
-    # RESP2, because answers are read as they are and maps would only cost time. No retries: only
-    # we know what may be sent twice.
-    with suppress(TypeError, ValueError, RedisError):
-        pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-            url, protocol=2, socket_timeout=None, socket_connect_timeout=OPENING
+
+    def __init__(self, url: str, timeout: float, name: str = "operations") -> None:
+        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
+        self.timeout = timeout
+        # RESP2, because answers are read as they are and maps would only cost time. No retries: only
+        # we know what may be sent twice.
+        with suppress(TypeError, ValueError, RedisError):
+            pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+                url,
+                protocol=2,
+                client_name=name,
+                socket_timeout=None,
+                socket_connect_timeout=timeout,
+            )
+            # Only now are its options read.
+            pool.make_connection()
+            self._pool = pool
+            return
+        raise TransportError(
+            "the address cannot be read: it has an option that redis-py does not take"
         )
-        # Only now are its options read.
-        pool.make_connection()
-        return pool
-    raise TransportError("the address cannot be read: it has an option that redis-py does not take")
+
+    async def connect(self) -> Any:
+        """Open a connection.
+
+        Raises:
+            TransportError: If Redis cannot be reached, rejects us, or does not answer in time.
+        """
+        connection = self._pool.make_connection()
+        connection.retry.update_retries(0)
+        try:
+            # The library limits the connect, but not the handshake.
+            async with asyncio.timeout(self.timeout):
+                await connection.connect()
+        except (*CONNECTION_ERRORS, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            reason = str(error) or f"no answer for {self.timeout:g} seconds"
+            raise TransportError(f"Redis cannot be reached: {reason}") from error
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def aclose(self) -> None:
+        """Close what is left open."""
+        await self._pool.disconnect()
 
 
-async def open_connection(pool: Any) -> Any:
-    """A connection of its own.
-
-    Raises:
-        TransportError: If Redis cannot be reached, or refuses us.
-    """
-    connection = pool.make_connection()
-    connection.retry.update_retries(0)
-    try:
-        await connection.connect()
-    except CONNECTION_ERRORS as error:
-        raise TransportError(f"Redis cannot be reached: {error}") from error
-    return connection
+class WrongServerError(NotSentError):
+    """The server cannot carry out a command now: it is a replica, or still loads its data."""
 
 
-async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
+def is_wrong_server(error: Exception) -> bool:
+    """Return whether a server rejects commands that another server, or the same one later, carries out."""
+    return isinstance(error, BusyLoadingError) or any(
+        word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
+    )
+
+
+async def ask(connection: Any, *command: Any, timeout: float | None = None) -> Any:
     """Send one command on a connection nobody else uses, and read its answer.
 
     Raises:
         TransportError: If the connection breaks or stays silent, or Redis does not permit it.
         redis.ResponseError: As Redis gave it.
     """
+    timeout = SILENCE if timeout is None else timeout
     try:
         await connection.send_command(*command)
         # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
@@ -86,7 +120,9 @@ async def ask(connection: Any, *command: Any, timeout: float = SILENCE) -> Any:
             return await connection.read_response()
     except NoPermissionError as error:
         raise TransportError(f"Redis refused {_shown(command)}: {NOT_PERMITTED}") from error
-    except ResponseError:
+    except ResponseError as error:
+        if is_wrong_server(error):
+            raise TransportError(f"Redis: {error}") from error
         raise
     except (*CONNECTION_ERRORS, TimeoutError) as error:
         reason = str(error) or f"no answer for {timeout:g} seconds"
@@ -103,8 +139,9 @@ class ReconnectingTask:
 
     Args:
         work: What runs.
-        lost: Hears that the connection broke.
-        link: Where it has one, it connects again after that: of the connections of a client that lost them all, one
+        lost: Called when the connection broke.
+        connector: Opens the connections.
+        link: If given, wait for it before connecting again: of the connections of a client that lost them all, one
             tries, and the others follow.
     """
 
@@ -112,8 +149,10 @@ class ReconnectingTask:
         self,
         work: Callable[[], Awaitable[None]],
         lost: Callable[[str], None],
+        connector: Connector,
         link: "PipelinedConnection | None" = None,
     ) -> None:
+        self._opening = connector.timeout
         self._work = work
         self._lost = lost
         self._failure: BaseException | None = None
@@ -129,14 +168,14 @@ class ReconnectingTask:
         """
         self._task = asyncio.get_running_loop().create_task(self._run())
         try:
-            async with asyncio.timeout(OPENING):
+            async with asyncio.timeout(self._opening):
                 await ready.wait()
         except TimeoutError:
             await self.stop()
             failure = self._failure
             if isinstance(failure, TransportError):
                 raise failure from None
-            reason = failure or f"no answer for {OPENING:g} seconds"
+            reason = failure or f"no answer for {self._opening:g} seconds"
             raise TransportError(f"Redis cannot be reached: {reason}") from None
         except BaseException:
             await self.stop()
@@ -179,12 +218,12 @@ class PipelinedConnection:
 
     def __init__(
         self,
-        pool: Any,
+        connector: Connector,
         prepare: Callable[[Any], Awaitable[None]],
         lost: Callable[[str], None],
         restored: Callable[[], None],
     ) -> None:
-        self._pool = pool
+        self._connector = connector
         self._prepare = prepare
         self._restored = restored
         self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
@@ -196,7 +235,7 @@ class PipelinedConnection:
         self._drained = asyncio.Event()
         self._drained.set()
         self._up = asyncio.Event()
-        self._supervised = ReconnectingTask(self._live, lost)
+        self._supervised = ReconnectingTask(self._live, lost, connector)
 
     @property
     def is_up(self) -> bool:
@@ -209,7 +248,7 @@ class PipelinedConnection:
         Raises:
             TransportError: If that fails; then nothing goes on in the background.
         """
-        connection = await open_connection(self._pool)
+        connection = await self._connector.connect()
         try:
             await self._prepare(connection)
         finally:
@@ -270,7 +309,7 @@ class PipelinedConnection:
 
     async def _live(self) -> None:
         """Be connected, until the connection breaks."""
-        connection = await open_connection(self._pool)
+        connection = await self._connector.connect()
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._prepare(connection)
@@ -324,8 +363,10 @@ class PipelinedConnection:
         while True:
             try:
                 answer = await connection.read_response()
-            except ResponseError as error:
+            except (ResponseError, BusyLoadingError) as error:
                 self._settle(error)
+                if is_wrong_server(error):
+                    raise TransportError(str(error)) from error
             else:
                 self._settle(answer)
             self._heard_at = loop.time()
@@ -333,13 +374,15 @@ class PipelinedConnection:
     def _settle(self, answer: Any) -> None:
         waiting = self._waiting.popleft()
         if isinstance(waiting, tuple):
-            if isinstance(answer, ResponseError):
+            if isinstance(answer, Exception):
                 is_denied = isinstance(answer, NoPermissionError)
                 level = self._refusals.level() if is_denied else logging.WARNING
                 reason = NOT_PERMITTED if is_denied else answer
                 logger.log(level, "Redis refused %s: %s", _shown(waiting), reason)
         elif not waiting.done():
-            if isinstance(answer, ResponseError):
+            if isinstance(answer, Exception):
+                if is_wrong_server(answer):
+                    answer = WrongServerError(f"Redis: {answer}")
                 waiting.set_exception(answer)
             else:
                 waiting.set_result(answer)

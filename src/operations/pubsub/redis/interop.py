@@ -20,7 +20,7 @@ from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration
 from operations.pubsub.redis.channels import PubSubConnection
-from operations.pubsub.redis.connection import SILENCE, PipelinedConnection, open_pool
+from operations.pubsub.redis.connection import SILENCE, Connector, PipelinedConnection
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
@@ -44,7 +44,14 @@ class RedisInteropTarget:
     """One client that speaks the original topics. Made by `connect_redis_interop`."""
 
     def __init__(
-        self, url: str, *, prefix: str, trusted: bool, max_bytes: int, max_values: int
+        self,
+        url: str,
+        *,
+        prefix: str,
+        trusted: bool,
+        max_bytes: int,
+        max_values: int,
+        connect_timeout: float,
     ) -> None:
         self.trusted = trusted
         self.identity: Identity | None = None
@@ -53,13 +60,13 @@ class RedisInteropTarget:
         self.direct = False
         self.broadcasts_replies = True
         self._prefix = prefix
-        self._pool = open_pool(url)
-        self._link = PipelinedConnection(self._pool, _nothing, self._lost, self._restored)
+        connector = self._connector = Connector(url, connect_timeout)
+        self._link = PipelinedConnection(connector, _nothing, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
         self._confirmed: dict[str, asyncio.Event] = {}
         self._connection = PubSubConnection(
-            self._pool,
+            connector,
             self._link,
             wanted=self._wanted,
             deliver=self._deliver,
@@ -80,7 +87,7 @@ class RedisInteropTarget:
         """Disconnect."""
         await self._connection.aclose()
         await self._link.aclose()
-        await self._pool.disconnect()
+        await self._connector.aclose()
 
     @property
     def is_connected(self) -> bool:
@@ -228,6 +235,7 @@ async def connect_redis_interop(
     trusted: bool = False,
     max_bytes: int = 16 * 1024 * 1024,
     max_values: int = MAX_REQUEST_VALUES,
+    connect_timeout: float = 5,
 ) -> AsyncGenerator[RedisInteropTarget]:
     """Speak the original protocol on Redis Pub/Sub for the length of an `async with` block.
 
@@ -237,12 +245,18 @@ async def connect_redis_interop(
         trusted: Believe the `identity` inside events.
         max_bytes: The largest message.
         max_values: How many JSON values a message may hold, both ways. All clients should agree.
+        connect_timeout: Seconds for a connection to be made, with its handshake.
 
     Raises:
         TransportError: If the address cannot be read, or Redis cannot be reached now.
     """
     target = RedisInteropTarget(
-        url, prefix=prefix, trusted=trusted, max_bytes=max_bytes, max_values=max_values
+        url,
+        prefix=prefix,
+        trusted=trusted,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        connect_timeout=connect_timeout,
     )
     try:
         await target.open()

@@ -17,10 +17,10 @@ from operations.errors import TransportError
 from operations.pubsub.base import Receiver
 from operations.pubsub.bounded import IDLE, BatchSize
 from operations.pubsub.redis.connection import (
+    Connector,
     PipelinedConnection,
     ReconnectingTask,
     ask,
-    open_connection,
 )
 
 _BLOCK = 500
@@ -66,15 +66,15 @@ class _Reader(ABC):
 
     def __init__(
         self,
-        pool: Any,
+        connector: Connector,
         link: PipelinedConnection,
         lost: Callable[[str], None],
         restored: Callable[[], None],
     ) -> None:
-        self._pool = pool
+        self._connector = connector
         self._link = link
         self._restored = restored
-        self._supervised = ReconnectingTask(self._live, lost, link)
+        self._supervised = ReconnectingTask(self._live, lost, connector, link)
         self._ready = asyncio.Event()
         self.is_up = False
 
@@ -84,7 +84,7 @@ class _Reader(ABC):
         Raises:
             TransportError: If Redis cannot be reached.
         """
-        connection = await open_connection(self._pool)
+        connection = await self._connector.connect()
         try:
             await self._create(connection)
         finally:
@@ -92,7 +92,7 @@ class _Reader(ABC):
         await self._supervised.start(self._ready)
 
     async def _live(self) -> None:
-        connection = await open_connection(self._pool)
+        connection = await self._connector.connect()
         try:
             await self._create(connection)
             self.is_up = True

@@ -30,7 +30,12 @@ from operations.errors import (
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.channels import Channels
-from operations.pubsub.redis.connection import PipelinedConnection, ask, open_pool
+from operations.pubsub.redis.connection import (
+    Connector,
+    PipelinedConnection,
+    WrongServerError,
+    ask,
+)
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
 from operations.pubsub.signing import signed
 from operations.types import options_of
@@ -62,6 +67,10 @@ _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
 
 
+_WRONG_SERVER_PAUSE = 0.1
+"""Seconds until a request is sent again that a replica has rejected."""
+
+
 class RedisTarget:
     """One client of a Redis server. Made by `connect_redis`."""
 
@@ -75,6 +84,7 @@ class RedisTarget:
         max_bytes: int,
         max_values: int,
         max_backlog: int,
+        connect_timeout: float,
     ) -> None:
         self._affinity = LoopAffinity()
         self.trusted = trusted
@@ -86,10 +96,10 @@ class RedisTarget:
         self._prefix = prefix
         self._client = client
         self._max_backlog = max_backlog
-        self._pool = open_pool(url)
+        self._connector = Connector(url, connect_timeout, f"operations-{client}")
         self._script = ""
-        self._link = PipelinedConnection(self._pool, self._prepare, self._lost, self._restored)
-        self._wiring = (self._pool, self._link, self._lost, self._restored)
+        self._link = PipelinedConnection(self._connector, self._prepare, self._lost, self._restored)
+        self._wiring = (self._connector, self._link, self._lost, self._restored)
         self._channels = Channels(*self._wiring)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
@@ -112,7 +122,7 @@ class RedisTarget:
             await reader.aclose()
         await self._channels.aclose()
         await self._link.aclose()
-        await self._pool.disconnect()
+        await self._connector.aclose()
 
     async def check_privacy(self) -> None:
         """Make sure that Redis keeps this client from the mailboxes of others.
@@ -272,18 +282,32 @@ class RedisTarget:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
-        if not self.is_connected:
-            await self._ready(wait)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        while True:
+            if not self.is_connected:
+                await self._ready(ends_at - loop.time())
+            try:
+                answer = await self._add(queue, key, body)
+            except WrongServerError:
+                # The link connects again, perhaps to the server that has taken over.
+                if loop.time() + _WRONG_SERVER_PAUSE > ends_at:
+                    raise
+                await asyncio.sleep(_WRONG_SERVER_PAUSE)
+            else:
+                break
+        if answer == _NOBODY:
+            raise NobodyThereError(f"nobody serves the group {queue!r}")
+        if answer == _FULL:
+            raise QueueFullError(f"too many requests wait for {queue!r} already")
+
+    async def _add(self, queue: str, key: str, body: bytes) -> int:
         batch = self._batches.get(queue)
         if batch is None or batch.size > self.max_bytes:
             batch = self._batches[queue] = _Batch()
             asyncio.get_running_loop().call_soon(self._flush, queue, batch)
         batch.add(key, body)
-        answer = await asyncio.shield(batch.answer)
-        if answer == _NOBODY:
-            raise NobodyThereError(f"nobody serves the group {queue!r}")
-        if answer == _FULL:
-            raise QueueFullError(f"too many requests wait for {queue!r} already")
+        return await asyncio.shield(batch.answer)
 
     def _flush(self, queue: str, batch: "_Batch") -> None:
         if self._batches.get(queue) is batch:
@@ -355,6 +379,7 @@ async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
         max_bytes=config.max_bytes,
         max_values=config.max_values,
         max_backlog=config.max_backlog,
+        connect_timeout=config.connect_timeout,
     )
     signing = signed(target, config.secret)
     try:

@@ -1,0 +1,120 @@
+"""Connects and handshakes end in time, and clients leave servers that do not serve them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from tests.calls.waiting import until
+from tests.servers import RedisServer, proxy, running
+
+from operations.errors import TransportError
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis, connect_redis_interop
+from operations.pubsub.websocket import connect_websocket
+
+
+@asynccontextmanager
+async def silent_port() -> AsyncGenerator[int]:
+    """A port that accepts connections and never says anything."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield int(server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+@pytest.mark.requirement("R35", "F6")
+@pytest.mark.parametrize(
+    ("connect", "scheme"),
+    [
+        (connect_redis, "redis"),
+        (connect_redis, "redis://user:password@"),
+        (connect_redis, "rediss"),
+        (connect_redis_interop, "redis"),
+        (connect_nats, "nats"),
+        (connect_nats, "tls"),
+        (connect_nats, "ws"),
+        (connect_websocket, "ws"),
+        (connect_websocket, "wss"),
+    ],
+)
+async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
+    connect: Any, scheme: str
+) -> None:
+    option = "open_timeout" if connect is connect_websocket else "connect_timeout"
+    start = scheme if "://" in scheme else f"{scheme}://"
+    async with silent_port() as port:
+        with anyio.fail_after(3), pytest.raises(TransportError, match="cannot be reached"):
+            async with connect(f"{start}127.0.0.1:{port}", **{option: 0.3}):
+                pass
+
+
+class Deaf:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None: ...
+    def undelivered(self, key: str) -> None: ...
+    def lost(self, reason: str) -> None: ...
+    def restored(self) -> None: ...
+
+
+@pytest.mark.requirement("R34", "R35")
+async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.3)
+    monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
+    async with silent_port() as hung:
+        with running(RedisServer()) as old, running(RedisServer()) as new:
+            async with (
+                proxy(old.port) as through,
+                connect_redis(f"redis://127.0.0.1:{through.port}", connect_timeout=0.3) as target,
+            ):
+                # First the server hangs and is still at the address; then another one is there.
+                through.swallow()
+                through.target = hung
+                await until(lambda: not target.is_connected)
+                through.swallow(False)
+                through.cut()
+                await asyncio.sleep(0.5)
+                assert not target.is_connected
+                through.target = new.port
+                await until(lambda: target.is_connected)
+                box = target.mailbox()
+                await target.listen((box,), Deaf())
+                assert await target.is_present(box)
+
+
+@pytest.mark.requirement("R34")
+async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
+    with running(RedisServer()) as old, running(RedisServer()) as new:
+        async with (
+            proxy(old.port) as through,
+            connect_redis(f"redis://127.0.0.1:{through.port}") as near,
+            connect_redis(new.url) as far,
+            Redis(port=old.port) as admin,
+        ):
+            received = asyncio.Event()
+
+            class Worker(Deaf):
+                def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+                    received.set()
+
+            await near.consume("work", Deaf(), lambda: 0)
+            await far.consume("work", Worker(), lambda: 1)
+            # The address leads to the new master, but the connections do not.
+            through.target = new.port
+            await admin.replicaof("127.0.0.1", new.port)
+            request = b'{"type":"call.requested"}'
+            with anyio.fail_after(5):
+                await near.enqueue("work", request, key="1", reply_to="", wait=5)
+                await received.wait()
