@@ -23,6 +23,8 @@ import pytest
 from aiohttp import web
 from tests.conftest import PROJECT
 from tests.openapi.serving import document, imported, serving
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from operations import CallError
 
@@ -48,8 +50,9 @@ pytestmark = pytest.mark.timeout(60 + 600 * SCALE)
 class Victim:
     """A server in another process, and a client of it."""
 
-    port: int
     pid: int
+    port: int
+    hub_port: int
     session: aiohttp.ClientSession
 
     @property
@@ -80,19 +83,19 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def process() -> Generator[tuple[int, int]]:
-    """Start the server; give its port and process id."""
+def process() -> Generator[tuple[int, ...]]:
+    """Start the server; give its process id, its port, and the port of its WebSocket hub."""
     command = [sys.executable, "-m", "tests.attacks.victim"]
     with Popen(command, cwd=PROJECT, stdin=PIPE, stdout=PIPE) as child:
         assert child.stdout is not None
         try:
-            yield int(child.stdout.readline()), child.pid
+            yield child.pid, *map(int, child.stdout.readline().split())
         finally:
             child.kill()
 
 
 @pytest.fixture
-async def victim(process: tuple[int, int]) -> AsyncGenerator[Victim]:
+async def victim(process: tuple[int, ...]) -> AsyncGenerator[Victim]:
     async with aiohttp.ClientSession() as session:
         served = Victim(*process, session)
         assert await served.post("/test/echo", {}) == 200
@@ -236,6 +239,24 @@ async def test_16_kilobytes_of_deflate_at_a_socket(victim: Victim) -> None:
         with anyio.fail_after(10):
             await reader.read()
 
+    assert await victim.lag() < PROMISED
+
+
+@pytest.mark.requirement("R54", "R55")
+@pytest.mark.parametrize("is_hub", [False, True], ids=["app", "hub"])
+@pytest.mark.parametrize("input", [LISTS, b"[" * 4_100_000], ids=["lists", "deep"])
+async def test_four_megabytes_at_a_socket(victim: Victim, input: bytes, is_hub: bool) -> None:
+    url = f"ws://127.0.0.1:{victim.hub_port if is_hub else victim.port}/ws"
+    payload = b'{"requestId": "1", "operationId": "test.echo", "input": %s}' % input
+    async with connect(url) as socket:
+        await socket.send(b'{"type":"call.requested","payload":%s}' % payload, text=True)
+        await socket.send(b"x" * (5 * MEGABYTE), text=True)
+        with pytest.raises(ConnectionClosed) as caught, anyio.fail_after(10):
+            while True:
+                await socket.recv()
+
+    assert caught.value.rcvd is not None
+    assert caught.value.rcvd.code == 1009
     assert await victim.lag() < PROMISED
 
 

@@ -5,6 +5,7 @@ from time import process_time
 from typing import Any
 
 from operations import Identity, OperationRegistry
+from operations.calls.hub import WebSocketHub
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running
 
@@ -48,8 +49,8 @@ async def main() -> None:
         websocket=True,
     )
     ticking = asyncio.create_task(tick())
-    async with running(app) as url:
-        print(url.rpartition(":")[2], flush=True)
+    async with running(app) as url, WebSocketHub(registry).serve(path="/ws") as hub:
+        print(url.rpartition(":")[2], hub.sockets[0].getsockname()[1], flush=True)
         await asyncio.to_thread(input)
     ticking.cancel()
 

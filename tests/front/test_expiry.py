@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
+from operations.calls.hub import WebSocketHub
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
@@ -73,8 +74,14 @@ async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession
         resources=[mcp.running()],
         scopes_supported=["run"],
     )
+    peers = WebSocketHub(registry)
     with anyio.fail_after(20):
-        async with running(app) as url, aiohttp.ClientSession() as session:
+        async with (
+            running(app) as url,
+            peers.serve(identify=keys) as server,
+            aiohttp.ClientSession() as session,
+        ):
+            session.headers["hub"] = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             yield url, session
 
 
@@ -140,10 +147,11 @@ async def test_a_cookie_ends(end: Any, seconds: float | None) -> None:
 
 @pytest.mark.requirement("R57")
 @ENDINGS
-async def test_a_socket_closes(end: Any, seconds: float | None) -> None:
+@pytest.mark.parametrize("kind", ["app", "hub"])
+async def test_a_socket_closes(end: Any, seconds: float | None, kind: str) -> None:
     keys = keys_for(seconds)
-    async with serving(keys) as (url, _):
-        address = url.replace("http", "ws") + "/ws"
+    async with serving(keys) as (url, session):
+        address = url.replace("http", "ws") + "/ws" if kind == "app" else session.headers["hub"]
         async with (
             connect_websocket(address, headers=KEY) as target,
             PendingRequestMap(target) as calls,

@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from operations import CallError, Identity, OperationRegistry
 from operations._text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.hub import WebSocketHub
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
@@ -41,6 +42,7 @@ class Hub:
     """One server with all entry points."""
 
     url: str
+    socket_url: str
     release: asyncio.Event
     running: list[str]
     ran: list[Any] = field(default_factory=list[Any])
@@ -91,9 +93,16 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         scopes_supported=["run"],
         **options,
     )
+    peers = WebSocketHub(registry, front=app.state.pipeline.front, max_operations=0)
     with anyio.fail_after(30):
-        async with running(app) as url:
-            yield Hub(url, release, waiting, ran)
+        async with running(app) as url, peers.serve(identify=_identify) as server:
+            port = server.sockets[0].getsockname()[1]
+            yield Hub(url, f"ws://127.0.0.1:{port}/", release, waiting, ran)
+
+
+def _identify(request: Any) -> Identity | None:
+    key = request.headers.get("x-api-key")
+    return None if key is None else CALLERS[key]
 
 
 Call = Callable[[Hub, str, Any, str | None], Coroutine[Any, Any, str]]
@@ -117,11 +126,19 @@ async def over_sdk_mcp(hub: Hub, operation: str, value: Any, key: str | None) ->
 
 
 async def over_socket(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _over_socket(_socket_url(hub), operation, value, key)
+
+
+async def over_peer(hub: Hub, operation: str, value: Any, key: str | None) -> str:
+    return await _over_socket(hub.socket_url, operation, value, key)
+
+
+async def _over_socket(url: str, operation: str, value: Any, key: str | None) -> str:
     headers = {} if key is None else {"x-api-key": key}
     try:
         async with (
             connect_websocket(
-                _socket_url(hub), headers=headers, max_bytes=1 << 30, max_values=1 << 30
+                url, headers=headers, max_bytes=1 << 30, max_values=1 << 30
             ) as target,
             PendingRequestMap(target) as calls,
         ):
@@ -152,6 +169,7 @@ ENTRY_POINTS: dict[str, Call] = {
     "mcp-sdk": over_sdk_mcp,
     "socket": over_socket,
     "socket-credential": over_socket_credential,
+    "websocket-hub": over_peer,
 }
 EVERY = pytest.mark.parametrize("call", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
 
@@ -233,7 +251,7 @@ async def test_wrong_credentials_are_rejected_and_slowed_down_but_valid_ones_pas
         outcomes = [await call(served, "test.open", {}, f"guess {n}") for n in range(4)]
         valid = await call(served, "test.advertised", {}, "ann")
 
-    if call is over_socket:
+    if call in (over_socket, over_peer):
         # A handshake has no code: it is rejected.
         assert all(outcome.startswith("rejected") for outcome in outcomes)
     else:
@@ -296,9 +314,9 @@ async def test_sizes_are_limited_before_anything_runs(
             found = await _raw_event(served, {"value": value}, "ann")
         else:
             found = await call(served, "test.open", {"value": value}, "ann")
-        if limits.body_bytes < 30_000 and "socket" in call.__name__:
+        if limits.body_bytes < 30_000 and call is over_socket_credential:
             # The id of a message that is too large is not known, so the connection is closed.
-            assert found == ("UNAVAILABLE" if call is over_socket else "closed 1009")
+            assert found == "closed 1009"
         else:
             assert found == outcome
         assert served.ran == []

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from operations import OperationRegistry
+from operations.calls.hub import WebSocketHub
 from operations.front.front import Front
 from operations.server import Limits, create_app
 from operations.server.call_sockets import WebSocketEntry
@@ -43,8 +44,11 @@ class SlowClient:
         return found
 
 
+KINDS = pytest.mark.parametrize("kind", ["app", "hub"])
+
+
 @asynccontextmanager
-async def serving(limits: Limits) -> AsyncGenerator[tuple[int, Front]]:
+async def serving(kind: str, limits: Limits, **options: Any) -> AsyncGenerator[tuple[int, Front]]:
     registry = OperationRegistry()
 
     @registry.operation("test.text")
@@ -59,6 +63,11 @@ async def serving(limits: Limits) -> AsyncGenerator[tuple[int, Front]]:
     entry = WebSocketEntry(registry, lambda _: None)
     app = create_app(registry, websocket=entry, limits=limits)
     with anyio.fail_after(20):
+        if kind == "hub":
+            hub = WebSocketHub(registry, limits=limits, max_operations=0)
+            async with hub.serve(path="/ws", **options) as server:
+                yield server.sockets[0].getsockname()[1], hub.front
+            return
         async with running(app) as url:
             yield int(url.rpartition(":")[2]), app.state.pipeline.front
 
@@ -79,11 +88,12 @@ async def connected(port: int) -> AsyncGenerator[SlowClient]:
 
 
 @pytest.mark.requirement("R58")
+@KINDS
 @pytest.mark.parametrize("operation", ["test.text", "test.items"])
-async def test_unread_messages_are_limited_and_hold_their_slots(operation: str) -> None:
+async def test_unread_messages_are_limited_and_hold_their_slots(kind: str, operation: str) -> None:
     size = 10_000_000
     limits = Limits(output_bytes_per_caller=25_000_000)
-    async with serving(limits) as (port, front), connected(port) as client:
+    async with serving(kind, limits) as (port, front), connected(port) as client:
         for number in range(4):
             client.send(str(number), operation, size=size)
         # Two results fit; the other two are replaced by errors, which wait behind them.
@@ -101,11 +111,13 @@ async def test_unread_messages_are_limited_and_hold_their_slots(operation: str) 
 
 
 @pytest.mark.requirement("R58")
+@KINDS
 async def test_a_client_that_does_not_read_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.server.websocket.SEND_SECONDS", 0.3)
-    async with serving(Limits()) as (port, front), connected(port) as client:
+    keepalive = {"ping_interval": 0.1, "ping_timeout": 0.2}
+    async with serving(kind, Limits(), **keepalive) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         while not front.output.total:
             await asyncio.sleep(0.01)
@@ -114,9 +126,12 @@ async def test_a_client_that_does_not_read_is_disconnected(
 
 
 @pytest.mark.requirement("R58")
-async def test_a_client_that_reads_slowly_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+async def test_a_client_that_reads_slowly_stays_connected(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("operations.server.websocket.SEND_SECONDS", 1.0)
-    async with serving(Limits()) as (port, front), connected(port) as client:
+    async with serving(kind, Limits()) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         reader = client.reader
         left = 12_000_000

@@ -54,7 +54,7 @@ async def serving(
     registry = files([] if ran is None else ran)
     with anyio.fail_after(20):
         if kind == "hub":
-            async with serve_websocket(WebSocketHub(registry).attach, **options) as server:
+            async with WebSocketHub(registry).serve(**options) as server:
                 yield server.sockets[0].getsockname()[1], "/"
         else:
             app = create_app(

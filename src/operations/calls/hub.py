@@ -10,17 +10,26 @@ Rule 1: a peer adds names that are free, so many of them, and takes away its own
 Rule 2: a name that another peer has is given on when that one goes: it may be the same peer, back before it was missed.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
+from websockets.asyncio.server import Server
+
 from operations._text import printable
+from operations.access import Identity
 from operations.calls.config import AccessRule
 from operations.calls.remote import RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.errors import CallError, RegistrationError
-from operations.pubsub.websocket import AcceptedTarget
+from operations.front.front import Front
+from operations.front.identity import Credential, address_prefix, credentials_in
+from operations.front.limits import Limits
+from operations.pubsub.websocket import AcceptedTarget, serve_websocket
+from operations.pubsub.websocket.server import Headers
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 
@@ -35,8 +44,13 @@ class WebSocketHub:
         namespace: The namespace for a peer's operations, by its connection; None keeps their own ids.
         access: What callers need for a peer's operations, instead of what the peer says.
         send_identity: Tell peers on whose behalf they are called.
-        max_operations: How many operations of one peer are registered.
-        options: For `serve_calls`: `resolve`, `concurrency` and the like.
+        max_operations: How many operations of one peer are registered; with 0 none is asked for.
+        limits: On sizes, times and rates, for all peers together.
+        front: The limits and rules to share with other entry points, instead of `limits`.
+        options: For `serve_calls`: `resolve`, `grace` and the like.
+
+    Attributes:
+        front: The limits and rules for all peers.
     """
 
     def __init__(
@@ -47,9 +61,12 @@ class WebSocketHub:
         access: AccessRule | None = None,
         send_identity: bool = True,
         max_operations: int = 1000,
+        limits: Limits | None = None,
+        front: Front | None = None,
         **options: Any,
     ) -> None:
         self.registry = registry
+        self.front = front or Front(registry, limits)
         self._namespace = namespace
         self._access = access
         self._send_identity = send_identity
@@ -57,10 +74,41 @@ class WebSocketHub:
         self._options: dict[str, Any] = {"grace": 0, **options}
         self._peers: list[dict[str, Operation]] = []
 
+    @asynccontextmanager
+    async def serve(
+        self, host: str = "127.0.0.1", port: int = 0, **options: Any
+    ) -> AsyncGenerator[Server]:
+        """Accept peers for the length of an `async with` block; `options` are those of `serve_websocket`.
+
+        Peers that show wrong credentials are slowed down, and messages have the size limits of the front.
+        """
+
+        async def authenticate(
+            address: str, headers: Headers, resolve: Callable[[], Any]
+        ) -> Identity | None:
+            shown = credentials_in(headers)
+            return await self.front.auth.authenticate(address_prefix(address), shown, resolve)
+
+        options.setdefault("max_received", self.front.limits.body_bytes)
+        options.setdefault("max_values", self.front.limits.values)
+        async with serve_websocket(
+            self.attach, host, port, authenticate=authenticate, **options
+        ) as server:
+            yield server
+
     async def attach(self, target: AcceptedTarget) -> None:
-        """Serve one connection until it closes. What its peer registered goes with it."""
+        """Serve one connection until it closes or its credential expires. What its peer registered goes with it."""
+        address = address_prefix(target.address)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(serve_calls(self.registry, target, **self._options))
+            worker = serve_calls(
+                self.registry, target, front=self.front, address=address, **self._options
+            )
+            await stack.enter_async_context(worker)
+            ended = self.front.credentials.watching(_credential(target), partial(self._end, target))
+            stack.enter_context(ended)
+            if not self._max_operations:
+                await target.wait_closed()
+                return
             service = from_calls(
                 target,
                 namespace=self._namespace(target),
@@ -79,6 +127,9 @@ class WebSocketHub:
                 self._peers = [peer for peer in self._peers if peer is not offered]
                 for operation in offered.values():
                     self._give_on(operation)
+
+    def _end(self, target: AcceptedTarget) -> None:
+        self.registry.keep(asyncio.ensure_future(target.aclose()))
 
     def _register(self, operation: Operation) -> None:
         """Add what a peer offers, if its name is free."""
@@ -116,3 +167,10 @@ class WebSocketHub:
                 self._max_operations,
             )
         return {each.spec.id: each for each in service.operations[: self._max_operations]}
+
+
+def _credential(target: AcceptedTarget) -> Credential | None:
+    identity = target.identity
+    if identity is None:
+        return None
+    return Credential(identity, target.check or (lambda: identity), id(target))

@@ -11,6 +11,7 @@ from operations.front.front import Front
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
 from operations.front.identity import CredentialResolver, client_address
 from operations.pubsub.websocket import accept_websocket
+from operations.pubsub.websocket.sockets import ANNOUNCED
 from operations.registry import OperationRegistry
 
 
@@ -30,7 +31,9 @@ class WebSocketEntry:
         """Serve one connection until it closes."""
         front: Front = scope[PIPELINE].front
         socket = WebSocket(scope, receive, send)
-        await socket.accept()
+        # Clients of this library then reject a larger message themselves, and the connection stays open.
+        announced = (ANNOUNCED.lower().encode(), b"%d" % front.limits.body_bytes)
+        await socket.accept(headers=[announced])
         identity: Identity | None = scope.get(IDENTITY)
 
         async with (

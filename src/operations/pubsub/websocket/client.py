@@ -15,7 +15,7 @@ from operations._text import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
 from operations.pubsub.addresses import enforce_address
-from operations.pubsub.websocket.sockets import MAX_BYTES, SETTINGS, LibrarySocket
+from operations.pubsub.websocket.sockets import ANNOUNCED, MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
 logger = logging.getLogger("operations")
@@ -45,7 +45,7 @@ async def connect_websocket(
         headers: To send with the handshake, for example a bearer token.
         identity: Who the server is, for operations that it calls here.
         trusted: Believe the `identity` inside events.
-        max_bytes: The largest message, both ways.
+        max_bytes: The largest message, both ways; the server may announce a lower limit for those it receives.
         max_values: How many JSON values a message may hold, both ways.
         interop: Speak the original protocol: subscribe to topics by control messages.
         options: For `websockets.connect`, for example `ssl`.
@@ -103,11 +103,12 @@ class _DialedTarget(WebSocketTarget):
     def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
         self._dial = dial
+        self._own_limit: int = options["max_bytes"]
         self._link: LibrarySocket | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._socket = self._link = LibrarySocket(await self._dial())
+        self._socket = self._link = await self._connect()
         self._task = asyncio.get_running_loop().create_task(self._stay(self._link))
 
     async def _stay(self, link: LibrarySocket) -> None:
@@ -122,13 +123,20 @@ class _DialedTarget(WebSocketTarget):
             while True:
                 await asyncio.sleep(backoff.pause())
                 try:
-                    link = LibrarySocket(await self._dial())
+                    link = await self._connect()
                 except TransportError as error:
                     logger.debug("not yet: %s", error)
                 else:
                     break
             self._socket = self._link = link
             self.restored()
+
+    async def _connect(self) -> LibrarySocket:
+        connection = await self._dial()
+        announced = connection.response.headers.get(ANNOUNCED, "")
+        is_number = announced.isascii() and announced.isdecimal()
+        self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
+        return LibrarySocket(connection)
 
     async def aclose(self) -> None:
         if self._task is not None:

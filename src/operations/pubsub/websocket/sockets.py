@@ -10,6 +10,12 @@ from websockets.protocol import State
 
 MAX_BYTES = 16 * 1024 * 1024
 
+MAX_RECEIVED = 4 * 1024 * 1024
+"""Bytes of a message that a server accepts by default: what a larger one costs the event loop is noticeable."""
+
+ANNOUNCED = "Operations-Max-Bytes"
+"""The header of a handshake's response that tells clients how large a message the server accepts."""
+
 PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
 """Together they bound how long a peer that vanished goes unnoticed."""
@@ -103,6 +109,11 @@ class LibrarySocket:
         if self._gathered >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
             self._in_turn += self._gathered_bytes
             self._write()
+            if len(text) > _GATHERED_BYTES:
+                # A large message counts as sent when the peer has read nearly all of it.
+                await self._room()
+                if connection.protocol.state is not State.OPEN:
+                    raise EOFError(self._reason or "it was not read to its end")
             if self._in_turn > _MAX_IN_TURN:
                 # Whoever sends without end shares the loop, and finds no room when the peer does not keep up.
                 await asyncio.sleep(0)

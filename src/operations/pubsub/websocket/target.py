@@ -31,7 +31,8 @@ from operations.pubsub.websocket.topics import (
 logger = logging.getLogger("operations")
 
 _MAX_EARLY = 100
-"""Messages that are kept for the first one to listen."""
+_MAX_EARLY_BYTES = 1024 * 1024
+"""Messages, and bytes, that are kept for the first one to listen."""
 
 _PEER = "peer"
 _CALL_START = b'{"type":"call.'
@@ -169,7 +170,7 @@ class WebSocketTarget:
     async def _keep(self, body: bytes) -> None:
         """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
         self._early.append(body)
-        if len(self._early) >= _MAX_EARLY:
+        if len(self._early) >= _MAX_EARLY or sum(map(len, self._early)) > _MAX_EARLY_BYTES:
             await self._attached.wait()
 
     def _attach(self) -> None:
