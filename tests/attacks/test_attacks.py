@@ -83,19 +83,20 @@ class Victim:
 
 
 @pytest.fixture(scope="module")
-def process() -> Generator[tuple[int, ...]]:
+def process() -> Generator[tuple[int, int, int]]:
     """Start the server; give its process id, its port, and the port of its WebSocket hub."""
     command = [sys.executable, "-m", "tests.attacks.victim"]
     with Popen(command, cwd=PROJECT, stdin=PIPE, stdout=PIPE) as child:
         assert child.stdout is not None
         try:
-            yield child.pid, *map(int, child.stdout.readline().split())
+            port, hub_port = map(int, child.stdout.readline().split())
+            yield child.pid, port, hub_port
         finally:
             child.kill()
 
 
 @pytest.fixture
-async def victim(process: tuple[int, ...]) -> AsyncGenerator[Victim]:
+async def victim(process: tuple[int, int, int]) -> AsyncGenerator[Victim]:
     async with aiohttp.ClientSession() as session:
         served = Victim(*process, session)
         assert await served.post("/test/echo", {}) == 200
