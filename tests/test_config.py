@@ -601,6 +601,8 @@ NOT_IN_THE_FILE = {
     "WorkerConfig.resolve": "a function",
     "WorkerConfig.address": "of each connection",
     "Identity.id": "the name of the table",
+    "Identity.acting": "of a token",
+    "Identity.grant": "of a token",
     "Identity.expires_at": "of a token",
     "JWTConfig.jwks": "an object",
     "JWTConfig.identity": "a function",

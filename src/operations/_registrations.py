@@ -239,7 +239,7 @@ class Registrations:
             spec.id
             for spec in self.specs()
             if spec.id != operation_id
-            and (context.trusted or check_access(spec.access_control, context.identity))
+            and (context.trusted or check_access(spec.access_control, context.identity, spec.id))
         )
         message = f"There is no operation {operation_id!r}.{suggestion(operation_id, visible)}"
         return operation_not_found(operation_id, message.removesuffix("."))

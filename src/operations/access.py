@@ -5,15 +5,13 @@ Rule 2: a refusal never says which scope or resource was missing.
 Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping, Set
-from fnmatch import translate
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec.structs import force_setattr
 
+from operations._grants import Grant
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
@@ -38,6 +36,20 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
     expires_at: float | None = None
     """When the credential expires, in milliseconds since the epoch; None if it does not."""
+
+    acting: tuple[str, ...] = ()
+    """Who acts for `id`, in the order of delegation."""
+
+    grant: Grant | None = None
+    """What the ones who act may do at most, within what `id` may do; None for no restriction."""
+
+    @property
+    def key(self) -> str:
+        """The id, with the grant: two agents of one person, and the person, are different callers."""
+        if self.grant is None and not self.acting:
+            return self.id
+        keys = () if self.grant is None else self.grant.presented
+        return "\n".join((self.id, *self.acting, *keys))
 
     def __post_init__(self) -> None:
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))
@@ -96,8 +108,16 @@ OPEN = AccessControl()
 """Requires nothing."""
 
 
-def check_access(access_control: AccessControl, identity: Identity | None) -> bool:
-    """Whether `identity` meets `access_control`. Never raises: doubt is a no."""
+def check_access(
+    access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
+) -> bool:
+    """Whether `identity` meets `access_control`, and its grant covers the operation. Never raises: doubt is a no.
+
+    An identity with a grant may call nothing without the id of the operation.
+    """
+    grant = None if identity is None else identity.grant
+    if grant is not None and (operation_id is None or not grant.covers(operation_id)):
+        return False
     return access_control.is_open or permission(access_control)(identity)
 
 
@@ -159,13 +179,6 @@ def resource_permission(
     return permits
 
 
-@lru_cache(maxsize=1024)
-def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return whether an operation id matches one of the patterns, such as `price.*`."""
-    match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
-    return lambda operation_id: match(operation_id) is not None
-
-
 def enforce_access(
     access_control: AccessControl, identity: Identity | None, *, operation_id: str
 ) -> None:
@@ -174,7 +187,7 @@ def enforce_access(
     Raises:
         CallError: With code `ACCESS_DENIED`. The message never says which scope was missing.
     """
-    if not check_access(access_control, identity):
+    if not check_access(access_control, identity, operation_id):
         raise access_denied(operation_id)
 
 

@@ -462,7 +462,7 @@ class OperationEnv:
             if self._allows(spec.id) and (
                 context.trusted
                 or (context.reach is not None and context.reach.covers(spec.id))
-                or check_access(spec.access_control, context.identity)
+                or check_access(spec.access_control, context.identity, spec.id)
             ):
                 yield spec.id
 

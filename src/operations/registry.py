@@ -29,6 +29,7 @@ from operations._pipeline import (
 from operations._registrations import Registrable, Registrations
 from operations._text import enforce_lists
 from operations._threads import ThreadPool
+from operations.authority import Authority
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
@@ -67,6 +68,7 @@ class OperationRegistry(Registrations):
             means `cast`, the default.
         max_threads: How many `def` handlers run at a time.
         calls: What operations that declare no `calls` may call on their own authority; `["*"]` trusts every call.
+        authority: Where budgets and approvals are kept; by default in this process.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class OperationRegistry(Registrations):
         output: OutputPolicy | None = "cast",
         max_threads: int = 32,
         calls: Collection[str] = (),
+        authority: Authority | None = None,
     ) -> None:
         super().__init__(remote, output)
         enforce_lists(calls=calls)
         self.calls = tuple(calls)
+        self.authority = authority or Authority()
         self.threads = ThreadPool(max_threads)
         self.middleware: list[Middleware] = []
         self.stream_middleware: list[StreamMiddleware] = []

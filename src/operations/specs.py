@@ -366,6 +366,9 @@ class Operation:
     """Patterns of the operations that the handler may call on the operation's own authority; None leaves it to the
     registry. Every other nested call is checked as its caller. No part of the contract: it never crosses a wire."""
 
+    needs_grant: bool = True
+    """Whether a grant must cover it; not if it only lists what its caller may call."""
+
     source_timeout: float | None = None
     """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
 

@@ -397,7 +397,7 @@ class _Cache:
 
 
 def _caller(context: OperationContext) -> str:
-    return "" if context.identity is None else context.identity.id
+    return "" if context.identity is None else context.identity.key
 
 
 def _key(value: Any, context: OperationContext) -> bytes | None:

@@ -38,8 +38,12 @@ GRACE = 0.05
 
 def enter(plan: Plan, context: OperationContext) -> None:
     """Raise an error unless the caller, or the operation that calls, may call this one. Counts nothing."""
-    permits = plan.permits
-    if permits is not None and not has_authority(plan, context) and not permits(context.identity):
+    if plan.is_inner or has_authority(plan, context):
+        return
+    permits, identity = plan.permits, context.identity
+    grant = None if identity is None else identity.grant
+    is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
+    if not is_covered or (permits is not None and not permits(identity)):
         raise access_denied(plan.id)
 
 
@@ -51,22 +55,29 @@ def has_authority(plan: Plan, context: OperationContext) -> bool:
     return context.authority is not None and context.authority[1] == plan.id
 
 
-def guard(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
+async def guard(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
     """Check what depends on the final input, and return the context for the handler.
 
     Raises:
-        CallError: `ACCESS_DENIED`.
+        CallError: `ACCESS_DENIED`; `RESOURCE_EXHAUSTED` if a budget is spent; `UNAVAILABLE` if it is not known.
     """
-    permits_input = plan.permits_input
-    if (
-        permits_input is not None
-        and not has_authority(plan, context)
-        and not permits_input(context.identity, value)
-    ):
-        raise access_denied(plan.id)
-    if plan.is_inner or context.reach is plan.reach:
+    if plan.is_inner:
         return context
-    return context.changed(reach=plan.reach)
+    identity, permits_input = context.identity, plan.permits_input
+    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
+    if not has_authority(plan, context):
+        if permits_input is not None and not permits_input(identity, value):
+            raise access_denied(plan.id)
+        if grant is not None and not grant.accepts(plan.id, value):
+            raise access_denied(plan.id)
+    if grant is not None and (limits := grant.limits(plan.id)).budgets:
+        await plan.host.authority.spend(grant, limits)
+    return context if context.reach is plan.reach else context.changed(reach=plan.reach)
+
+
+async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
+    result: Any = plan.handler(value, await guard(plan, value, context))
+    return await result if inspect.isawaitable(result) else result
 
 
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
@@ -124,8 +135,9 @@ async def invoke(
             began = perf_counter()
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.
-        permits = plan.permits
-        if permits is not None and not context.trusted and not permits(context.identity):
+        permits, identity = plan.permits, context.identity
+        is_granted = identity is not None and identity.grant is not None
+        if is_granted or (permits is not None and not context.trusted and not permits(identity)):
             enter(plan, context)
         flat = plan.flat
         if flat is None:
@@ -142,8 +154,8 @@ async def invoke(
                 raise
             except Exception:  # noqa: BLE001 - whatever it is, the general way explains it
                 plan, value = admit(plan, value, context)
-        if not plan.is_plain or context.reach is not None:
-            result: Any = plan.handler(value, guard(plan, value, context))
+        if is_granted or not plan.is_plain or context.reach is not None:
+            result: Any = _guarded(plan, value, context)
         else:
             result = plan.handler(value, context)
         # A plain function that does not block may give a result, or something to await.

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from operations._grants import matcher
 from operations._pipeline.outcome import Envelope, finisher
 from operations._threads import ThreadPool
-from operations.access import matcher, permission, resource_permission
+from operations.access import permission, resource_permission
+from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.observe import CallAbandoned, CallCounters, CallEvent, now
 from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
@@ -43,6 +45,8 @@ class PipelineHost(Protocol):
     output: OutputPolicy
     middleware: list[Middleware]
     stream_middleware: list[StreamMiddleware]
+
+    authority: Authority
 
     calls: tuple[str, ...]
     """What the handlers of operations that declare nothing may call on the authority of their operation."""

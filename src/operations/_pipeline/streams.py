@@ -65,7 +65,7 @@ async def _items(
     try:
         enter(plan, context)
         plan, value = admit(plan, value, context)
-        opened = plan.handler(value, guard(plan, value, context))
+        opened = plan.handler(value, await guard(plan, value, context))
         iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
         while True:
             try:

@@ -189,7 +189,7 @@ def _principal(request: RequestPayload, reply_to: str, target: EventTarget) -> s
 
 def principal_of(identity: Identity) -> str:
     """By what a caller is counted that is known."""
-    return f"id:{identity.id}"
+    return f"id:{identity.key}"
 
 
 def refusal_of(body: bytes, target: EventTarget) -> CallError | None:

@@ -82,7 +82,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         resumed = monotonic()
         for spec in registry.specs():
             if namespace in {None, spec.namespace} and (
-                context.trusted or check_access(spec.access_control, context.identity)
+                context.trusted or check_access(spec.access_control, context.identity, spec.id)
             ):
                 yield spec
             if monotonic() - resumed > _AT_ONCE:
@@ -123,7 +123,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         raise operation_not_found(input["operationId"])
 
     return [
-        Operation(_LIST_SPEC, list_operations, output="off"),
-        Operation(_DESCRIBE_SPEC, describe_operations, output="off"),
-        Operation(_SCHEMA_SPEC, show_operation, output="off"),
+        Operation(_LIST_SPEC, list_operations, output="off", needs_grant=False),
+        Operation(_DESCRIBE_SPEC, describe_operations, output="off", needs_grant=False),
+        Operation(_SCHEMA_SPEC, show_operation, output="off", needs_grant=False),
     ]

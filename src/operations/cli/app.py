@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Write operations for others: OpenAPI, tools, a Python client.",
     ),
     "login": (_SET_UP, "login:login", "Sign in to an MCP server through a browser."),
+    "grant": (_SET_UP, "grant:app", "Create, narrow, show and revoke grants for agents."),
     "trace": (_SET_UP, "trace:trace", "Show the tree of recent calls."),
     "completion": (_SET_UP, "completion:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),

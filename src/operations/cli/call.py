@@ -56,13 +56,13 @@ async def call(
         upload: `key=FILE`: send this file as the value of `key`, while it is read. May be repeated.
         timeout: Seconds to wait; by default what the config says, and no limit for a subscription.
         count: End a subscription after this many items.
-        as_: Call as this caller of [access.keys]; `anonymous` for nobody. By default as the operator, who may all.
+        as_: Call as this caller of [access.keys], or with a grant; `anonymous` for nobody. By default as the operator.
         common: What every command takes.
     """
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         front = open_front(hub)
-        who = caller(hub, as_)
+        who = await caller(hub, as_)
         spec = hub.spec(operation_id)
         if not who.trusted:
             front.enforce_visible(spec, who.identity)

@@ -48,15 +48,15 @@ async def export(
     """
     screen = common.screen()
     async with open_session(common, screen) as hub:
-        specs = _chosen(hub, ids, as_)
+        specs = await _chosen(hub, ids, as_)
         result, losses = _exported(format, specs)
     _write(result, losses, output, screen)
     if not screen.json:
         _tell(losses, screen, verbose=common.verbose)
 
 
-def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[OperationSpec]:
-    specs = sorted(visible_specs(hub.registry, caller(hub, as_)), key=lambda spec: spec.id)
+async def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[OperationSpec]:
+    specs = sorted(visible_specs(hub.registry, await caller(hub, as_)), key=lambda spec: spec.id)
     for pattern in patterns:
         if not any(fnmatchcase(spec.id, pattern) for spec in specs):
             hub.enforce_open(pattern)

@@ -43,7 +43,7 @@ async def list_operations(
     screen = common.screen()
     wanted = SourceFilter(namespace=namespace, source=source)
     async with open_session(common, screen, wanted) as hub:
-        context = caller(hub, as_)
+        context = await caller(hub, as_)
         found = await Gateway(hub.registry).search(
             " ".join(words),
             context,
@@ -70,11 +70,11 @@ def _is_absent(hub: Hub, wanted: SourceFilter) -> bool:
     return wanted.namespace is not None and bool(hub.absent(wanted.namespace))
 
 
-def caller(hub: Hub, name: str | None) -> OperationContext:
+async def caller(hub: Hub, name: str | None) -> OperationContext:
     """Who works at the command line: the operator, who may do everything, or somebody in the config."""
     if name is None:
         return OperationContext(trusted=True)
-    return OperationContext(identity=hub.identity(name))
+    return OperationContext(identity=await hub.identity(name))
 
 
 def _is_from(hub: Hub, spec: OperationSpec, wanted: str | None) -> bool:

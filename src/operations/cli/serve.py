@@ -46,7 +46,7 @@ async def serve(
     async with open_session(common, screen, wait=stdio) as hub, AsyncExitStack() as stack:
         stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
         if stdio:
-            identity = None if as_ is None else hub.identity(as_)
+            identity = None if as_ is None else await hub.identity(as_)
             await mcp_server(hub, identity).run_stdio()
             return
         listen = listen_config(hub.file)

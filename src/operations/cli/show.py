@@ -41,7 +41,7 @@ async def show(
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
         hub.spec(operation_id)
-        spec = Gateway(hub.registry).spec(operation_id, caller(hub, as_))
+        spec = Gateway(hub.registry).spec(operation_id, await caller(hub, as_))
         if screen.json:
             screen.value(spec.to_wire())
         else:

@@ -130,7 +130,13 @@ class KeyEntry(Entry):
     """
 
     derived: ClassVar = Derived(
-        ("operations.access:Identity",), {"id": "the name of the table", "expires_at": "of a token"}
+        ("operations.access:Identity",),
+        {
+            "id": "the name of the table",
+            "expires_at": "of a token",
+            "acting": "of a token",
+            "grant": "of a token",
+        },
     )
 
     key: Secret | None = None
@@ -145,6 +151,28 @@ class JWTEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrantsEntry:
+    """Grants: identities narrowed for agents. `operations grant` makes them.
+
+    Attributes:
+        key: At least 32 random bytes. Whoever has it can make any grant.
+    """
+
+    key: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityEntry:
+    """Where budgets, revocations and approvals are kept; in memory without any of this.
+
+    Attributes:
+        file: A file, relative to this one, which survives restarts; the processes of one machine may share it.
+    """
+
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEntry:
     """Who may call from outside. Without any of this, callers from outside have no identity.
 
@@ -154,12 +182,14 @@ class AccessEntry:
             of `jwt`. OAuth clients, such as those of MCP, find them by themselves.
         keys: Callers with a key, by their id.
         jwt: Signed tokens.
+        grants: Identities narrowed for agents.
     """
 
     anonymous: bool | None = None
     authorization_servers: Names = ()
     keys: dict[str, KeyEntry] = field(default_factory=dict[str, KeyEntry])
     jwt: JWTEntry | None = None
+    grants: GrantsEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +271,7 @@ class Config:
         brokers: Redis and NATS servers, by name.
         tools: Settings for operations of any source, by id or pattern.
         access: Who may call from outside.
+        authority: Where budgets, revocations and approvals are kept.
         serve: What `operations serve` opens.
         limits: How much is allowed.
         trace: What `operations trace` can show.
@@ -258,6 +289,7 @@ class Config:
     brokers: dict[str, BrokerEntry] = field(default_factory=dict[str, BrokerEntry])
     tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
+    authority: AuthorityEntry = field(default_factory=AuthorityEntry)
     serve: ServeEntry = field(default_factory=ServeEntry)
     limits: LimitsEntry = field(default_factory=LimitsEntry)
     trace: TraceEntry = field(default_factory=TraceEntry)

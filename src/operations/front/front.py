@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from operations._time_limits import MAX_SECONDS
-from operations.access import Identity, access_denied
+from operations.access import Identity, access_denied, check_access
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
 from operations.front.public_errors import Challenge, RequestError, public_wire
-from operations.front.search import BatchCall, Gateway, may_call
+from operations.front.search import BatchCall, Gateway
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -149,7 +149,7 @@ class Front:
                 for an operation that does not exist.
         """
         access = spec.access_control
-        if access.is_open or may_call(spec, OperationContext(identity=identity)):
+        if check_access(access, identity, spec.id):
             return
         scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
         if not scopes or not scopes <= self.scopes_supported:

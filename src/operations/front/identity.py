@@ -190,7 +190,7 @@ async def identify_credential(
             if isinstance(error.reason, CallError):
                 raise error.reason from None
             reason = error.reason
-            if isinstance(reason, CredentialError):
+            if isinstance(reason, OperationsError):
                 logger.info("rejected a credential: %s", reason)
             else:
                 logger.exception("a credential could not be checked", exc_info=reason)
@@ -256,7 +256,7 @@ class Credential:
         except Exception as error:  # noqa: BLE001 - fail closed
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False
-        if identity is None or identity.id != self.identity.id:
+        if identity is None or identity.key != self.identity.key:
             return False
         self._checked_at = monotonic()
         return True
@@ -326,7 +326,7 @@ def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
 
 def caller_key(identity: Identity | None, address: str) -> str:
     """Return the key by which limits count a caller: its identity, or its address."""
-    return f"id:{identity.id}" if identity is not None else f"at:{address}"
+    return f"id:{identity.key}" if identity is not None else f"at:{address}"
 
 
 def client_address(scope: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
 
 def may_call(spec: OperationSpec, context: OperationContext) -> bool:
     """Whether a caller may call, and so may see, an operation."""
-    return context.trusted or check_access(spec.access_control, context.identity)
+    return context.trusted or check_access(spec.access_control, context.identity, spec.id)
 
 
 def visible_specs(

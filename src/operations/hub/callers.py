@@ -1,10 +1,13 @@
 """Build what the front needs from a config: its limits, and the callers of `[access]`."""
 
+from collections.abc import Awaitable, Collection
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
 
+from operations._grants import PREFIX
 from operations.access import Identity
+from operations.authority import Grants, Store
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig
 from operations.front.limits import Limits
@@ -40,7 +43,8 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
 
 def can_sign_in(file: ConfigFile) -> bool:
     """Return whether a config names callers."""
-    return bool(file.config.access.keys) or file.config.access.jwt is not None
+    access = file.config.access
+    return bool(access.keys) or access.jwt is not None or access.grants is not None
 
 
 def serves_anonymous(file: ConfigFile) -> bool:
@@ -52,29 +56,58 @@ def serves_anonymous(file: ConfigFile) -> bool:
 class Access:
     """The callers of `[access]`, which may change while a hub runs.
 
+    Args:
+        file: The config.
+        store: Where revocations of grants are kept.
+
     Raises:
         ConfigError: If a key is not where the config says.
     """
 
-    def __init__(self, file: ConfigFile) -> None:
-        entry = file.config.access.jwt
+    def __init__(self, file: ConfigFile, store: Store) -> None:
+        entry, grants = file.config.access.jwt, file.config.access.grants
         self.keys = callers_by_hash(file)
+        self.by_id = {identity.id: identity for identity in self.keys.values()}
+        self.grants: Grants | None = None
+        if grants is not None:
+            try:
+                self.grants = Grants(file.secret(grants.key), store=store, subjects=self.by_id.get)
+            except ValueError as error:
+                raise file.fault(str(error), "access.grants.key") from error
         self.tokens: Any = (
             None if entry is None else import_module(_TOKENS).JWTs(**file.options(JWTConfig, entry))
         )
 
     def become(self, other: "Access") -> None:
         """Use the callers of another version of the file."""
-        self.keys, self.tokens = other.keys, other.tokens
+        self.keys, self.tokens, self.grants = other.keys, other.tokens, other.grants
+        self.by_id = other.by_id
 
     def find(self, key_hash: str) -> Identity | None:
         """Return whose key has this SHA-256."""
         return self.keys.get(key_hash)
 
-    def resolve(self, credential: str) -> Identity | None:
-        """Return whose key a credential inside a call is."""
+    def resolve(self, credential: str) -> "Identity | Awaitable[Identity | None] | None":
+        """Return whose key or grant a credential inside a call is."""
+        if self.grants is not None and credential.startswith(PREFIX):
+            return self.grants.resolve(credential)
         # Found by its hash: how long that takes reveals nothing about a key.
         return self.keys.get(sha256(credential.encode()).hexdigest())
+
+    async def grant(self, credential: str | None) -> Identity | None:
+        """Return who acts with a grant; None for a credential of another kind.
+
+        Raises:
+            GrantError: If the grant is not valid.
+        """
+        if self.grants is None or credential is None:
+            return None
+        return await self.grants.resolve(credential)
+
+    @staticmethod
+    def anyone(name: str, scopes: Collection[str]) -> Identity:
+        """Return a subject that is not in the file."""
+        return Identity(name, scopes)
 
     def identify_token(self, request: Any) -> Any:
         """Return who sends an HTTP request with a signed token, or an awaitable of it."""

@@ -16,14 +16,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from operations._grants import PREFIX
 from operations._text import suggestion
 from operations.access import Identity
+from operations.authority import Authority
 from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.config.reading import FILE_NAME
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.front import Front
+from operations.hub.authority import opened_authority
 from operations.hub.callers import Access
 from operations.hub.journal import recording
 from operations.hub.known_ids import recall_ids
@@ -124,7 +127,7 @@ class Hub:
         Raises:
             ConfigError: If a key is not where the config says.
         """
-        return Access(self.file)
+        return Access(self.file, self.registry.authority.store)
 
     # ------------------------------------------------------------ opening
 
@@ -286,12 +289,15 @@ class Hub:
             message = f"{operation_id} is not available, because {reasons}"
             raise CallError(ErrorCode.UNAVAILABLE, message)
 
-    def identity(self, name: str) -> Identity | None:
-        """Return the identity of a caller in `[access.keys]`; `anonymous` is nobody.
+    async def identity(self, name: str) -> Identity | None:
+        """Return the identity of a caller in `[access.keys]`, or behind a grant; `anonymous` is nobody.
 
         Raises:
             ConfigError: If nobody is called that.
+            GrantError: If the grant is not valid.
         """
+        if self.file.config.access.grants is not None and name.startswith(PREFIX):
+            return await self.access.grant(name)
         keys = self.file.config.access.keys
         if name in keys:
             return Identity(name, **self.file.options(Identity, keys[name]))
@@ -324,12 +330,24 @@ async def open_hub(
         ConfigError: If the file cannot be used.
     """
     file = config if isinstance(config, ConfigFile) else load_config(Path(config))
+    async with (
+        opened_authority(file) as authority,
+        _opened(file, wanted, wait, authority) as hub,
+    ):
+        yield hub
+
+
+@asynccontextmanager
+async def _opened(
+    file: ConfigFile, wanted: SourceFilter, wait: float | None, authority: Authority
+) -> AsyncGenerator[Hub]:
     settings = file.config
     lazy = _LazySources()
     registry = OperationRegistry(
         output=settings.output,
         max_threads=settings.limits.threads,
         remote=None if wanted.operation is None else lazy,
+        authority=authority,
     )
     hub = lazy.hub = Hub(registry, file)
     # Sources are closed in any case: also if opening is interrupted.

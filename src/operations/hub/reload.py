@@ -41,7 +41,7 @@ async def _apply(hub: Hub, path: Path) -> None:
     hub.file_times = file_times(hub.file)
     old, new = hub.file, hub.adjust(load_config(path))
     limits, tools = limits_of(new), tools_of(new)
-    access = Access(new) if "access" in vars(hub) else None
+    access = Access(new, hub.registry.authority.store) if "access" in vars(hub) else None
     try:
         hub.tools.change(tools)
     except (OperationsError, ValueError) as error:

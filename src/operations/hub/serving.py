@@ -13,7 +13,7 @@ from operations.hub.callers import can_sign_in, limits_of, serves_anonymous
 from operations.hub.controls import control_operations, readiness
 from operations.hub.hub import Hub
 from operations.mcp import RegistryServer
-from operations.server import APIKeys, IdentityResolver, create_app
+from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 
 
 def listen_config(file: ConfigFile) -> ListenConfig:
@@ -87,4 +87,9 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
     if not can_sign_in(hub.file):
         return list(hub.resolvers)
     # Both: the file may change from one to the other while the hub runs.
-    return [APIKeys(hub.access.find), hub.access.identify_token, *hub.resolvers]
+    return [
+        APIKeys(hub.access.find),
+        hub.access.identify_token,
+        credential_resolver(hub.access.grant),
+        *hub.resolvers,
+    ]

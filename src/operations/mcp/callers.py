@@ -32,7 +32,7 @@ def caller_of(context: OperationContext) -> str:
     """Return the key of a call's caller: its identity, else its session, else this call alone."""
     identity, channel = context.identity, context.channel
     if identity is not None:
-        return f"identity:{identity.id}"
+        return f"identity:{identity.key}"
     return f"session:{channel.session}" if channel.session else f"call:{id(channel)}"
 
 

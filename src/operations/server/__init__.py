@@ -18,7 +18,14 @@ from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.identity import CredentialError
 from operations.front.limits import Limits
 from operations.server.app import create_app
-from operations.server.identity import APIKeys, IdentityResolver, any_of, hash_key, new_key
+from operations.server.identity import (
+    APIKeys,
+    IdentityResolver,
+    any_of,
+    credential_resolver,
+    hash_key,
+    new_key,
+)
 
 __all__ = [
     "APIKeys",
@@ -30,6 +37,7 @@ __all__ = [
     "ServerConfig",
     "any_of",
     "create_app",
+    "credential_resolver",
     "hash_key",
     "new_key",
 ]

@@ -29,7 +29,7 @@ from starlette.requests import HTTPConnection
 
 from operations.access import Identity
 from operations.front.http import CREDENTIAL
-from operations.front.identity import Credential, CredentialError, resolved
+from operations.front.identity import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.timing import Scope
 
 
@@ -166,6 +166,19 @@ class APIKeys:
             raise CredentialError("a key that is too long")
         found = self._find(hash_key(key))
         return _later(found) if inspect.isawaitable(found) else _somebody(found)
+
+
+def credential_resolver(resolve: CredentialResolver) -> IdentityResolver:
+    """Return a resolver of requests for one of credentials, such as `Grants.resolve`.
+
+    The credential is in `Authorization: Bearer` or `X-API-Key`.
+    """
+
+    async def resolver(connection: HTTPConnection) -> Identity | None:
+        credential = bearer_token(connection) or header(connection, HEADER)
+        return await resolved(resolve(credential)) if credential else None
+
+    return resolver
 
 
 async def _later(found: Awaitable[Identity | None]) -> Identity:

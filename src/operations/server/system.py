@@ -287,7 +287,7 @@ class Overview:
         if identity is None and self._pipeline.resolve is not None:
             # Nobody is not somebody: those who did not sign in do not share what they did.
             return []
-        caller = None if identity is None else identity.id
+        caller = None if identity is None else identity.key
         return [record for record in self._graph if record.identity_id == caller]
 
 

@@ -68,7 +68,13 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
         held = claims.get(name, ())
         words: Any = held.split() if isinstance(held, str) else held
         scopes.update(str(word) for word in words)
-    return Identity(str(claims["sub"]), scopes)
+    acting: list[str] = []
+    actor: Any = claims.get("act")
+    while actor is not None:
+        # RFC 8693: the outermost actor acts now, for the one inside it.
+        acting.insert(0, str(actor["sub"]))
+        actor = actor.get("act")
+    return Identity(str(claims["sub"]), scopes, acting=tuple(acting))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -128,7 +128,7 @@ class HandshakeTransport:
         if self._sessions is None:
             return None
         session_id = state.headers.get(SESSION_HEADER, b"").decode("latin-1")
-        owner = None if state.identity is None else state.identity.id
+        owner = None if state.identity is None else state.identity.key
         return self._sessions.find(session_id, owner)
 
     # ------------------------------------------------------------ POST
@@ -214,7 +214,7 @@ class HandshakeTransport:
         sessions = self._sessions
         assert sessions is not None  # noqa: S101 - only called with sessions
         await sessions.make_room(state.caller, pipeline.front.limits)
-        session = Session(state.caller, None if state.identity is None else state.identity.id)
+        session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
         exchange = Exchange(pipeline, state, message["id"], "", session=session, streams=False)
         reply = await exchange.serve(

@@ -262,7 +262,7 @@ class RegistryServer(Server[None]):
         *what: Any,
     ) -> JSONObject:
         """Run a call of a client since 2026-07-28, or go on with one that had questions."""
-        who = None if asker.identity is None else asker.identity.id
+        who = None if asker.identity is None else asker.identity.key
         key = (who, method, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})

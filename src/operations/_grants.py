@@ -1,0 +1,357 @@
+"""A grant: an identity narrowed for an agent, as a chain of blocks.
+
+    opg1.<subject>.<block>...<signature>
+
+Rule 1: a call is allowed only if every block allows it, so adding a block can only narrow.
+Rule 2: each block is signed with the signature before it. Any holder can add a block without the key, and no holder can
+        remove or change one.
+Rule 3: a grant gives nothing: the access of its subject is checked first.
+Rule 4: fail closed: a token or schema that cannot be read, and a broken clock, reject the call.
+"""
+
+import hmac
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import translate
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from secrets import token_hex
+from time import time
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from operations.errors import OperationsError
+from operations.schema import from_schema
+from operations.types import JSONObject
+
+PREFIX: Final = "opg1."
+"""The beginning of every token."""
+
+MAX_TOKEN: Final = 8 * 1024
+MAX_BLOCKS: Final = 16
+_MAX_RULES = 1_000
+"""Operations whose rules one grant remembers."""
+
+APPROVALS: Final = "approvals."
+"""Operations that a grant covers only by a pattern that begins so: `*` lets no agent answer for a person."""
+
+Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class GrantError(OperationsError, ValueError):
+    """A grant cannot be read, or is not valid. The text never contains the token."""
+
+
+@lru_cache(maxsize=1024)
+def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Return whether an operation id matches one of the patterns, such as `price.*`."""
+    match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
+    return lambda operation_id: match(operation_id) is not None
+
+
+_latest = 1_735_689_600_000
+"""The latest time that was seen, in milliseconds; at first the beginning of 2025."""
+
+
+def clock() -> int:
+    """Return the time in milliseconds since the epoch. It never goes back: what has expired stays so."""
+    global _latest  # noqa: PLW0603
+    now = int(time() * 1000)
+    _latest = max(_latest, now)
+    return _latest
+
+
+class Block(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One step of a delegation: what its holder may do, at most."""
+
+    id: Name
+    """Revoking it revokes every grant that contains this block."""
+
+    holder: Name
+    """Who acts with it."""
+
+    operations: tuple[Pattern, ...]
+    """Patterns of the operations that it covers."""
+
+    input: dict[Pattern, JSONObject | bool] = {}
+    """JSON Schemas that the input must satisfy, by pattern."""
+
+    calls: dict[Pattern, Annotated[int, Meta(ge=0)]] = {}
+    """How many calls it allows in total, by pattern."""
+
+    until: int | None = None
+    """When it expires, in milliseconds since the epoch."""
+
+    approve: tuple[Pattern, ...] = ()
+    """Patterns of the operations whose calls a person must approve."""
+
+
+class Subject(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """Whose authority a grant narrows."""
+
+    id: Name
+
+    scopes: tuple[str, ...] | None = None
+    """Its scopes; None: those that it has where the grant is used."""
+
+    resources: dict[str, tuple[str, ...]] | None = None
+    acting: tuple[str, ...] = ()
+
+    grants: tuple[str, ...] = ()
+    """The keys of the blocks that the caller presented to the hub that minted this grant."""
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a grant requires of calls to one operation."""
+
+    accepts: tuple[Callable[[Any], bool], ...]
+    """Checks of the input, all of which must hold."""
+
+    budgets: tuple[tuple[str, int], ...]
+    """Counters, and the number of calls that each allows."""
+
+    approve: bool
+    """Whether a person must approve the call."""
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A chain of blocks that was verified."""
+
+    blocks: tuple[Block, ...]
+
+    keys: tuple[str, ...]
+    """A name for each block that no holder can choose."""
+
+    origin: tuple[str, ...] = ()
+    """The keys of the grant that the caller presented, if a hub minted this one for it."""
+
+    @cached_property
+    def until(self) -> float:
+        """When the first of its blocks expires, in milliseconds since the epoch."""
+        return min(
+            (each.until for each in self.blocks if each.until is not None), default=float("inf")
+        )
+
+    @cached_property
+    def _rules(self) -> dict[str, Rules | None]:
+        return {}
+
+    @cached_property
+    def _schemas(self) -> tuple[tuple[tuple[str, Callable[[Any], bool]], ...], ...]:
+        """The schemas of each block, by pattern, compiled."""
+        return tuple(
+            tuple(
+                (pattern, from_schema(schema).compile().accepts)
+                for pattern, schema in block.input.items()
+            )
+            for block in self.blocks
+        )
+
+    def check(self) -> None:
+        """Compile all schemas.
+
+        Raises:
+            SchemaError: If one cannot be used.
+        """
+        _ = self._schemas
+
+    @property
+    def presented(self) -> tuple[str, ...]:
+        """The keys of the blocks that the caller presented, here or at the hub that called."""
+        return self.origin or self.keys
+
+    def covers(self, operation_id: str) -> bool:
+        """Return whether every block covers an operation, and none has expired. Never raises."""
+        try:
+            return clock() < self.until and self.rules(operation_id) is not None
+        except Exception:  # noqa: BLE001 - fail closed
+            return False
+
+    def rules(self, operation_id: str) -> Rules | None:
+        """Return what this grant requires of a call; None if it does not cover the operation.
+
+        Raises:
+            SchemaError: If a schema cannot be used.
+        """
+        try:
+            return self._rules[operation_id]
+        except KeyError:
+            rules = self._find(operation_id)
+            if len(self._rules) < _MAX_RULES:
+                self._rules[operation_id] = rules
+            return rules
+
+    def _find(self, operation_id: str) -> Rules | None:
+        for block in self.blocks:
+            patterns = block.operations
+            if operation_id.startswith(APPROVALS):
+                patterns = tuple(each for each in patterns if each.startswith(APPROVALS))
+            if not matcher(patterns)(operation_id):
+                return None
+        return self._limits(operation_id)
+
+    def _limits(self, operation_id: str) -> Rules:
+        accepts: list[Callable[[Any], bool]] = []
+        budgets: list[tuple[str, int]] = []
+        for block, key, schemas in zip(self.blocks, self.keys, self._schemas, strict=True):
+            accepts += [check for pattern, check in schemas if matcher((pattern,))(operation_id)]
+            for pattern, count in block.calls.items():
+                if matcher((pattern,))(operation_id):
+                    budgets.append((f"{key}:{pattern}", count))
+        approve = any(matcher(block.approve)(operation_id) for block in self.blocks)
+        return Rules(tuple(accepts), tuple(budgets), approve)
+
+    def limits(self, operation_id: str) -> Rules:
+        """Return what holds for every call to an operation, also for one that the grant need not cover.
+
+        Raises:
+            SchemaError: If a schema cannot be used.
+        """
+        return self.rules(operation_id) or self._limits(operation_id)
+
+    def accepts(self, operation_id: str, value: Any) -> bool:
+        """Return whether every block covers an operation with this input. Never raises."""
+        try:
+            rules = self.rules(operation_id)
+            return rules is not None and all(accepts(value) for accepts in rules.accepts)
+        except Exception:  # noqa: BLE001 - fail closed
+            return False
+
+
+# ------------------------------------------------------------ tokens
+
+
+def new_block(
+    holder: str,
+    *,
+    operations: Iterable[str] = ("*",),
+    input: Mapping[str, JSONObject | bool] | None = None,
+    calls: Mapping[str, int] | None = None,
+    seconds: float | None = None,
+    approve: Iterable[str] = (),
+) -> Block:
+    """Return a block with a new id; it expires after `seconds`.
+
+    Raises:
+        GrantError: Naming the field that is wrong.
+    """
+    fields = {
+        "id": token_hex(8),
+        "holder": holder,
+        "operations": list(operations),
+        "input": dict(input or {}),
+        "calls": dict(calls or {}),
+        "until": None if seconds is None else clock() + int(seconds * 1000),
+        "approve": list(approve),
+    }
+    try:
+        block = msgspec.convert(fields, Block)
+        Grant(blocks=(block,), keys=("",)).check()
+    except ValueError as error:
+        raise GrantError(f"this grant cannot work: {error}") from error
+    return block
+
+
+def mint(key: bytes, subject: Subject, block: Block) -> str:
+    """Return the token of a new grant."""
+    text = PREFIX + _encode(subject)
+    return _extended(text, hmac.digest(key, text.encode(), "sha256"), block)
+
+
+def narrow(token: str, block: Block) -> str:
+    """Return the token of a narrower grant: no key is needed.
+
+    Raises:
+        GrantError: If the token cannot be read.
+    """
+    _, blocks, signature = _split(token)
+    if len(blocks) >= MAX_BLOCKS:
+        raise GrantError(f"a grant has at most {MAX_BLOCKS} blocks")
+    narrowed = _extended(token.rpartition(".")[0], signature, block)
+    if len(narrowed) > MAX_TOKEN:
+        raise GrantError(f"a grant has at most {MAX_TOKEN} characters")
+    return narrowed
+
+
+def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
+    """Return what a token contains, without verifying it.
+
+    Raises:
+        GrantError: If it cannot be read.
+    """
+    subject, blocks, _ = _split(token)
+    return _decode(subject, Subject), tuple(_decode(each, Block) for each in blocks)
+
+
+def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
+    """Return the subject and the blocks of a token that was minted with `key`.
+
+    Raises:
+        GrantError: If it is not valid.
+    """
+    subject, blocks, given = _split(token)
+    signature = hmac.digest(key, (PREFIX + subject).encode(), "sha256")
+    keys: list[str] = []
+    for block in blocks:
+        signature = hmac.digest(signature, block.encode(), "sha256")
+        # A name, not the signature itself: whoever has that can extend the chain.
+        keys.append(sha256(b"key" + signature).hexdigest()[:32])
+    if not hmac.compare_digest(signature, given):
+        raise GrantError("a grant whose signature is wrong")
+    whose, chain = read_token(token)
+    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.grants)
+    try:
+        grant.check()
+    except (ValueError, RecursionError) as error:
+        raise GrantError(f"a grant that cannot be used: {type(error).__name__}") from error
+    return whose, grant
+
+
+def derived_key(key: bytes, name: str) -> bytes:
+    """Return the key under which a group of workers or a spoke verifies grants. It never holds the root key."""
+    return hmac.digest(key, b"opg1 key of " + name.encode(), "sha256")
+
+
+def _extended(text: str, signature: bytes, block: Block) -> str:
+    segment = _encode(block)
+    signature = hmac.digest(signature, segment.encode(), "sha256")
+    return f"{text}.{segment}.{_base64(signature)}"
+
+
+def _split(token: str) -> tuple[str, list[str], bytes]:
+    if not token.startswith(PREFIX) or len(token) > MAX_TOKEN or not token.isascii():
+        raise GrantError("a grant that cannot be read")
+    parts = token.removeprefix(PREFIX).split(".")
+    if not 3 <= len(parts) <= MAX_BLOCKS + 2:
+        raise GrantError("a grant that cannot be read")
+    return parts[0], parts[1:-1], _unbase64(parts[-1])
+
+
+def _encode(value: Any) -> str:
+    return _base64(msgspec.json.encode(value))
+
+
+def _decode(segment: str, cls: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(_unbase64(segment), type=cls)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise GrantError("a grant that cannot be read") from error
+
+
+def _base64(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _unbase64(text: str) -> bytes:
+    try:
+        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError as error:
+        raise GrantError("a grant that cannot be read") from error

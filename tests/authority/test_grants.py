@@ -1,0 +1,419 @@
+"""Grants: chains of blocks that only narrow, their tokens, budgets and revocations."""
+
+import asyncio
+from base64 import urlsafe_b64encode
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operations import (
+    AccessControl,
+    CallError,
+    ErrorCode,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+    check_access,
+)
+from operations import _grants as core
+from operations.authority import (
+    Authority,
+    Block,
+    Grant,
+    GrantError,
+    Grants,
+    MemoryStore,
+    SQLiteStore,
+    derived_key,
+    narrow,
+    new_block,
+    read_token,
+)
+from operations.authority import grants as resolving
+from operations.server.tokens import default_identity
+from operations.tools import ToolConfig, configure_tools
+
+KEY = b"k" * 32
+ALICE = Identity("alice", ["task"], {"project:7": ["edit"]})
+DENIED = ErrorCode.ACCESS_DENIED
+
+pytestmark = pytest.mark.anyio
+
+# ---------------------------------------------------------------------- blocks only narrow
+
+patterns = st.sampled_from(["*", "a.*", "a.x", "b.*", "?.x", "approvals.*", "[ab].y"])
+ids = st.sampled_from(["a.x", "a.y", "b.x", "b.y", "approvals.answer"])
+schemas = st.sampled_from(
+    [True, False, {"required": ["n"]}, {"properties": {"n": {"maximum": 3}}}, {"type": "object"}]
+)
+blocks = st.builds(
+    Block,
+    id=st.sampled_from(["1", "2", "3"]),
+    holder=st.sampled_from(["bot", "sub"]),
+    operations=st.lists(patterns, max_size=2).map(tuple),
+    input=st.dictionaries(patterns, schemas, max_size=2),
+    calls=st.dictionaries(patterns, st.integers(0, 2), max_size=2),
+    until=st.none() | st.sampled_from([0, 2**60]),
+    approve=st.lists(patterns, max_size=1).map(tuple),
+)
+inputs = st.sampled_from([{}, {"n": 1}, {"n": 5}, None])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(blocks, min_size=1, max_size=5), ids, inputs)
+def test_no_sequence_of_narrowings_allows_what_a_prefix_rejects(
+    chain: list[Block], operation_id: str, value: Any
+) -> None:
+    token = core.mint(KEY, core.Subject(id="alice"), chain[0])
+    seen: list[tuple[bool, bool, int, set[tuple[str, int]]]] = []
+    for number in range(len(chain)):
+        if number:
+            token = narrow(token, chain[number])
+        grant = core.verify(token, KEY)[1]
+        limits = grant.limits(operation_id)
+        seen.append(
+            (
+                grant.covers(operation_id) and grant.accepts(operation_id, value),
+                not limits.approve,
+                -len(limits.accepts),
+                set(limits.budgets),
+            )
+        )
+    for before, after in pairwise(seen):
+        assert after[:3] <= before[:3] if after[0] == before[0] else not after[0]
+        assert after[1] <= before[1], "a narrowed grant needs every approval of its parent"
+        assert after[3] >= before[3], "a narrowed grant counts against every budget of its parent"
+
+
+# ---------------------------------------------------------------------- tokens
+
+
+def token_of(**options: Any) -> str:
+    return Grants(KEY).create(ALICE, "bot", **{"operations": ["task.*"], **options})
+
+
+def test_a_token_shows_its_blocks_and_no_key_is_needed_to_narrow() -> None:
+    token = narrow(token_of(), new_block("sub", operations=["task.read"], seconds=60))
+
+    subject, chain = read_token(token)
+
+    assert token.startswith("opg1.")
+    assert (subject.id, subject.scopes) == ("alice", ("task",))
+    assert [(each.holder, each.operations) for each in chain] == [
+        ("bot", ("task.*",)),
+        ("sub", ("task.read",)),
+    ]
+
+
+def _truncated(token: str) -> str:
+    """Remove the last block and keep the signature."""
+    *head, _, signature = token.split(".")
+    return ".".join([*head, signature])
+
+
+def _widened(token: str) -> str:
+    """Replace the last block by one that allows everything."""
+    *head, _, signature = token.split(".")
+    block = b'{"id":"1","holder":"bot","operations":["*"]}'
+    return ".".join([*head, urlsafe_b64encode(block).rstrip(b"=").decode(), signature])
+
+
+def _swapped(token: str) -> str:
+    prefix, subject, first, second, signature = token.split(".")
+    return ".".join([prefix, subject, second, first, signature])
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        _truncated,
+        _widened,
+        _swapped,
+        lambda token: token[:-1],
+        lambda token: token + "A",
+        lambda token: token.replace("opg1", "opg2"),
+        lambda token: token.rpartition(".")[0],
+        lambda token: "opg1.",
+        lambda token: "opg1.." + "." * 50,
+        lambda token: "opg1." + "x" * 9000,
+        lambda token: "opg1.é.é.é",
+        lambda token: core.mint(b"x" * 32, core.Subject(id="alice"), new_block("bot")),
+        lambda token: "opg1." + urlsafe_b64encode(b"[" * 3000).decode().rstrip("=") + ".e30.e30",
+    ],
+)
+async def test_a_forged_token_is_rejected(forge: Any) -> None:
+    grants = Grants(KEY)
+    token = narrow(token_of(), new_block("sub", operations=["task.read"]))
+    assert await grants.resolve(token) is not None
+
+    with pytest.raises((GrantError, CallError)):
+        if await grants.resolve(forge(token)) is None:
+            raise CallError(DENIED, "not a grant")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input": {"*": {"$ref": "https://example.com/schema"}}},
+        {"input": {"*": {"type": "nonsense"}}},
+        {"calls": {"*": -1}},
+        {"operations": [""]},
+        {"operations": [7]},
+    ],
+)
+def test_a_grant_that_cannot_work_is_not_made(options: dict[str, Any]) -> None:
+    with pytest.raises(GrantError):
+        token_of(**options)
+
+
+def test_a_short_key_and_a_grant_without_operations_are_rejected() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        Grants("short")
+    with pytest.raises(GrantError, match="names the operations"):
+        Grants(KEY).create(ALICE, "bot")
+
+
+async def test_a_group_verifies_under_its_own_key_only() -> None:
+    root = Grants(KEY)
+    worker = Grants(root.for_name("workers"))
+    token = Grants(root.for_name("workers")).create(ALICE, "hub", operations=["*"])
+
+    assert await worker.resolve(token) is not None
+    assert root.for_name("workers") == derived_key(KEY, "workers").hex()
+    for other in (root, Grants(root.for_name("others"))):
+        with pytest.raises(GrantError):
+            await other.resolve(token)
+
+
+# ---------------------------------------------------------------------- resolving
+
+
+async def test_the_identity_behind_a_grant_has_the_access_of_its_subject_now() -> None:
+    callers = {"alice": ALICE}
+    grants = Grants(KEY, subjects=callers.get)
+    token = narrow(grants.create("alice", "bot", operations=["*"]), new_block("sub", seconds=60))
+
+    identity = await grants.resolve(token)
+    assert identity is not None
+    assert (identity.id, identity.scopes, identity.acting) == ("alice", {"task"}, ("bot", "sub"))
+    assert identity.expires_at == read_token(token)[1][1].until
+    assert await grants.resolve(token) is identity
+    assert await grants.resolve("another kind of key") is None
+
+    callers["alice"] = Identity("alice")
+    changed = await grants.resolve(token)
+    assert changed is not None
+    assert changed.scopes == frozenset()
+    callers.clear()
+    with pytest.raises(GrantError, match="not known"):
+        await grants.resolve(token)
+
+
+async def test_an_expired_grant_stays_expired_if_the_clock_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [2e9]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    monkeypatch.setattr(core, "_latest", 0)
+    grants = Grants(KEY)
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
+    identity = await grants.resolve(token)
+    assert identity is not None
+    assert identity.grant is not None
+    assert identity.grant.covers("a.b")
+
+    now[0] += 61
+    assert not identity.grant.covers("a.b")
+    now[0] -= 1000
+    with pytest.raises(GrantError, match="expired"):
+        await grants.resolve(token)
+    now[0] = float("nan")
+    assert not identity.grant.covers("a.b")
+    with pytest.raises(ValueError, match="NaN"):
+        await grants.resolve(token)
+
+
+class BrokenStore(MemoryStore):
+    async def items(self, table: str) -> dict[str, bytes]:
+        raise OSError("away")
+
+    async def get(self, key: str) -> tuple[bytes | None, int]:
+        raise OSError("away")
+
+
+async def test_revoking_a_block_revokes_its_children_and_not_its_parent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+    store, other = SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")
+    here, there = Grants(KEY, store=store), Grants(KEY, store=other)
+    parent = here.create(ALICE, "bot", operations=["*"])
+    child = narrow(parent, new_block("sub"))
+    grandchild = narrow(child, new_block("subsub"))
+
+    await here.revoke(read_token(child)[1][1].id)
+
+    assert await there.resolve(parent) is not None
+    for token in (child, grandchild):
+        with pytest.raises(GrantError, match="revoked"):
+            await there.resolve(token)
+    await there.revoke(read_token(parent)[1][0].id)
+    with pytest.raises(GrantError, match="revoked"):
+        await here.resolve(parent)
+    store.close()
+    other.close()
+
+
+async def test_a_grant_is_rejected_if_revocations_cannot_be_read() -> None:
+    grants = Grants(KEY, store=BrokenStore())
+    with pytest.raises(OSError, match="away"):
+        await grants.resolve(grants.create(ALICE, "bot", operations=["*"]))
+
+
+def test_the_act_claim_of_a_token_becomes_acting() -> None:
+    claims = {"sub": "alice", "act": {"sub": "sub-agent", "act": {"sub": "agent"}}}
+    assert default_identity(claims).acting == ("agent", "sub-agent")
+    with pytest.raises(KeyError):
+        default_identity({"sub": "alice", "act": {}})
+
+
+# ---------------------------------------------------------------------- calls
+
+
+def build(store: Any = None) -> OperationRegistry:
+    registry = OperationRegistry(authority=Authority(store))
+
+    @registry.operation("task.add", scopes=["task"])
+    async def add(n: int) -> int:
+        return n
+
+    @registry.operation("open.ping")
+    async def ping() -> str:
+        return "pong"
+
+    @registry.operation("admin.drop", scopes=["admin"])
+    async def drop() -> str:
+        return "dropped"
+
+    @registry.operation("agent.run", calls=["admin.*"])
+    async def run(tool: str, context: OperationContext) -> Any:
+        return (await context.env.call(tool)).data
+
+    return registry
+
+
+async def context_of(**options: Any) -> OperationContext:
+    options.setdefault("operations", ["*"])
+    grants = Grants(KEY)
+    return OperationContext(identity=await grants.resolve(grants.create(ALICE, "bot", **options)))
+
+
+async def outcome(
+    registry: OperationRegistry, context: OperationContext, name: str, **input: Any
+) -> Any:
+    try:
+        return (await registry.execute(name, input, context)).data
+    except CallError as error:
+        if error.code == DENIED and error.details is not None:
+            return error.details
+        return error.code
+
+
+async def test_a_grant_restricts_open_operations_and_gives_no_scope() -> None:
+    registry = build()
+
+    narrowed = await context_of(operations=["task.*", "admin.*"])
+    assert await outcome(registry, narrowed, "task.add", n=1) == 1
+    assert await outcome(registry, narrowed, "open.ping") == DENIED
+    assert await outcome(registry, narrowed, "admin.drop") == DENIED
+
+
+async def test_the_input_must_satisfy_every_schema() -> None:
+    registry = build()
+    context = await context_of(input={"task.*": {"properties": {"n": {"maximum": 3}}}})
+
+    assert await outcome(registry, context, "task.add", n=3) == 3
+    assert await outcome(registry, context, "task.add", n=4) == DENIED
+    assert await outcome(registry, context, "task.add") == ErrorCode.VALIDATION_ERROR
+
+
+async def test_nested_calls_are_checked_against_the_grant_unless_declared() -> None:
+    registry = build()
+    context = await context_of(operations=["agent.run"])
+
+    assert await outcome(registry, context, "agent.run", tool="open.ping") == DENIED
+    assert await outcome(registry, context, "agent.run", tool="admin.drop") == "dropped"
+
+
+async def test_a_budget_also_counts_calls_that_an_operation_makes_on_its_own_authority() -> None:
+    registry = build()
+    context = await context_of(operations=["agent.run"], calls={"admin.*": 1})
+
+    assert await outcome(registry, context, "agent.run", tool="admin.drop") == "dropped"
+    exhausted = ErrorCode.RESOURCE_EXHAUSTED
+    assert await outcome(registry, context, "agent.run", tool="admin.drop") == exhausted
+
+
+async def test_budgets_hold_under_concurrency_and_across_two_hubs(tmp_path: Path) -> None:
+    stores = [SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")]
+    context = await context_of(calls={"task.*": 7, "*": 100})
+    calls = [
+        outcome(build(stores[number % 2]), context, "task.add", n=number) for number in range(20)
+    ]
+
+    results = await asyncio.gather(*calls)
+
+    assert results.count(ErrorCode.RESOURCE_EXHAUSTED) == 13
+    for store in stores:
+        store.close()
+
+
+async def test_a_call_that_exceeds_one_budget_counts_against_none() -> None:
+    registry, grants = build(), Grants(KEY)
+    parent = grants.create(ALICE, "bot", operations=["*"], calls={"*": 2})
+    child = narrow(parent, new_block("sub", calls={"*": 1}))
+    of = {
+        token: OperationContext(identity=await grants.resolve(token)) for token in (parent, child)
+    }
+
+    assert [await outcome(registry, of[child], "open.ping") for _ in range(3)] == [
+        "pong",
+        ErrorCode.RESOURCE_EXHAUSTED,
+        ErrorCode.RESOURCE_EXHAUSTED,
+    ]
+    assert await outcome(registry, of[parent], "open.ping") == "pong"
+
+
+async def test_a_call_with_a_budget_is_rejected_if_the_store_does_not_work() -> None:
+    context = await context_of(calls={"*": 7})
+
+    assert await outcome(build(BrokenStore()), context, "open.ping") == ErrorCode.UNAVAILABLE
+
+
+async def test_settings_and_middleware_count_a_call_once() -> None:
+    registry = build()
+    configure_tools(registry, {"task.*": ToolConfig(timeout=5, retry=1)})
+
+    @registry.use
+    async def through(call: Any, next: Any) -> Any:
+        return await next(call)
+
+    context = await context_of(calls={"*": 2})
+
+    assert await outcome(registry, context, "task.add", n=1) == 1
+    assert await outcome(registry, context, "task.add", n=1) == 1
+    assert await outcome(registry, context, "task.add", n=1) == ErrorCode.RESOURCE_EXHAUSTED
+
+
+def test_only_a_pattern_of_its_own_lets_a_grant_answer_approvals() -> None:
+    for operations, allowed in ((("*",), False), (("approvals.*",), True)):
+        block = Block(id="1", holder="bot", operations=operations)
+        grant = Grant(blocks=(block,), keys=("k",))
+        assert grant.covers("approvals.answer") is allowed
+        identity = Identity("alice", grant=grant)
+        assert check_access(AccessControl(), identity, "approvals.answer") is allowed
+        assert check_access(AccessControl(), identity) is False
