@@ -20,16 +20,22 @@ from operations._json import as_json
 from operations.access import Identity
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
+    AbortPayload,
     CallAborted,
     CallAlive,
     CallCompleted,
+    CallConfirmed,
     CallEvent,
     CallFailed,
+    CallOffered,
     CallRequested,
     CallResponded,
+    ConfirmPayload,
     MalformedEvent,
+    OfferPayload,
     RequestPayload,
     encode_error,
+    encode_event,
     read_event,
     read_output,
 )
@@ -379,10 +385,12 @@ class PendingRequestMap(ReplyPublisher):
 
     # ---------------------------------------------------------------------------------------- sending
 
-    async def _resend(self, call: PendingCall) -> None:
-        """Send a lost call again, to any worker."""
-        call.attempt += 1
+    async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
+        """Send a call again, to any worker."""
+        if may_have_begun:
+            call.attempt += 1
         call.misses = 0
+        call.sent_at = 0.0
         call.worker = None
         limit = PATIENCE
         if call.payload.deadline is not None:
@@ -408,6 +416,8 @@ class PendingRequestMap(ReplyPublisher):
             self._apply(event, len(body))
         elif isinstance(event, CallAlive):
             self._detector.heard(event.payload)
+        elif isinstance(event, CallOffered):
+            self._spawn(self._answer_offer(event.payload))
         elif isinstance(event, MalformedEvent):
             self.malformed += 1
         elif isinstance(event, CallRequested):
@@ -459,6 +469,23 @@ class PendingRequestMap(ReplyPublisher):
         else:
             failure = CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")
         self._end(call.payload.request_id, failure)
+
+    async def _answer_offer(self, offer: OfferPayload) -> None:
+        """Let a worker begin a request that waited, unless it may have begun elsewhere or its call has ended."""
+        call = self.pending.get(offer.request_id)
+        event: CallEvent = CallAborted(payload=AbortPayload(request_id=offer.request_id))
+        if (
+            call is not None
+            and call.attempt == offer.attempt
+            and call.worker in {None, offer.worker}
+            # A broker that was restored may deliver again what it delivered before.
+            and (not call.sent_at or call.sent_at > self._detector.restored_at)
+        ):
+            call.worker = offer.worker
+            call.seen_at = asyncio.get_running_loop().time()
+            event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
+        with suppress(TransportError):
+            await self.target.send(offer.worker, encode_event(event))
 
     def _reject(self, request: RequestPayload, reply_to: str) -> None:
         """Reply to a request that reached this end of a connection, which serves no operations."""

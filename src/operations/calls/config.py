@@ -43,6 +43,14 @@ class WorkerConfig:
     resolve: CredentialResolver | None = None
     """Returns the identity that a `credential` belongs to."""
 
+    heartbeat: Seconds = 1
+    """Seconds a request may wait at the broker. An older one of an operation that is not replayable begins only if its
+    caller confirms it."""
+
+    patience: Annotated[float, Meta(ge=0)] = 10
+    """Seconds that a mutation that has begun goes on while its caller is disconnected from the broker. Queries and
+    subscriptions are cancelled at once."""
+
     grace: Annotated[float, Meta(ge=0)] = 10
     """Seconds that running calls have to finish when the worker stops."""
 

@@ -1,4 +1,4 @@
-"""What is said between callers and workers: five events, and three more that keep a call honest.
+"""The events between callers and workers: five of the protocol, and five for flow control and failure detection.
 
 Every event is `{"type", "id", "payload"}` in JSON; names on the wire are camelCase.
 
@@ -8,8 +8,10 @@ Every event is `{"type", "id", "payload"}` in JSON; names on the wire are camelC
     call.error       worker -> caller        a call's end, with a code
     call.aborted     either way              stop, or: it was stopped
     call.credit      caller -> its worker    how many items may have been sent in all
-    call.probed      caller -> all workers   which of these calls do you have?
-    call.alive       worker -> caller        these; to everyone, when it starts or stops
+    call.probed      caller -> workers       which of these calls do you have?
+    call.alive       worker -> caller        these; to all callers, when it starts or stops
+    call.offered     worker -> caller        this request waited: may it still begin?
+    call.confirmed   caller -> worker        it may
 
 Rule 1: whoever speaks only the first five is understood. The others are extras that may be ignored.
 Rule 2: unknown fields and types are skipped; what cannot be read is reported by `read_event`, never raised.
@@ -80,7 +82,7 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     """Items of a subscription that may be sent before more are asked for; absent: as many as there are."""
 
     attempt: int = 1
-    """Counts up when a call that may run again is sent again."""
+    """Counts possible executions: it grows when a call is sent again that may have begun."""
 
     required_version: int | None = None
     """Refuse unless this version of the protocol is spoken."""
@@ -144,6 +146,12 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     sequence: int | None = None
     """How many items of a subscription came before."""
 
+    begun: bool | None = None
+    """False if the handler was not started, so that the request can be sent to another worker."""
+
+    worker: Name | None = None
+    """The mailbox of the worker, if `begun` is false."""
+
     def to_error(self) -> CallError:
         """The exception this stands for."""
         return CallError(self.code, self.message, self.details, retryable=self.retryable)
@@ -174,6 +182,22 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     request_ids: list[Name] = []
     leaving: bool = False
     """The worker takes nothing new."""
+
+
+class OfferPayload(_Payload, frozen=True, kw_only=True):
+    """A request that a worker starts only if its caller still waits for it."""
+
+    request_id: Name
+    worker: Name
+    """The worker's mailbox."""
+
+    attempt: int = 1
+
+
+class ConfirmPayload(_Payload, frozen=True, kw_only=True):
+    """The call is still open, and no other worker has it."""
+
+    request_id: Name
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -231,6 +255,18 @@ class CallAlive(_Event, frozen=True, kw_only=True, tag="call.alive"):
     payload: AlivePayload
 
 
+class CallOffered(_Event, frozen=True, kw_only=True, tag="call.offered"):
+    """A worker asks whether a request that waited may begin."""
+
+    payload: OfferPayload
+
+
+class CallConfirmed(_Event, frozen=True, kw_only=True, tag="call.confirmed"):
+    """A caller allows a request to begin."""
+
+    payload: ConfirmPayload
+
+
 CallEvent: TypeAlias = (
     CallRequested
     | CallResponded
@@ -240,6 +276,8 @@ CallEvent: TypeAlias = (
     | CallCredited
     | CallProbed
     | CallAlive
+    | CallOffered
+    | CallConfirmed
 )
 
 _decode = msgspec.json.Decoder(CallEvent).decode
@@ -336,6 +374,8 @@ _KNOWN_TYPES: frozenset[str] = frozenset(
         "call.credit",
         "call.probed",
         "call.alive",
+        "call.offered",
+        "call.confirmed",
     }
 )
 
@@ -425,8 +465,15 @@ def encode_item(
     )
 
 
-def encode_error(request_id: str, error: CallError, sequence: int | None = None) -> bytes:
-    """The `call.error` that ends a call; details that are not JSON are left out."""
+def encode_error(
+    request_id: str,
+    error: CallError,
+    sequence: int | None = None,
+    *,
+    begun: bool | None = None,
+    worker: str | None = None,
+) -> bytes:
+    """Return the `call.error` that ends a call, without details that are not JSON."""
     wire = error.to_wire()
     return encode_event(
         CallFailed(
@@ -437,6 +484,8 @@ def encode_error(request_id: str, error: CallError, sequence: int | None = None)
                 details=wire.get("details"),
                 retryable=error.retryable,
                 sequence=sequence,
+                begun=begun,
+                worker=worker,
             )
         )
     )

@@ -116,7 +116,8 @@ class FailureDetector:
         self._answers = False
         self._were_there = False
         self._replayable: dict[str, bool] = {}
-        self._settled_at = 0.0
+        self.restored_at = 0.0
+        """The time of the last reconnect, by the loop's clock."""
         self._hurry = asyncio.Event()
         # Workers must be known before they can be missed.
         self._roll_call = True
@@ -139,11 +140,11 @@ class FailureDetector:
     @property
     def is_settling(self) -> bool:
         """Whether a reconnect was so recent that absence means nothing yet."""
-        return asyncio.get_running_loop().time() < self._settled_at
+        return asyncio.get_running_loop().time() < self.restored_at + SETTLING
 
     def restored(self) -> None:
         """The connection is back: ask at once for what was answered meanwhile."""
-        self._settled_at = asyncio.get_running_loop().time() + SETTLING
+        self.restored_at = asyncio.get_running_loop().time()
         self._hurry.set()
 
     async def run(self) -> None:

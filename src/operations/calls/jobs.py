@@ -127,14 +127,17 @@ class Job(msgspec.Struct, eq=False):
 
     task: "asyncio.Task[None] | None" = None
 
+    begun: bool = False
+    """Whether the operation was started."""
+
     answered: bool = False
-    """Whether the call has had its end. What the handler still does is nobody's business."""
+    """Whether its last reply was sent. What the handler still does has no effect on the caller."""
 
     replied: asyncio.Event | None = None
     """Set when its last reply was sent, for requests that the program itself received."""
 
-    absent: int = 0
-    """How often in a row the caller was not there when looked for."""
+    absent_since: float = NEVER
+    """When the caller was first found to be gone, by the loop's clock."""
 
     caller: str = ""
     """The key by which the limits of a server count the caller, once it is known."""

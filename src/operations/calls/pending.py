@@ -334,7 +334,13 @@ class PendingCall(msgspec.Struct, eq=False):
     stream: StreamEntry | None = None
 
     attempt: int = 1
-    """How often it was given to workers."""
+    """Possible executions."""
+
+    sends: int = 0
+    """How often it was sent."""
+
+    refused_by: tuple[str, ...] = ()
+    """The workers that do not have the operation."""
 
     misses: int = 0
     """How often in a row nobody had it."""

@@ -16,7 +16,9 @@ from operations.calls.events import (
     AlivePayload,
     CallAlive,
     CallCompleted,
+    CallOffered,
     CompletePayload,
+    OfferPayload,
     ProbePayload,
     encode_error,
     encode_event,
@@ -121,6 +123,8 @@ class Replies:
         self._deadlines = deadlines
         self._spawn = spawn
         self._recent = Recent()
+        self.offered: set[str] = set()
+        """The jobs that wait for the confirmation of their callers, by request id."""
 
     def is_new(self, request_id: str) -> bool:
         """Remember a request id; return False if it was known."""
@@ -193,7 +197,13 @@ class Replies:
         """Send the error of a call, as its caller may see it."""
         request_id = job.request.request_id
         error = public_error(error, request_id, expose=self._expose_errors)
-        return self.conclude(job, encode_error(request_id, error, sequence))
+        return self.conclude(job, self._encode_error(job, error, sequence))
+
+    def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
+        request_id = job.request.request_id
+        if job.begun:
+            return encode_error(request_id, error, sequence)
+        return encode_error(request_id, error, sequence, begun=False, worker=self._mailbox)
 
     def conclude(self, job: Job, body: bytes) -> Awaitable[None]:
         """Send the event that ends a call, and cache it in case it does not arrive."""
@@ -220,6 +230,7 @@ class Replies:
         """Mark a call as ended."""
         job.answered = True
         self._jobs.pop(job.request.request_id, None)
+        self.offered.discard(job.request.request_id)
         if not self._jobs and self.is_leaving:
             self.idle.set()
 
@@ -238,8 +249,7 @@ class Replies:
     def stop(self, job: Job, error: CallError) -> None:
         """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
         if not job.answered:
-            last = self.conclude(job, encode_error(job.request.request_id, error))
-            self._spawn(quietly(last))
+            self._spawn(quietly(self.conclude(job, self._encode_error(job, error))))
         if job.task is not None:
             job.task.cancel()
 
@@ -251,7 +261,20 @@ class Replies:
     def refuse(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
         """Reply to a request that does not run, and forget its id: it may come again."""
         self._recent.forget(request_id)
-        return self.reject(request_id, reply_to, error)
+        body = encode_error(request_id, error, begun=False, worker=self._mailbox)
+        return self._spawn(self._send(reply_to, body))
+
+    def offer(self, job: Job) -> None:
+        """Ask the caller whether a request that waited may begin."""
+        self.offered.add(job.request.request_id)
+        self._spawn(self._offer(job))
+
+    async def _offer(self, job: Job) -> None:
+        request = job.request
+        payload = OfferPayload(
+            request_id=request.request_id, worker=self._mailbox, attempt=request.attempt
+        )
+        await self._send(job.reply_to, encode_event(CallOffered(payload=payload)))
 
     def reject(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
         """Reply to a malformed request; its id may be that of another call."""
@@ -269,6 +292,8 @@ class Replies:
             # Only for the client that made the call; for others it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
                 held.append(request_id)
+                if request_id in self.offered:
+                    await self._offer(job)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
         leaving = self.is_leaving and not held

@@ -109,7 +109,9 @@ class RequestSender:
             or (self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES)
         ):
             raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
-        key = request.request_id if call.attempt == 1 else f"{request.request_id}-{call.attempt}"
+        call.sends += 1
+        # A broker drops a key that it has seen before.
+        key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
         self._waiting += 1
         self._waiting_bytes += size
         try:

@@ -4,7 +4,9 @@ Rule 1: `serve_calls` returns once requests arrive; closing it accepts no new on
 Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's reply.
 Rule 3: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
         keep its caller waiting.
-Rule 4: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
+Rule 4: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
+        already: unless its operation is replayable, it begins only if its caller confirms it.
+Rule 5: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     PROTOCOL_VERSION,
     CallAborted,
+    CallConfirmed,
     CallCredited,
     CallProbed,
     CallRequested,
@@ -90,6 +93,7 @@ class CallServer:
         self.mailbox = target.mailbox()
         self.jobs: dict[str, Job] = {}
         self._restored_at = 0.0
+        self._connected_at = 0.0
         self.malformed = self.ignored = self.refused = self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
         self._shared = front
@@ -100,6 +104,8 @@ class CallServer:
         self._address = config.address
         self._resolve = config.resolve
         self._grace = config.grace
+        self._heartbeat = config.heartbeat
+        self._patience = config.patience
         exposes = config.expose_errors
         self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
@@ -142,9 +148,11 @@ class CallServer:
             TransportError: If the broker cannot be reached.
         """
         await self.listen()
-        self._consuming = await self.target.consume(
-            self.group, self, lambda: self._admission.free, self._backlog
-        )
+        self._consuming = await self.target.consume(self.group, self, self._capacity, self._backlog)
+
+    def _capacity(self) -> int:
+        """Return how many more requests can begin now."""
+        return self._admission.free - len(self._replies.offered)
 
     async def listen(self) -> None:
         """Listen for aborts, credit and probes, and announce this worker to the callers.
@@ -154,6 +162,7 @@ class CallServer:
         """
         workers = self.target.topic(f"{self.group}.workers")
         self._listening = await self.target.listen((self.mailbox, workers), self)
+        self._connected_at = self._loop.time()
         # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
         self._replies.is_leaving = False
         await self._replies.announce()
@@ -222,7 +231,7 @@ class CallServer:
         """Cancel a job that will not be finished here."""
         spec = self.registry.get_spec(job.request.operation_id)
         # Retrying a mutation that has begun could run it twice.
-        is_safe = job.task is None or spec is None or spec.type is not OperationType.MUTATION
+        is_safe = not job.begun or spec is None or spec.type is not OperationType.MUTATION
         retryable = is_safe or (spec is not None and spec.idempotent)
         self._replies.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
 
@@ -239,7 +248,9 @@ class CallServer:
         event = read_event(body, self.target.max_values)
         if type(event) is CallRequested:
             request = _aged(event.payload, age) if age else event.payload
-            self._admit(request, reply_to or request.reply_to or "", len(body))
+            self._admit(request, reply_to or request.reply_to or "", len(body), age=age)
+        elif type(event) is CallConfirmed:
+            self._confirm(event.payload.request_id)
         elif type(event) is CallAborted:
             self._abort(event.payload.request_id)
         elif type(event) is CallCredited:
@@ -272,6 +283,7 @@ class CallServer:
         reply_to: str,
         size: int,
         replied: asyncio.Event | None = None,
+        age: float = 0.0,
     ) -> None:
         request_id = request.request_id
         problem = check_request(request)
@@ -292,9 +304,33 @@ class CallServer:
             self.jobs[request_id] = job
             if job.expires_at < self._deadlines.next:
                 self._deadlines.schedule(job.expires_at)
-            reason = self._admission.offer(job)
-            if reason is not None:
-                self._refuse(job, _exhausted(reason))
+            spec = registry.get_spec(request.operation_id)
+            if spec is None or spec.replayable:
+                self._queue(job)
+            elif request.attempt > 1:
+                # The caller may have an outdated spec, according to which it may run again.
+                reason = f"{request.operation_id} may have run, and is not replayable"
+                self._refuse(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=False))
+            elif replied is None and self._is_stale(age):
+                self._replies.offer(job)
+            else:
+                self._queue(job)
+
+    def _is_stale(self, age: float) -> bool:
+        """Return whether a request that waited for `age` seconds may be one that has run already."""
+        return age > self._heartbeat or self._loop.time() - age < self._connected_at
+
+    def _confirm(self, request_id: str) -> None:
+        """Let a request begin that waited for its caller."""
+        if request_id in self._replies.offered:
+            self._replies.offered.discard(request_id)
+            self._queue(self.jobs[request_id])
+
+    def _queue(self, job: Job) -> None:
+        """Start a job, or let it wait for a slot."""
+        reason = self._admission.offer(job)
+        if reason is not None:
+            self._refuse(job, _exhausted(reason))
 
     def _refuse(self, job: Job, error: CallError) -> None:
         """Reply to a job that does not run."""
@@ -306,7 +342,10 @@ class CallServer:
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
-        if job is not None:
+        if request_id in self._replies.offered and job is not None:
+            # Another worker may have the call: its caller waits for the reply of that one.
+            self._replies.settle(job)
+        elif job is not None:
             self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         else:
             # It may have overtaken the request, which then counts as known.
@@ -326,13 +365,15 @@ class CallServer:
 
     def lost(self, reason: str) -> None:
         """The connection is lost; if it was the caller itself, stop its calls."""
+        # Until it is restored, no request counts as new.
+        self._connected_at = NEVER
         if self.target.direct:
             for job in tuple(self.jobs.values()):
                 self._replies.stop(job, CallError(ErrorCode.ABORTED, reason))
 
     def restored(self) -> None:
         """The connection is back: announce this worker again."""
-        self._restored_at = self._loop.time()
+        self._restored_at = self._connected_at = self._loop.time()
         self._spawn(self._replies.announce())
 
     # ---------------------------------------------------------------------------------------- running
@@ -430,6 +471,7 @@ class CallServer:
         sequence: int | None = None
         try:
             _enforce_version(request)
+            job.begun = registry.get_spec(request.operation_id) is not None
             if not is_stream(registry, request):
                 envelope = await registry.execute(request.operation_id, request.input, context)
                 await replies.respond(job, envelope)
@@ -488,10 +530,19 @@ class CallServer:
                 continue
             gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
             for job in old:
-                job.absent = job.absent + 1 if job.reply_to in gone else 0
-                if job.absent > 1:
+                if job.reply_to not in gone:
+                    job.absent_since = NEVER
+                elif job.absent_since == NEVER:
+                    job.absent_since = now
+                elif now - job.absent_since >= self._patience_with(job):
                     # A caller that was only disconnected receives the error when it is back.
                     self._give_up(job, "the caller was gone")
+
+    def _patience_with(self, job: Job) -> float:
+        """Return how long a job goes on without its caller: a mutation must not be left half done by a short outage."""
+        spec = self.registry.get_spec(job.request.operation_id)
+        is_mutation = spec is not None and spec.type is OperationType.MUTATION
+        return self._patience if job.begun and is_mutation else 0.0
 
     async def _watch_loop_lag(self) -> None:
         """Warn when the event loop was blocked."""
