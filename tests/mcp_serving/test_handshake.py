@@ -1,6 +1,7 @@
 """Streamable HTTP for clients before 2026-07-28, over real connections: JSON, streams, questions, resumption."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 from mcp import Client
 from tests.mcp_serving.support import error_of, example, serving
-from tests.mcp_serving.test_http import PLAIN, identify
+from tests.mcp_serving.test_http import META, MODERN, PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
 from operations.front.front import Front
@@ -416,6 +417,52 @@ async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time_without_
             await jobs.finished.wait()
 
     assert error_of(late)["code"] == error_of(waited)["code"] == "TIMEOUT"
+
+
+@pytest.mark.parametrize("mode", ["session", "stateless", "modern"])
+async def test_a_request_is_freed_without_the_garbage_collector(mode: str) -> None:
+    """Full collections took 70 ms each: with reference cycles, they were the 99th percentile of the latency."""
+    app = to_mcp(example()).asgi_app(stateless=mode == "stateless")
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def post(method: str, params: JSONObject, *headers: tuple[bytes, bytes]) -> None:
+        body = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        bodies = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Any:
+            return bodies.pop() if bodies else await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "POST", "path": "/mcp", "client": None, "headers": []}
+        kinds = ((b"accept", BOTH.encode()), (b"content-type", b"application/json"))
+        scope["headers"] = [(b"host", b"localhost"), *kinds, *headers]
+        sent.clear()
+        await asyncio.create_task(app(scope, receive, send))
+        assert sent[0]["status"] == 200, sent
+
+    headers = [(b"mcp-protocol-version", b"2025-06-18")]
+    params: JSONObject = {"name": "math__add", "arguments": {"a": 1}}
+    if mode == "session":
+        client = {"name": "t", "version": "1"}
+        opening = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
+        await post("initialize", opening, *headers)
+        headers += [pair for pair in sent[0]["headers"] if pair[0] == b"mcp-session-id"]
+    elif mode == "modern":
+        headers = [(b"mcp-protocol-version", MODERN.encode())]
+        headers += [(b"mcp-method", b"tools/call"), (b"mcp-name", b"math__add")]
+        params["_meta"] = META
+    await post("tools/call", params, *headers)
+    await asyncio.sleep(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await post("tools/call", params, *headers)
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
 
 
 async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:

@@ -129,6 +129,13 @@ class RequestState:
         self.identity = identity
         self.caller = caller_key(identity, client_address(self.scope))
 
+    def close(self) -> None:
+        """Release what the request holds, and break its reference cycles: it is freed without the garbage collector."""
+        if self.slot is not None:
+            self.slot.release()
+        self.answer_late = self._context = None
+        self.scope.pop(STATE, None)
+
 
 Endpoint: TypeAlias = Callable[[RequestState], Awaitable[Reply | None]]
 
@@ -169,8 +176,7 @@ class RequestPipeline:
                 scope[REQUEST_ID] = state.context.request_id
                 await self._respond(reply, state)
         finally:
-            if state.slot is not None:
-                state.slot.release()
+            state.close()
 
     async def _respond(self, reply: Reply, state: RequestState) -> None:
         size = len(reply.body)
