@@ -120,6 +120,9 @@ class Reach(msgspec.Struct, frozen=True, eq=False):
     covers: Callable[[str], bool]
 
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     """The ways to reach the caller while its call runs. A callable is None if the caller cannot be reached that way."""
 
@@ -141,6 +144,9 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
     """The key of the session or connection that the call came through, which tells callers without identity apart."""
 
+    meta: Mapping[str, Any] = NOTHING
+    """What the caller attached to its MCP request (`_meta`), for the server of an imported operation."""
+
     log_level: str | None = None
     """The lowest level of log messages that the caller asked for; None if it did not ask for any."""
 
@@ -150,8 +156,6 @@ CLOSED = CallerChannel()
 
 ENTRY = CallerChannel()
 """The channel of a call from an entry point that returns only the result."""
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 _BATCH = 256
 _drawn: list[str] = []

@@ -375,6 +375,9 @@ class Operation:
     signature: Signature | None = None
     """The signature of the function, for typed calls; None if the handler is not a typed function."""
 
+    source_instructions: str = ""
+    """What the source of an imported operation tells models about its use."""
+
     def __post_init__(self) -> None:
         enforce_policy(self.output)
         enforce_lists(calls=self.calls)

@@ -52,12 +52,18 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+SENT = {"example.org/note": "n", "example.org/api-key": "CANARY", "alkdev.operations/x": 1}
+
+
 class Person:
     """A client of the SDK that can do everything, and counts what it gets."""
 
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
         self.updated = anyio.Event()
+        self.instructions: list[str] = []
+        self.received: set[str] = set()
+        """The keys of `_meta` that a server received."""
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult:
         self.count["elicitations"] += 1
@@ -75,6 +81,7 @@ class Person:
     async def log(self, params: Any) -> None:
         if "Roots updated" not in str(params.data):
             self.count["logs"] += 1
+            self.count["loggers"] += params.logger is not None
 
     async def hear(self, message: Any) -> None:
         if isinstance(message, ResourceUpdatedNotification):
@@ -99,6 +106,7 @@ class Person:
 
     async def take(self, client: Client) -> None:
         """Use everything that the server behind `client` lists."""
+        self.instructions.append(client.instructions or "")
         for tool in await self._tools(client):
             self.count["tools"] += 1
             self.count["titles"] += tool.title is not None
@@ -108,7 +116,10 @@ class Person:
             name = tool.name.rpartition("__")[2].rpartition(".")[2]
             if name in CALLS:
                 result = await client.call_tool(
-                    tool.name, CALLS[name], progress_callback=cast("Any", self.progress)
+                    tool.name,
+                    CALLS[name],
+                    progress_callback=cast("Any", self.progress),
+                    meta=cast("Any", SENT),
                 )
                 assert not result.is_error, (tool.name, result)
                 self.count["blocks"] += len(result.content)
@@ -116,6 +127,9 @@ class Person:
                     getattr(block, "annotations", None) is not None for block in result.content
                 )
                 self.count["meta"] += "example.org/mark" in (result.meta or {})
+                received = (result.meta or {}).get("example.org/received", [])
+                self.count["sent meta"] += "example.org/note" in received
+                self.received |= set(received)
         for prompt in (await client.list_prompts()).prompts:
             self.count["prompts"] += 1
             self.count["icons"] += len(prompt.icons or [])
@@ -226,6 +240,8 @@ async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
 
     assert through.count == direct.count
     assert min(through.count.values()) > 0, through.count
+    assert through.instructions == direct.instructions != [""]
+    assert not through.received & {"example.org/api-key", "alkdev.operations/x"}
 
 
 @pytest.mark.slow
@@ -252,3 +268,5 @@ async def test_two_servers_behind_a_hub_give_what_each_gives_directly(era: str) 
     kinds = ("prompts", "resources", "templates", "elicitations", "samplings", "logs")
     assert [through.count[kind] for kind in kinds] == [6, 9, 3, 2, 2, 3]
     assert min(through.count[kind] for kind in ("progress", "hints", "icons", "meta")) > 0
+    assert len(direct.instructions) == 2
+    assert all(text in through.instructions[0] for text in direct.instructions)

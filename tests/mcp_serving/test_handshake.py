@@ -435,9 +435,10 @@ async def test_a_request_is_freed_without_the_garbage_collector(mode: str) -> No
         async def receive() -> Any:
             return bodies.pop() if bodies else await asyncio.Event().wait()
 
-        scope = {"type": "http", "method": "POST", "path": "/mcp", "client": None, "headers": []}
         kinds = ((b"accept", BOTH.encode()), (b"content-type", b"application/json"))
-        scope["headers"] = [(b"host", b"localhost"), *kinds, *headers]
+        sent_headers = [(b"host", b"localhost"), *kinds, *headers]
+        request: JSONObject = {"type": "http", "method": "POST", "path": "/mcp", "client": None}
+        scope = {**request, "headers": sent_headers}
         sent.clear()
         await asyncio.create_task(app(scope, receive, send))
         assert sent[0]["status"] == 200, sent

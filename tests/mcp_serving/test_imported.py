@@ -66,6 +66,7 @@ def server(
     return Server(
         name,
         version="1",
+        instructions=f"How to use {name}.",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_resources=list_resources,
@@ -232,6 +233,7 @@ async def test_access_rules_hold_for_prompts_and_resources(era: str) -> None:
     shelf = server("shelf", resources=("note://a",), templates=("day://{name}",), prompts=("ask",))
     rule = {"access": AccessControl(["read"])}
     async with hub(shelf, era=era, options=rule) as client:
+        assert client.instructions is None
         assert await addresses(client) == []
         assert (await client.list_prompts()).prompts == []
         for uri in ("note://a", "day://monday", "operations://shelf/note://a"):
@@ -241,8 +243,17 @@ async def test_access_rules_hold_for_prompts_and_resources(era: str) -> None:
             await client.get_prompt("shelf.prompts.ask")
     reader = Identity("reader", ["read"])
     async with hub(shelf, era=era, options=rule, identity=reader) as client:
+        assert client.instructions == "How to use shelf."
         assert await addresses(client) == ["note://a", "day://{name}"]
         assert await read(client, "operations://shelf/note://a") == "shelf note://a"
+
+
+@BOTH
+async def test_instructions_of_sources_follow_those_of_the_hub(era: str) -> None:
+    own = "Prices are in cents."
+    async with hub(server("shelf"), server("desk"), era=era, instructions=own) as client:
+        shelf, desk = "# Tools of shelf\n\nHow to use shelf.", "# Tools of desk\n\nHow to use desk."
+        assert client.instructions == f"{own}\n\n{shelf}\n\n{desk}"
 
 
 @pytest.mark.requirement("R26")

@@ -55,7 +55,11 @@ async def call_tool(context: Any, params: types.CallToolRequestParams) -> Any:
             await session.send_log_message(level, f"a {level}", "shelf", context.request_id)
         return types.CallToolResult(
             content=text("reported"),
-            _meta={"example.org/mark": 7, "alkdev.operations/data": "null"},
+            _meta={
+                "example.org/mark": 7,
+                "alkdev.operations/data": "null",
+                "example.org/received": sorted(dict(context.meta or {})),
+            },
         )
     if name == "touch":
         uri = (params.arguments or {})["uri"]
@@ -168,6 +172,7 @@ def build() -> Server[Any]:
     return Server(
         "upstream",
         version="1.0.0",
+        instructions="Touch a note before you read it.",
         on_list_tools=list_tools,
         on_call_tool=call_tool,
         on_list_resources=list_resources,

@@ -12,7 +12,7 @@ from operations._mcp_config import MCPClientConfig
 from operations.errors import RegistrationError
 from operations.mcp.listing import Listing
 from operations.mcp.names import hides_something
-from operations.mcp.pins import Pins
+from operations.mcp.pins import INSTRUCTIONS, Pins
 from operations.mcp.resources import ListAll, ResourceOperations, Source, Watch
 from operations.mcp.tools import (
     Request,
@@ -130,6 +130,14 @@ class Catalog:
                 self._ids[name] = spec.id
         for extra in self._extras(skipped):
             found.setdefault(extra.spec.id, extra)
+        instructions = self._listing.instructions
+        if instructions and INSTRUCTIONS not in self.pins.waiting:
+            if hides_something(instructions):
+                logger.warning("the instructions of %s hold invisible characters", self._server)
+            found = {
+                operation_id: replace(operation, source_instructions=instructions)
+                for operation_id, operation in found.items()
+            }
         new = [f"{name} ({reason})" for name, reason in skipped.items() - self.skipped.items()]
         if new:
             new.sort()
@@ -202,4 +210,8 @@ class Catalog:
 
 
 def _is_same(old: Operation, new: Operation) -> bool:
-    return old.spec == new.spec and old.resources == new.resources
+    return (
+        old.spec == new.spec
+        and old.resources == new.resources
+        and old.source_instructions == new.source_instructions
+    )

@@ -138,7 +138,8 @@ class MCPClient:
 
     @property
     def pins(self) -> dict[str, str]:
-        """The accepted digests, by tool name, `prompts/NAME`, `templates/TEMPLATE` and `resources/URI`.
+        """The accepted digests, by tool name, `prompts/NAME`, `templates/TEMPLATE`, `resources/URI` and
+        `server/instructions`.
 
         Store them, and pass them to the next `MCPClientConfig`.
         """
@@ -541,8 +542,15 @@ def _progress(call: CallInFlight) -> OnProgress:
 
 
 def _with_meta(params: JSONObject, session: RelaySession, context: OperationContext) -> JSONObject:
-    """Return a copy of `params` with the caller's trace context and the log level that it wants (2026-07-28)."""
-    meta: JSONObject = dict(trace_context(context.metadata)) if context.metadata else {}
+    """Return a copy of `params` with the caller's `_meta`, trace context and wanted log level (2026-07-28).
+
+    Only the server that the caller itself addressed gets its `_meta`, not those that its call reaches in turn.
+    """
+    meta: JSONObject = {}
+    if context.channel.meta and context.parent_request_id is None:
+        meta |= context.channel.meta
+    if context.metadata:
+        meta |= trace_context(context.metadata)
     level = context.channel.log_level
     if level is not None and session.is_modern:
         meta[types.LOG_LEVEL_META_KEY] = level

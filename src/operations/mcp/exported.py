@@ -3,9 +3,11 @@
 Shared by both directions. The importer believes it only where the operator trusts the server.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+import msgspec
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
     CLIENT_INFO_META_KEY,
@@ -15,6 +17,7 @@ from mcp_types import (
 )
 
 from operations._json import list_of, object_of
+from operations.context import NOTHING
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -38,6 +41,15 @@ _ENVELOPE: Final = frozenset({
 """Keys by which the two ends of one connection describe themselves; they say nothing to others."""
 
 
+_PROTOCOL: Final = re.compile(r"([\w-]+\.)*(modelcontextprotocol|mcp)(\.[\w-]+)*/", re.ASCII)
+"""Prefixes that the protocol reserves."""
+
+_CREDENTIAL: Final = re.compile(
+    r"auth|bearer|cookie|credential|key|passw|secret|session|token", re.IGNORECASE
+)
+_MAX_SENT: Final = 8 * 1024
+
+
 def passed_meta(meta: Any) -> JSONObject:
     """Return the `_meta` of another server that may be passed on: without our keys and those of its connection."""
     return {
@@ -45,6 +57,20 @@ def passed_meta(meta: Any) -> JSONObject:
         for key, value in object_of(meta).items()
         if not key.startswith(_RESERVED) and key not in _ENVELOPE
     }
+
+
+def sent_meta(meta: Any) -> Mapping[str, Any]:
+    """Return the `_meta` of a client's request that the server of an imported operation gets.
+
+    Keys of the protocol and of ours concern only this connection. Trace context is passed on separately. Keys that
+    name a credential, and more than `_MAX_SENT` bytes, are not passed on.
+    """
+    sent = {
+        key: value
+        for key, value in passed_meta(meta).items()
+        if "/" in key and not _PROTOCOL.match(key) and not _CREDENTIAL.search(key)
+    }
+    return sent if sent and len(msgspec.json.encode(sent)) <= _MAX_SENT else NOTHING
 
 
 def is_imported(spec: OperationSpec) -> bool:

@@ -23,6 +23,7 @@ Fetch: TypeAlias = Callable[[str, JSONObject], Awaitable[JSONObject]]
 
 _MAX_PAGES = 1000
 _MAX_DESCRIPTION = 100_000
+_MAX_INSTRUCTIONS = 10_000
 _MOMENT: Final = re.compile(
     r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?(Z|[+-]\d{2}:?\d{2})", re.ASCII
 )
@@ -51,6 +52,9 @@ class Listing:
     resources: list[JSONObject] = field(default_factory=list[JSONObject])
     templates: list[JSONObject] = field(default_factory=list[JSONObject])
     prompts: list[JSONObject] = field(default_factory=list[JSONObject])
+    instructions: str = ""
+    """What the server tells models about its use."""
+
     can_watch: bool = False
     """Whether the server reports changes of a resource to those who ask for it."""
 
@@ -67,7 +71,7 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     Raises:
         MCPError: If the tools cannot be listed; failures of the others count as none.
     """
-    listing = Listing()
+    listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
     offers = session.server_capabilities
     if offers is None or offers.tools is not None:
         fault = _modern_tool_fault if session.is_modern else _tool_fault

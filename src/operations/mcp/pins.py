@@ -4,6 +4,7 @@ Rule 1: a definition is all that a person or a model decides by: name, title, de
         what an export of ours adds, which decides what is sent twice.
 Rule 2: with `strict`, the first listing is accepted as a whole, or compared with the pins of an earlier run. Later,
         tools, prompts and templates that are new or changed, and changed resources, wait until they are accepted.
+        So do the server's instructions.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ _DEFINING = (
 )  # fmt: skip
 PIN_FIELDS = {"prompts": "name", "templates": "uriTemplate", "resources": "uri"}
 """The field that tells the entries of a list apart."""
+
+INSTRUCTIONS = "server/instructions"
+"""The key of the server's instructions."""
 
 
 def digest(tool: JSONObject, target: str) -> str:
@@ -59,6 +63,8 @@ class Pins:
         return different
 
     def _entries(self, listing: Listing) -> Iterator[tuple[str, JSONObject]]:
+        if listing.instructions:
+            yield INSTRUCTIONS, {"description": listing.instructions}
         yield from ((tool["name"], tool) for tool in listing.tools)
         yield from ((pin_key("prompts", prompt), prompt) for prompt in listing.prompts)
         yield from ((pin_key("templates", template), template) for template in listing.templates)

@@ -19,7 +19,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp.content import tool_envelope
-from operations.mcp.exported import restore_spec
+from operations.mcp.exported import META_KEY, restore_spec
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
 from operations.schema import Schema, from_schema, validate_or_raise
@@ -112,9 +112,11 @@ def build_tool(
     """
     replayable, output_schema = spec.replayable, spec.output_schema
     exported = spec.meta.get("_meta") if config.trust_annotations else None
+    if META_KEY not in object_of(exported):
+        exported = None
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        arguments = _arguments(restore_arguments(input, exported))
+        arguments = _arguments(input if exported is None else restore_arguments(input, exported))
         params = {"name": tool_name, "arguments": arguments}
         result = await request("tools/call", params, context, replayable=replayable)
         if is_question(result):
@@ -127,7 +129,8 @@ def build_tool(
             if is_question(result):
                 resume = {"operation": on_question(), "name": tool_name, "arguments": arguments}
                 return question_envelope(result, resume)
-        return restore_envelope(tool_envelope(result, output_schema), exported)
+        envelope = tool_envelope(result, output_schema)
+        return envelope if exported is None else restore_envelope(envelope, exported)
 
     return Operation(spec, call, config.output, source_timeout=config.timeout)
 

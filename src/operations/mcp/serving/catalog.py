@@ -291,8 +291,13 @@ class Catalog:
         offered: list[Resource] = []
         tools: list[OperationSpec] = []
         readers: dict[str, OperationSpec] = {}
+        self.instructions: dict[tuple[str, str], list[OperationSpec]] = {}
+        """The operations that came with instructions, by their namespace and the instructions."""
         for operation in registry:
             spec = operation.spec
+            if operation.source_instructions:
+                key = (spec.namespace, operation.source_instructions)
+                self.instructions.setdefault(key, []).append(spec)
             if is_imported(spec) and spec.name == READ:
                 readers[spec.namespace] = spec
                 offered += [Resource(spec, entry, entry) for entry in operation.resources]

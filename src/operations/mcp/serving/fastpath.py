@@ -17,6 +17,7 @@ from operations._json import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
+from operations.mcp.exported import is_imported, sent_meta
 from operations.mcp.serving.channels import SILENT
 from operations.mcp.serving.elicitation import can_answer
 from operations.mcp.serving.service import Asker, LimitedCall, Service
@@ -91,6 +92,25 @@ def decode_plain(body: bytes) -> PlainRequest | None:
     return None if request.params.task is not None else request
 
 
+class _MetaOnly(msgspec.Struct):
+    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
+
+
+class _MetaRequest(msgspec.Struct):
+    params: _MetaOnly
+
+
+_decode_meta = msgspec.json.Decoder(_MetaRequest).decode
+
+
+def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping[str, Any]:
+    """Return the `_meta` of a plain request that the server of its tool gets."""
+    tool = service.catalog.tools.get(request.params.name or "")
+    if request.params.meta is None or tool is None or not is_imported(tool.spec):
+        return NOTHING
+    return sent_meta(_decode_meta(body).params.meta)
+
+
 def is_handshake_request(request: PlainRequest) -> bool:
     """Return whether a request is one of a client before 2026-07-28."""
     meta = request.params.meta
@@ -141,7 +161,8 @@ class FastPath:
         meta = request.params.meta
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
         trace = NOTHING if meta is None else meta.trace
-        asker = Asker.of(state, version, capabilities, trace)
+        sent = decode_meta(body, request, self._service)
+        asker = Asker.of(state, version, capabilities, trace, sent)
         name, limited = request.params.name, None
         if name is not None and not can_answer(capabilities):
             limited = self._service.limited_call(asker, state, name)

@@ -32,7 +32,12 @@ from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.serving.channels import lean_channel
 from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
-from operations.mcp.serving.fastpath import PlainRequest, decode_plain, is_handshake_request
+from operations.mcp.serving.fastpath import (
+    PlainRequest,
+    decode_meta,
+    decode_plain,
+    is_handshake_request,
+)
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.types import JSONObject
@@ -138,7 +143,8 @@ class HandshakeTransport:
     ) -> Reply | None:
         plain = decode_plain(body) if self._lean else None
         if plain is not None and is_handshake_request(plain):
-            return await self._plain(pipeline, state, plain, session)
+            sent = decode_meta(body, plain, self._service)
+            return await self._plain(pipeline, state, plain, session, sent)
         limits = pipeline.front.limits
         try:
             message = decode_json(body, max_values=limits.values)
@@ -217,8 +223,11 @@ class HandshakeTransport:
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
         exchange = Exchange(pipeline, state, message["id"], "", session=session, streams=False)
+        options = self._server.create_initialization_options()
+        options.instructions = self._service.instructions(state.identity)
+        runner = ServerRunner(self._server, session.connection, None, init_options=options)
         reply = await exchange.serve(
-            self._by_sdk(exchange, session, "", "initialize", params),
+            runner.on_request(exchange, "initialize", params),
             (SESSION_HEADER, session.id.encode()),
         )
         if session.connection.initialize_accepted:
@@ -232,6 +241,7 @@ class HandshakeTransport:
         state: RequestState,
         request: PlainRequest,
         session: Session | None,
+        sent: Mapping[str, Any],
     ) -> Reply | None:
         """Serve a plain call without the SDK's models."""
         if self._sessions is not None and session is None:
@@ -243,7 +253,7 @@ class HandshakeTransport:
         exchange = self._exchange(pipeline, state, request.id, version, session, token)
         trace = NOTHING if meta is None else meta.trace
         capabilities = NOTHING if session is None else session.capabilities
-        asker = Asker.of(state, version, capabilities, trace)
+        asker = Asker.of(state, version, capabilities, trace, sent)
         params = request.params
         if request.method == "tools/list":
             return await exchange.serve(self._list(asker, params.cursor))

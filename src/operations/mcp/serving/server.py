@@ -26,18 +26,21 @@ from mcp_types import (
     INVALID_PARAMS,
     CallToolRequestParams,
     CompleteRequestParams,
+    DiscoverResult,
     EmptyResult,
     GetPromptRequestParams,
     NotificationParams,
     PaginatedRequestParams,
     PromptReference,
     ReadResourceRequestParams,
+    RequestParams,
     SetLevelRequestParams,
     SubscribeRequestParams,
     SubscriptionsListenRequestParams,
     SubscriptionsListenResult,
     UnsubscribeRequestParams,
 )
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
 from operations.context import CallerChannel
@@ -47,6 +50,7 @@ from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
 from operations.front.timing import Scope
+from operations.mcp.exported import sent_meta
 from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
@@ -113,6 +117,7 @@ class RegistryServer(Server[None]):
         )
         # The constructor would warn that the protocol deprecates it; clients of 2025 still use it.
         self.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
+        self.add_request_handler("server/discover", RequestParams, self._discover)
         self.add_notification_handler(
             "notifications/initialized", NotificationParams, self._initialized
         )
@@ -149,10 +154,11 @@ class RegistryServer(Server[None]):
         capabilities = (
             {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
         )
-        trace = trace_context(cast("JSONObject", request.meta or {}))
+        meta = cast("JSONObject", request.meta or {})
+        trace, sent = trace_context(meta), sent_meta(meta)
         if request.request is not None:
             state: RequestState = request.request.scope[STATE]
-            return Asker.of(state, request.protocol_version, capabilities, trace)
+            return Asker.of(state, request.protocol_version, capabilities, trace, sent)
         # On stdio and in memory.
         return Asker(
             identity := self._settings.identity,
@@ -161,6 +167,7 @@ class RegistryServer(Server[None]):
             capabilities,
             caller_key(identity, ""),
             metadata=trace,
+            meta=sent,
         )
 
     # ------------------------------------------------------------ requests
@@ -438,14 +445,24 @@ class RegistryServer(Server[None]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """As the SDK's, but changes are announced unless said otherwise."""
-        return super().create_initialization_options(
+        """As the SDK's, with the instructions of our sources; changes are announced by default."""
+        options = super().create_initialization_options(
             notification_options
             or NotificationOptions(
                 prompts_changed=True, resources_changed=True, tools_changed=True
             ),
             experimental_capabilities,
             extensions,
+        )
+        options.instructions = self.service.instructions(self._settings.identity)
+        return options
+
+    async def _discover(self, request: RequestContext, _params: RequestParams) -> DiscoverResult:
+        """Return what there is, for clients since 2026-07-28."""
+        return DiscoverResult(
+            supported_versions=list(MODERN_PROTOCOL_VERSIONS),
+            capabilities=self.get_capabilities(protocol_version=request.protocol_version),
+            instructions=self.service.instructions(self._asker(request).identity),
         )
 
 

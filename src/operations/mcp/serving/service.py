@@ -75,6 +75,9 @@ class Asker(msgspec.Struct, frozen=True):
 
     metadata: Mapping[str, Any] = NOTHING
 
+    meta: Mapping[str, Any] = NOTHING
+    """The `_meta` of the request that the server of an imported operation gets."""
+
     deadline: float | None = None
     """The deadline that the caller itself set, in milliseconds since the epoch."""
 
@@ -85,6 +88,7 @@ class Asker(msgspec.Struct, frozen=True):
         protocol_version: str,
         capabilities: Mapping[str, Any],
         trace: Mapping[str, Any] = NOTHING,
+        meta: Mapping[str, Any] = NOTHING,
     ) -> "Asker":
         """Return who sent an HTTP request; the trace context of its `_meta` goes before that of its headers."""
         context = state.context
@@ -96,6 +100,7 @@ class Asker(msgspec.Struct, frozen=True):
             state.caller,
             context.request_id,
             {**context.metadata, **trace} if trace else context.metadata,
+            meta,
             context.deadline if b"operations-timeout" in state.headers else None,
         )
 
@@ -122,6 +127,23 @@ class Service:
 
     def _pictured(self) -> Catalog:
         return Catalog(self.registry, self.settings.names, self.settings.schema_budget)
+
+    def instructions(self, identity: Identity | None) -> str | None:
+        """Return our own instructions and those of the sources of which a caller may call anything.
+
+        Those of several sources are told apart by the prefix of their tools.
+        """
+        context = OperationContext(identity=identity)
+        imported = [
+            key
+            for key, specs in self.catalog.instructions.items()
+            if any(may_call(spec, context) for spec in specs)
+        ]
+        own = self.settings.instructions
+        if not imported or (own is None and len(imported) == 1):
+            return own if not imported else imported[0][1]
+        parts = [f"# Tools of {namespace}\n\n{text}" for namespace, text in imported]
+        return "\n\n".join(parts if own is None else [own, *parts])
 
     # ------------------------------------------------------------ tools
 
@@ -426,6 +448,8 @@ class Service:
     ) -> OperationContext:
         """Return the context of a call; gateway tools and subscriptions have no limit that can be extended."""
         deadline = asker.deadline if limit is None else limit.deadline
+        if asker.meta:
+            channel = replace(channel, meta=asker.meta)
         return OperationContext(
             request_id=asker.request_id,
             identity=asker.identity,
