@@ -138,10 +138,9 @@ class MCPClient:
 
     @property
     def pins(self) -> dict[str, str]:
-        """The accepted digests, by tool name, `prompts/NAME`, `templates/TEMPLATE`, `resources/URI` and
-        `server/instructions`.
+        """The accepted digests by key: store them, and pass them to the next `MCPClientConfig`.
 
-        Store them, and pass them to the next `MCPClientConfig`.
+        A key is a tool's name, `prompts/NAME`, `templates/TEMPLATE`, `resources/URI` or `server/instructions`.
         """
         return dict(self._catalog.pins.accepted)
 
