@@ -26,13 +26,13 @@ from operations.front.timing import CallTimeout
 from operations.mcp.callers import CallInFlight, CallsInFlight, caller_of, is_known
 from operations.mcp.catalog import Catalog
 from operations.mcp.connection import Connection, Retries
+from operations.mcp.exported import with_caller_meta
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import callbacks
 from operations.mcp.listing import ServerInfo, list_everything, pages
 from operations.mcp.session import OnProgress, RelaySession
 from operations.mcp.watching import ResourceWatches
-from operations.observe import trace_context
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject
@@ -339,7 +339,9 @@ class MCPClient:
             try:
                 with sending_for(context):
                     result = await session.relay(
-                        method, _with_meta(params, session, context), _progress(call)
+                        method,
+                        with_caller_meta(params, context, modern=session.is_modern),
+                        _progress(call),
                     )
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
                 failure = read_failure(error, self.name, connection.redactor)
@@ -538,22 +540,6 @@ def _progress(call: CallInFlight) -> OnProgress:
             await report(done, total, message)
 
     return progress
-
-
-def _with_meta(params: JSONObject, session: RelaySession, context: OperationContext) -> JSONObject:
-    """Return a copy of `params` with the caller's `_meta`, trace context and wanted log level (2026-07-28).
-
-    Only the server that the caller itself addressed gets its `_meta`, not those that its call reaches in turn.
-    """
-    meta: JSONObject = {}
-    if context.channel.meta and context.parent_request_id is None:
-        meta |= context.channel.meta
-    if context.metadata:
-        meta |= trace_context(context.metadata)
-    level = context.channel.log_level
-    if level is not None and session.is_modern:
-        meta[types.LOG_LEVEL_META_KEY] = level
-    return {**params, "_meta": {**object_of(params.get("_meta")), **meta}} if meta else dict(params)
 
 
 def _own_idle(config: MCPClientConfig) -> float:

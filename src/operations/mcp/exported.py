@@ -17,7 +17,8 @@ from mcp_types import (
 )
 
 from operations._json import list_of, object_of
-from operations.context import NOTHING
+from operations.context import NOTHING, OperationContext
+from operations.observe import trace_context
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -71,6 +72,22 @@ def sent_meta(meta: Any) -> Mapping[str, Any]:
         if "/" in key and not _PROTOCOL.match(key) and not _CREDENTIAL.search(key)
     }
     return sent if sent and len(msgspec.json.encode(sent)) <= _MAX_SENT else NOTHING
+
+
+def with_caller_meta(params: JSONObject, context: OperationContext, *, modern: bool) -> JSONObject:
+    """Return a copy of `params` with the caller's `_meta`, trace context and wanted log level (2026-07-28).
+
+    Only the server that the caller itself addressed gets its `_meta`, not those that its call reaches in turn.
+    """
+    meta: JSONObject = {}
+    if context.channel.meta and context.parent_request_id is None:
+        meta |= context.channel.meta
+    if context.metadata:
+        meta |= trace_context(context.metadata)
+    level = context.channel.log_level
+    if level is not None and modern:
+        meta[LOG_LEVEL_META_KEY] = level
+    return {**params, "_meta": {**object_of(params.get("_meta")), **meta}} if meta else dict(params)
 
 
 def is_imported(spec: OperationSpec) -> bool:
