@@ -438,7 +438,8 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
         writer.close()
 
 
-async def test_an_application_learns_that_its_client_has_disconnected() -> None:
+@pytest.mark.parametrize("pipelined", [0, 1, 7])
+async def test_an_application_learns_that_its_client_has_disconnected(pipelined: int) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -451,8 +452,8 @@ async def test_an_application_learns_that_its_client_has_disconnected() -> None:
 
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
-            writer.write(GET % b"")
+        with anyio.fail_after(3):
+            writer.write((GET % b"") * (1 + pipelined))
             await began.wait()
             writer.close()
             await ended.wait()

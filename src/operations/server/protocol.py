@@ -35,6 +35,9 @@ _READ_BUFFER: Final = 64 * 1024
 _MAX_PIPELINED: Final = 64
 """Requests that wait for the response to the one before: some hundred bytes in memory for each byte received."""
 
+_MAX_AHEAD: Final = 8
+"""Waiting requests beyond which nothing more is read. A client that disconnects is noticed only while it is read."""
+
 _NEVER: Final = float("inf")
 _rendered: list[Any] = [None, b""]
 """The last default headers of a server, which replaces them every second, and their bytes."""
@@ -302,7 +305,8 @@ class HTTPProtocol(asyncio.Protocol):
             self._start(exchange)
         else:
             self._pending.append(exchange)
-            self.pause_reading()
+            if len(self._pending) >= _MAX_AHEAD:
+                self.pause_reading()
 
     def _start(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -337,6 +341,8 @@ class HTTPProtocol(asyncio.Protocol):
             self._close()
         elif self._pending:
             self._start(self._pending.popleft())
+            if len(self._pending) < _MAX_AHEAD:
+                self.resume_reading()
         else:
             self.resume_reading()
             if not (self._in_head or self._in_body):
