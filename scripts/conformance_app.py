@@ -79,7 +79,7 @@ async def main(port: int, key: str) -> None:
     """Serve on a port; the key signs the demo's manager in."""
     async with open_demo(key) as hub:
         add_shapes(hub.registry)
-        app = build_app(hub, doors=("http", "mcp", "websocket"), host="127.0.0.1")
+        app = build_app(hub, entry_points=("http", "mcp", "websocket"), host="127.0.0.1")
         await build_server(app, port=port).serve()
 
 

@@ -1051,7 +1051,7 @@ async def test_a_copy_of_a_context_calls_as_its_own_caller() -> None:
     assert (await second.env.test.who()).data == "second"
 
 
-# ---------------------------------------------------------------------- middleware, observers, doors
+# ---------------------------------------------------------------------- middleware, observers, entry points
 
 
 async def test_middleware_stands_around_the_call_in_order() -> None:
@@ -1160,7 +1160,7 @@ async def test_a_cancelled_call_is_observed_as_aborted() -> None:
     assert events[-1].code == ErrorCode.ABORTED
 
 
-async def test_a_door_carries_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_entry_point_carries_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
     carried: list[Any] = []
 
     async def carry(*args: Any) -> Any:

@@ -24,7 +24,7 @@ def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A caller that something has vouched for: a door, a connection, or the code itself."""
+    """A caller that an entry point, a connection or the code itself has identified."""
 
     id: str
 

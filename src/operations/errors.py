@@ -48,7 +48,7 @@ HTTP_STATUS: dict[str, int] = {
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
 }
-"""The status of each code at an HTTP door. `ACCESS_DENIED` is 401 where nobody signed in; what is not here is 500."""
+"""The status of each code over HTTP. `ACCESS_DENIED` is 401 without an identity; any other code is 500."""
 
 
 class OperationsError(Exception):

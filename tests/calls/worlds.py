@@ -90,10 +90,10 @@ class WebSocketWorld:
     @asynccontextmanager
     async def serve(self, registry: OperationRegistry, **options: Any) -> AsyncGenerator[Workers]:
         workers: Workers = []
-        door = options.pop("target", {})
+        accepted = options.pop("target", {})
 
         async def attach(target: AcceptedTarget) -> None:
-            target.trusted = bool(door.get("trusted"))
+            target.trusted = bool(accepted.get("trusted"))
             async with serve_calls(registry, target, **options) as server:
                 workers.append(server)
                 await target.wait_closed()
@@ -101,7 +101,7 @@ class WebSocketWorld:
             assert server.active == 0
             workers.remove(server)
 
-        async with serve_websocket(attach, port=self.port, identify=door.get("identify")):
+        async with serve_websocket(attach, port=self.port, identify=accepted.get("identify")):
             yield workers
 
 

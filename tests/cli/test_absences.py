@@ -189,7 +189,9 @@ async def test_a_wrong_key_to_a_server_says_so_and_what_to_set(
     """Both sides are ours: the refusal that comes over HTTP is JSON."""
     async with started(environment, "serve") as (_, ready):
         far = tmp_path / "far.toml"
-        far.write_text(f'[mcp.far]\nurl = "{ready["doors"]["mcp"]}"\ntoken = {{ env = "WRONG" }}\n')
+        far.write_text(
+            f'[mcp.far]\nurl = "{ready["entryPoints"]["mcp"]}"\ntoken = {{ env = "WRONG" }}\n'
+        )
         environment["WRONG"] = "CANARY"
         command = ["-m", "operations", "call", "far.work.add", "--config", str(far)]
         ran = await anyio.run_process([sys.executable, *command], env=environment, check=False)

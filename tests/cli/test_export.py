@@ -55,7 +55,7 @@ def test_an_openapi_document_has_a_path_per_operation(run: Run) -> None:
     assert set(ran.json["paths"]) == {f"/work/{name}" for name in names}
 
 
-def test_mcp_tools_are_those_of_the_mcp_door(run: Run) -> None:
+def test_mcp_tools_are_those_of_the_mcp_server(run: Run) -> None:
     (tool,) = run("export", "mcp", "work.add").json["tools"]
 
     assert tool["name"] == "work__add"
@@ -187,7 +187,7 @@ def loaded(path: Path, source: str) -> Any:
     return module
 
 
-async def test_the_python_client_calls_the_http_door(
+async def test_the_python_client_calls_the_http_server(
     tmp_path: Path, registry: OperationRegistry
 ) -> None:
     @registry.operation("shop.get-item", type="query")

@@ -1,4 +1,4 @@
-"""`operations serve` and `operations work`: every door of a config, opened for real."""
+"""`operations serve` and `operations work`: every entry point of a config, opened for real."""
 
 import asyncio
 import json
@@ -77,13 +77,13 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
 
 
 @pytest.mark.requirement("R07", "R21")
-async def test_every_door_serves_the_same_operations_with_the_same_rights(
+async def test_every_entry_point_serves_the_same_operations_with_the_same_rights(
     folder: Path, environment: dict[str, str]
 ) -> None:
     with anyio.fail_after(110):
         async with started(environment, "serve") as (process, ready):
             assert ready["operations"] == 12
-            doors, url = ready["doors"], ready["url"]
+            places, url = ready["entryPoints"], ready["url"]
             bearer = {"Authorization": f"Bearer {KEYS['ALICE_KEY']}"}
             async with aiohttp.ClientSession() as session:
                 body = {"operation": "work.secret", "input": {}}
@@ -91,22 +91,22 @@ async def test_every_door_serves_the_same_operations_with_the_same_rights(
                     assert answer.status == 404
                 async with session.post(f"{url}/call", json=body, headers=bearer) as answer:
                     assert (await answer.json())["data"] == "hidden"
-                async with session.get(doors["console"]) as answer:
+                async with session.get(places["console"]) as answer:
                     assert "<html" in await answer.text()
-                async with session.get(doors["http"], headers={"Host": "evil.example"}) as answer:
+                async with session.get(places["http"], headers={"Host": "evil.example"}) as answer:
                     assert answer.status == 421
-            config = MCPClientConfig(url=doors["mcp"], headers=bearer)
+            config = MCPClientConfig(url=places["mcp"], headers=bearer)
             async with connect_mcp("hub", config) as client:
                 assert "hub.work__secret" in [each.spec.id for each in client]
-            async with connect_mcp("hub", MCPClientConfig(url=doors["mcp"])) as client:
+            async with connect_mcp("hub", MCPClientConfig(url=places["mcp"])) as client:
                 assert "hub.work__secret" not in [each.spec.id for each in client]
             async with (
-                connect_websocket(doors["websocket"], headers=bearer) as target,
+                connect_websocket(places["websocket"], headers=bearer) as target,
                 PendingRequestMap(target) as calls,
             ):
                 assert (await calls.call("work.secret", {})).data == "hidden"
             async with (
-                connect_websocket(doors["websocket"]) as target,
+                connect_websocket(places["websocket"]) as target,
                 PendingRequestMap(target) as calls,
             ):
                 with pytest.raises(CallError, match="no operation"):
@@ -115,12 +115,12 @@ async def test_every_door_serves_the_same_operations_with_the_same_rights(
             assert await process.wait() == 0
 
 
-async def test_only_the_doors_that_were_asked_for_are_open(
+async def test_only_the_entry_points_that_were_asked_for_are_open(
     folder: Path, environment: dict[str, str]
 ) -> None:
     with anyio.fail_after(60):
-        async with started(environment, "serve", "--door", "http") as (_, ready):
-            assert list(ready["doors"]) == ["http"]
+        async with started(environment, "serve", "--entry-point", "http") as (_, ready):
+            assert list(ready["entryPoints"]) == ["http"]
             async with aiohttp.ClientSession() as session:
                 for path in ("/", "/mcp"):
                     async with session.get(ready["url"] + path) as answer:
@@ -148,8 +148,8 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
         f"{config.read_text()}\n[serve.mcp]\nnames = 'dotted'\ndisclosure = 'auto'\nmax_tools = 1000\n"
         "instructions = 'Be gentle.'\nstateless = true\n"
     )
-    async with started(environment, "serve", "--door", "mcp") as (_, said):
-        async with Client(said["doors"]["mcp"], mode="legacy") as client:
+    async with started(environment, "serve", "--entry-point", "mcp") as (_, said):
+        async with Client(said["entryPoints"]["mcp"], mode="legacy") as client:
             tools = (await client.list_tools()).tools
             instructions = client.instructions
         async with aiohttp.ClientSession() as session:
@@ -164,7 +164,9 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
                 },
             }
             accept = {"accept": "application/json, text/event-stream"}
-            async with session.post(said["doors"]["mcp"], json=hello, headers=accept) as answer:
+            async with session.post(
+                said["entryPoints"]["mcp"], json=hello, headers=accept
+            ) as answer:
                 assert answer.status == 200
                 assert "mcp-session-id" not in answer.headers
     config.write_text(config.read_text().replace("max_tools = 1000", "max_tools = 1"))

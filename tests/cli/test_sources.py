@@ -257,7 +257,7 @@ async def test_signed_tokens_let_their_bearers_in(
     }
     async with (
         hub_of(folder, text) as hub,
-        running(build_app(hub, doors=["http"], host="127.0.0.1")) as url,
+        running(build_app(hub, entry_points=["http"], host="127.0.0.1")) as url,
         aiohttp.ClientSession() as session,
     ):
         for name, extra in extras.items():

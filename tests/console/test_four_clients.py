@@ -40,13 +40,15 @@ CUPS = [{"number": number, "ready": True} for number in (1, 2, 3)]
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
-    """The address of the demo, served with every door by a thread of its own."""
+    """The address of the demo, served with every entry point by a thread of its own."""
     started = threading.Event()
     found: dict[str, Any] = {}
 
     async def serve() -> None:
         async with open_demo(KEY) as hub:
-            app = build_app(hub, doors=("http", "mcp", "websocket", "console"), host="127.0.0.1")
+            app = build_app(
+                hub, entry_points=("http", "mcp", "websocket", "console"), host="127.0.0.1"
+            )
             async with running(app) as url:
                 stop = asyncio.Event()
                 found.update(url=url, stop=stop, loop=asyncio.get_running_loop())
@@ -175,7 +177,7 @@ def test_a_browser_with_event_source(demo: str, browser: Browser) -> None:
 
 
 @pytest.mark.requirement("R10", "R28")
-def test_our_own_client_by_every_door(demo: str) -> None:
+def test_our_own_client_at_every_entry_point(demo: str) -> None:
     async def use() -> None:
         config = HTTPServiceConfig(
             namespace="unused", base_url=demo, restore=True, auth=HTTPAuth(type="bearer", token=KEY)

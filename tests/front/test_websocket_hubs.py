@@ -155,8 +155,8 @@ async def test_a_handshake_where_nothing_is_mounted_gets_404(
     is_mounted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = files([])
-    door = WebSocketEntry(registry, lambda _: None) if is_mounted else False
-    app = create_app(registry, websocket=door, identity=APIKeys({}))
+    entry = WebSocketEntry(registry, lambda _: None) if is_mounted else False
+    app = create_app(registry, websocket=entry, identity=APIKeys({}))
     async with running(app) as url:
         port = int(url.rpartition(":")[2])
         assert await status_of(port, "/elsewhere") == 404

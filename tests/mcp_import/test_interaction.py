@@ -168,7 +168,7 @@ async def test_the_applications_handler_answers_at_once() -> None:
     assert greeting.data[0]["text"] == "Hello Ada ?"
 
 
-async def test_the_callers_own_door_is_asked_first() -> None:
+async def test_the_callers_own_channel_is_asked_first() -> None:
     async def elicit(message: str, schema: dict[str, Any]) -> dict[str, Any]:
         assert message == "Your name?"
         assert schema["properties"] == {"name": {"type": "string"}}

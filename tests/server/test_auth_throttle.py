@@ -174,8 +174,8 @@ async def test_mcp_alone_counts_guesses_as_well() -> None:
 async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
     registry = OperationRegistry()
     registry.operation("test.run", scopes=["run"])(_fine)
-    door = WebSocketEntry(registry, {"alice": Identity("alice", ["run"])}.get)
-    app = create_app(registry, websocket=door)
+    entry = WebSocketEntry(registry, {"alice": Identity("alice", ["run"])}.get)
+    app = create_app(registry, websocket=entry)
     with anyio.fail_after(20):
         async with (
             running(app) as url,

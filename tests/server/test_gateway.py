@@ -195,7 +195,7 @@ async def test_a_subscription_refused_at_once_has_its_status(
     assert response.status == status
 
 
-async def test_the_doors_have_their_methods() -> None:
+async def test_gateway_paths_have_their_methods() -> None:
     client = serving()
 
     for path in ("/call", "/batch"):

@@ -100,7 +100,7 @@ async def test_calls_at_a_time_are_bounded_for_each_caller_and_for_all() -> None
 
 
 @pytest.mark.requirement("R39")
-async def test_what_a_caller_may_have_at_a_time_counts_for_all_doors_together() -> None:
+async def test_what_a_caller_may_have_at_a_time_counts_for_all_entry_points_together() -> None:
     registry = OperationRegistry()
     release = asyncio.Event()
 

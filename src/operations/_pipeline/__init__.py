@@ -1,4 +1,4 @@
-"""The one path a call takes, whichever door it came through.
+"""The one path a call takes, whichever entry point it came through.
 
     access -> validate -> access to the input -> handler -> detect | wrap -> normalise -> check
 

@@ -16,10 +16,10 @@ from operations.errors import OperationsError
 from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
 from operations.hub.reload import following
-from operations.hub.serving import build_app, doors_of, listen_config, mcp_server
+from operations.hub.serving import build_app, entry_points_of, listen_config, mcp_server
 from operations.server.running import InsecureBindError, is_loopback, running
 
-Door = Literal["http", "mcp", "websocket", "console"]
+EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
 
 @command
@@ -27,7 +27,7 @@ async def serve(
     *,
     host: str | None = None,
     port: Annotated[int | None, Parameter(alias="-p")] = None,
-    door: Annotated[tuple[Door, ...], Parameter(negative="")] = (),
+    entry_point: Annotated[tuple[EntryPoint, ...], Parameter(negative="")] = (),
     stdio: Annotated[bool, Parameter(negative="")] = False,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
@@ -37,7 +37,7 @@ async def serve(
     Args:
         host: The address to listen on, instead of the config's.
         port: The port, instead of the config's; 0 takes a free one.
-        door: Only this door; may be repeated.
+        entry_point: Serve only this one; may be repeated.
         stdio: Speak MCP on standard input and output instead, to the program that started this one.
         as_: With --stdio: call as this caller of [access.keys]. By default as nobody: what is open to all.
         common: What every command takes.
@@ -50,17 +50,17 @@ async def serve(
             await mcp_server(hub, identity).run_stdio()
             return
         listen = listen_config(hub.file)
-        doors = door or doors_of(hub.file)
+        entry_points = entry_point or entry_points_of(hub.file)
         address = host or listen.host
         number = listen.port if port is None else port
         options: dict[str, Any] = {**asdict(listen), "host": address, "port": number}
-        app = build_app(hub, doors=doors, host=address)
+        app = build_app(hub, entry_points=entry_points, host=address)
         try:
             async with running(app, **options) as url:
                 with shutdown_event() as shutdown:
                     await stack.enter_async_context(following(hub))
                     await settle(hub, screen, common)
-                    announce(url, doors, hub, screen)
+                    announce(url, entry_points, hub, screen)
                     _point_out_open(address, hub, screen)
                     screen.note("Ctrl-C ends it")
                     await shutdown.wait()
@@ -76,7 +76,7 @@ async def serve(
             ) from error
 
 
-def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None:
+def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) -> None:
     """Print where everything is served."""
     places = {
         "console": f"{url}/",
@@ -89,13 +89,13 @@ def announce(url: str, doors: tuple[str, ...], hub: Hub, screen: Screen) -> None
             {
                 "url": url,
                 "operations": hub.offered,
-                "doors": {door: places[door] for door in doors},
+                "entryPoints": {name: places[name] for name in entry_points},
             }
         )
         return
     screen.show(Text(f"serving {counted(hub.offered, 'operation')} at {url}", style="bold"))
-    for door in doors:
-        screen.show(Text(f"  {door:10}", style="dim").append(places[door], style="cyan"))
+    for name in entry_points:
+        screen.show(Text(f"  {name:10}", style="dim").append(places[name], style="cyan"))
     # A file or a pipe would keep it until the end.
     screen.out.file.flush()
 

@@ -21,25 +21,25 @@ def listen_config(file: ConfigFile) -> ListenConfig:
     return ListenConfig(**file.options(ListenConfig, file.config.serve))
 
 
-def doors_of(file: ConfigFile) -> tuple[str, ...]:
+def entry_points_of(file: ConfigFile) -> tuple[str, ...]:
     """Return what a config serves: the HTTP API, and what it does not switch off."""
     options = file.options(ServerConfig, file.config.serve)
     return ("http", *(name for name in ("mcp", "websocket", "console") if options[name]))
 
 
 def build_app(
-    hub: Hub, *, doors: Collection[str] | None = None, host: str | None = None
+    hub: Hub, *, entry_points: Collection[str] | None = None, host: str | None = None
 ) -> Starlette:
-    """Return one application with everything that a config serves, or with these doors alone.
+    """Return one application with everything that a config serves, or with these entry points alone.
 
     Raises:
         ConfigError: If a key is not where the config says.
     """
     file, config = hub.file, hub.file.config
     options = file.options(ServerConfig, config.serve)
-    if doors is not None:
+    if entry_points is not None:
         for name in ("mcp", "websocket", "console"):
-            options[name] = name in doors and (options[name] or True)
+            options[name] = name in entry_points and (options[name] or True)
     access = config.access
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:

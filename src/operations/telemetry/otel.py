@@ -3,7 +3,7 @@
     stop = instrument(registry)
 
 Rule 1: a nested call is a child of the call it is part of; any other call continues the trace it came with
-        (`traceparent` in its metadata, which every door fills), or begins one.
+        (`traceparent` in its metadata, which every entry point sets), or begins one.
 Rule 2: while a handler runs its span is the current one, and its metadata name it: what it calls elsewhere can pass the
         trace on without knowing OpenTelemetry.
 Rule 3: no argument, result or message becomes an attribute.

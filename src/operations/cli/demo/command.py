@@ -20,7 +20,7 @@ from operations.config import ConfigFile, load_config
 from operations.config.reading import FILE_NAME, VARIABLE
 from operations.errors import OperationsError
 from operations.hub.hub import Hub, open_hub
-from operations.hub.serving import build_app, doors_of
+from operations.hub.serving import build_app, entry_points_of
 from operations.server import hash_key, new_key
 from operations.server.running import running
 
@@ -47,10 +47,10 @@ async def demo(
     stays = not once and sys.stdin.isatty() and screen.is_terminal
     key = new_key()
     async with open_demo(key) as hub:
-        doors = doors_of(hub.file)
+        entry_points = entry_points_of(hub.file)
         async with running(build_app(hub), port=port) as url:
             if not screen.json:
-                announce(url, doors, hub, screen)
+                announce(url, entry_points, hub, screen)
             seen = await run_tour(hub.registry, screen, MANAGER)
             if screen.json:
                 screen.value({"url": url, "operations": hub.offered, "tour": seen})

@@ -88,6 +88,6 @@ async def close(reason: str = "it is late") -> str:
     """Close for today. Needs the scope cafe:manage.
 
     Args:
-        reason: What the sign at the door says.
+        reason: Why it is closed, for visitors.
     """
     return f"closed: {reason}"

@@ -2,7 +2,7 @@
 
     app = create_app(registry, console=console_app())
 
-The page is plain files, read by the browser as they are. It uses the doors that everybody else uses.
+The page is plain files, read by the browser as they are. It uses the paths that every client uses.
 
 Rule 1: the browser is told to run nothing but these files, to talk to nobody but this server, and to refuse any
         attempt to turn text into markup (Trusted Types without a policy).
