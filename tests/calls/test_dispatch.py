@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,42 @@ import pytest
 from redis.asyncio import Redis
 from tests.calls.processes import worker_processes
 from tests.calls.waiting import caller, started, until
-from tests.calls.worlds import redis_world
-from tests.servers import Broker
+from tests.calls.worlds import nats_world, redis_world
+from tests.servers import Broker, NatsServer, running
 
+from operations.calls import PendingRequestMap
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
 
 
 @pytest.mark.requirement("R39", "F33")
+@pytest.mark.parametrize("broker", ["redis", "nats", "durable"])
 async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
-    redis_server: Broker, tmp_path: Path
+    broker: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    world = redis_world(redis_server.url)
     path = tmp_path / "ledger"
-    async with worker_processes(world, 8) as pids, caller(world) as calls:
-        await asyncio.gather(
-            *(calls.call("slow.block_loop", {"seconds": 0.1, "path": str(path)}) for _ in range(24))
-        )
+    with ExitStack() as stack:
+        if broker == "redis":
+            world = redis_world(request.getfixturevalue("redis_server").url)
+        elif broker == "nats":
+            world = nats_world(request.getfixturevalue("nats_server").url)
+        else:
+            world = nats_world(stack.enter_context(running(NatsServer("-js"))).url)
+        options = {"durable": True} if broker == "durable" else {}
+        async with (
+            worker_processes(world, 8, target=options) as pids,
+            world.connect(**options) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            # By then the caller knows the workers.
+            for _ in range(5):
+                await calls.call("slow.sleep", {"seconds": 0.02})
+            await asyncio.gather(
+                *(
+                    calls.call("slow.block_loop", {"seconds": 0.1, "path": str(path)})
+                    for _ in range(24)
+                )
+            )
     taken = Counter(started(path))
 
     assert sum(taken.values()) == 24

@@ -32,7 +32,7 @@ async def main(settings: dict[str, Any]) -> None:
     connect: Any = connect_redis if settings["world"] == "redis" else connect_nats
     prefix = settings["prefix"] + (":" if settings["world"] == "redis" else "")
     async with (
-        connect(settings["url"], prefix=prefix) as target,
+        connect(settings["url"], prefix=prefix, **settings.get("target", {})) as target,
         serve_calls(registry, target, **options) as server,
     ):
         # In one write, because several workers may share the pipe.

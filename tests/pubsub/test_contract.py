@@ -25,7 +25,7 @@ class Listener:
     def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
         self.bodies.append(body)
 
-    def undelivered(self, key: str) -> None:
+    def undelivered(self, key: str, misdirected: bool = False) -> None:
         self.unclaimed.append(key)
 
     def lost(self, reason: str) -> None: ...

@@ -108,7 +108,7 @@ async def test_f21_a_request_that_nobody_waits_for_any_more_is_not_run(
 async def test_the_age_of_a_request_is_for_the_servers_clock_to_say(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.pubsub.nats.durable.time", lambda: time() + 3600)
+    monkeypatch.setattr("operations.pubsub.nats.queues.time", lambda: time() + 3600)
     async with (
         connect_nats(jetstream.url, durable=True) as here,
         PendingRequestMap(here) as calls,

@@ -498,10 +498,13 @@ class PendingRequestMap(ReplyPublisher):
 
         self._spawn(reply())
 
-    def undelivered(self, key: str) -> None:
+    def undelivered(self, key: str, misdirected: bool = False) -> None:
         """The broker found no worker for a request."""
         call = self.pending.get(key.partition("-")[0])
         if call is None:
+            return
+        if misdirected:
+            self._spawn(self._send_again(call))
             return
         if self._detector.is_settling:
             loop = asyncio.get_running_loop()

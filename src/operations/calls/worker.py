@@ -360,7 +360,7 @@ class CallServer:
         error = CallError(event.code, f"the request is malformed: {event.reason}")
         return self._replies.reject(event.request_id, address, error)
 
-    def undelivered(self, key: str) -> None:
+    def undelivered(self, key: str, misdirected: bool = False) -> None:
         """Workers enqueue nothing."""
 
     def lost(self, reason: str) -> None:

@@ -46,8 +46,13 @@ class Receiver(Protocol):
         """
         ...
 
-    def undelivered(self, key: str) -> None:
-        """The message put under `key` found nobody to take it."""
+    def undelivered(self, key: str, misdirected: bool = False) -> None:
+        """The message put under `key` found nobody to take it.
+
+        Args:
+            key: The key of the message.
+            misdirected: Whether it was for a consumer that has left; others may be there.
+        """
         ...
 
     def lost(self, reason: str) -> None:

@@ -1,11 +1,12 @@
 """Events over NATS.
 
-queue     a subject whose subscribers share a queue group; the server answers at once when there are none
+queue     a subject whose subscribers share a queue group; the server answers at once when there are none.
+          Each consumer has a subject of its own, too: a caller that knows them takes turns
 mailbox   a subject of its own; the token after it names the request a message is about
 topic     a subject
 presence  a ping to the subject: the server answers for those who are gone
 
-Durable queues live in `durable`.
+Durable queues live in `queues`.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from operations.pubsub.base import (
 from operations.pubsub.bounded import LogThrottle
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats.client import ReconnectingClient, Take
-from operations.pubsub.nats.durable import DurableQueues
+from operations.pubsub.nats.queues import Consumers, DurableQueues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -45,6 +46,9 @@ _NATS_ERRORS = (Error, OSError, EOFError)
 
 _SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
 """An address without wild cards, much shorter than the longest line that a server reads."""
+
+_NAME = re.compile(rb"[0-9a-f]{32}")
+"""The name of a consumer."""
 
 _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 """What the server says of a subject that this client may not use, as the library reads it: in small letters."""
@@ -80,6 +84,8 @@ class NatsTarget:
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
         self._receivers: list[Receiver] = []
+        self._consumers: dict[str, Consumers] = {}
+        self._inboxes: dict[str, str] = {}
         self._draining: set[asyncio.Future[None]] = set()
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
@@ -172,6 +178,8 @@ class NatsTarget:
         self._backoff.reset()
         self._connected.set()
         self.max_bytes = self._nats.max_payload
+        for consumers in self._consumers.values():
+            consumers.forget()
         for receiver in tuple(self._receivers):
             receiver.restored()
 
@@ -266,7 +274,11 @@ class NatsTarget:
                 # Someone asks whether anybody is here.
                 await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
-                receiver.undelivered(message.subject[len(address) + 1 :])
+                key, _, consumer = message.subject[len(address) + 1 :].partition("=")
+                if consumer:
+                    for consumers in self._consumers.values():
+                        consumers.gone(consumer)
+                receiver.undelivered(key, bool(consumer))
 
         return heed
 
@@ -316,14 +328,29 @@ class NatsTarget:
             # The last token names the request; a plain client's inbox is used as it is.
             receiver.receive(body, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply)
 
-        subject = self._queue(queue)
+        subject, name = self._queue(queue), token_hex(16)
+        own, roll_call = f"{subject}.to.{name}", f"{subject}.who"
+
+        def present(_: bytes, inbox: str) -> None:
+            if self._is_mailbox(inbox) and _SUBJECT.fullmatch(inbox):
+                answering = asyncio.ensure_future(self._answer(inbox, name))
+                self._draining.add(answering)
+                answering.add_done_callback(self._draining.discard)
+
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
                 await self._subscribe(subject, pick, undo, queue="workers")
+                await self._subscribe(own, pick, undo)
+                await self._subscribe(roll_call, present, undo)
 
-            await self._arrive([subject], subscribe)
+            await self._arrive([subject, own, roll_call], subscribe)
             return undo.pop_all()
+
+    async def _answer(self, inbox: str, name: str) -> None:
+        """Tell a caller the name of a consumer."""
+        with suppress(TransportError):
+            await self._publish(inbox, name.encode(), "")
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
@@ -334,7 +361,32 @@ class NatsTarget:
         if self._durable is not None:
             await self._durable.enqueue(self._queue(queue), body, key, wait)
             return
-        await self._publish(self._queue(queue), body, f"{reply_to}.{key}")
+        subject = self._queue(queue)
+        consumers = self._consumers.get(queue)
+        if consumers is None:
+            consumers = self._consumers[queue] = Consumers()
+        if consumers.is_due():
+            await self._ask_for(queue, consumers)
+        consumer = consumers.next()
+        if consumer:
+            subject, key = f"{subject}.to.{consumer}", f"{key}={consumer}"
+        await self._publish(subject, body, f"{reply_to}.{key}")
+
+    async def _ask_for(self, queue: str, consumers: Consumers) -> None:
+        """Ask the consumers of a queue for their names, which arrive later."""
+        inbox = self._inboxes.get(queue)
+        try:
+            if inbox is None:
+                inbox = self._inboxes[queue] = self.mailbox()
+
+                async def heard(message: Any) -> None:
+                    if _NAME.fullmatch(message.data):
+                        consumers.heard(message.data.decode())
+
+                await self._nats.subscribe(inbox, cb=heard)  # pyright: ignore[reportUnknownMemberType]
+            await self._nats.publish(f"{self._queue(queue)}.who", b"1", inbox)
+        except _NATS_ERRORS as error:
+            logger.debug("the consumers of %s cannot be asked: %s", queue, error)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a poisonous request to the subject `aside` of its group."""

@@ -1,4 +1,6 @@
-"""Requests that wait for a worker: a JetStream work queue instead of a plain subject.
+"""Queues on NATS: the consumers of a plain one, and durable ones in JetStream.
+
+A durable queue lets requests wait for a worker: a JetStream work queue instead of a plain subject.
 
 Rule 1: a request is acknowledged before it is run, so that it is never run twice; a worker that dies before it
         acknowledges leaves it to the next one.
@@ -12,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
+from random import shuffle
 from time import time
 from typing import Any
 
@@ -23,10 +26,10 @@ from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavaila
 
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import Receiver
+from operations.pubsub.bounded import IDLE, BatchSize
 
 logger = logging.getLogger("operations")
 
-_BATCH = 64
 _WAIT = 2.0
 """Seconds a fetch waits for requests, which is also how long stopping takes at most."""
 
@@ -45,6 +48,9 @@ _COMPARE = 60.0
 _RETRY = 0.2
 """Seconds between attempts to take from a queue that is not there."""
 
+_MAX_CONSUMERS = 1000
+"""Consumers of one plain queue that are remembered."""
+
 _NO_JETSTREAM = (
     "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
     "nats-server -js"
@@ -53,6 +59,62 @@ _SILENT = (
     "JetStream does not answer. Where the server has permissions, durable=True needs more of them: "
     "see Permissions in docs/calls.md"
 )
+
+
+_ASK_EVERY = 10.0
+"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it."""
+
+
+class Consumers:
+    """The consumers of a plain queue, among which a caller spreads its requests evenly.
+
+    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14.
+    """
+
+    def __init__(self) -> None:
+        self._heard_at: dict[str, float] = {}
+        self._round: list[str] = []
+        self._asked_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+
+    def is_due(self) -> bool:
+        """Return whether the consumers should be asked for now; then note that they are."""
+        now = self._loop.time()
+        if now - self._asked_at < _ASK_EVERY:
+            return False
+        # Consumers that did not answer the last question are blocked or gone.
+        for name, heard_at in tuple(self._heard_at.items()):
+            if heard_at < self._asked_at:
+                del self._heard_at[name]
+        self._asked_at = now
+        return True
+
+    def heard(self, name: str) -> None:
+        """Note that a consumer is there."""
+        if len(self._heard_at) < _MAX_CONSUMERS:
+            self._heard_at[name] = self._loop.time()
+
+    def forget(self) -> None:
+        """Ask again before the next request: the connection is a new one."""
+        self._heard_at.clear()
+        self._asked_at = float("-inf")
+
+    def gone(self, name: str) -> None:
+        """Note that a consumer is gone."""
+        self._heard_at.pop(name, None)
+
+    def next(self) -> str:
+        """Return the consumer of the next request; empty if the server is to pick one."""
+        while self._round:
+            name = self._round.pop()
+            if name in self._heard_at:
+                return name
+        if len(self._heard_at) < 2:
+            return ""
+        # In another order each time, so that no pattern of requests meets the same consumer.
+        self._round = list(self._heard_at)
+        shuffle(self._round)
+        return self._round.pop()
 
 
 class DurableQueues:
@@ -179,17 +241,18 @@ class DurableTaking:
         self._prepare = prepare
         self._clock = clock
         self._receiver = receiver
-        self._capacity = capacity
+        self._batch = BatchSize(capacity)
         self._loop = asyncio.get_running_loop()
         self._ahead = 0.0
         self._compared_at = float("-inf")
-        self._closing = False
+        self._closing = self._is_full = False
         self._task = self._loop.create_task(self._run())
 
     async def aclose(self) -> None:
         """Stop between two fetches; what was fetched is delivered."""
         self._closing = True
-        await asyncio.wait({self._task}, timeout=_WAIT + 1)
+        if not self._is_full:
+            await asyncio.wait({self._task}, timeout=_WAIT + 1)
         self._task.cancel()
         await asyncio.wait({self._task})
         with suppress(Error, TimeoutError):
@@ -197,16 +260,23 @@ class DurableTaking:
 
     async def _run(self) -> None:
         while not self._closing:
-            count = max(1, min(_BATCH, self._capacity()))
+            self._is_full = True
+            count = await self._batch.room()
+            self._is_full = False
             try:
-                messages = await self._consumer.fetch(count, timeout=_WAIT)
+                # A fetch that waits for long is for one request, so that a burst goes to all idle workers.
+                wait = IDLE if self._batch.is_hot else _WAIT
+                messages = await self._consumer.fetch(count, timeout=wait)
             except TimeoutError:
+                self._batch.reset()
                 continue
             except Error as error:
                 await self._recover(error)
                 continue
             await self._compare_clocks()
+            began = self._loop.time()
             await asyncio.gather(*map(self._deliver, messages))
+            await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:
         """The connection may be away, or the consumer, or the whole stream: what can be made again is."""
