@@ -114,9 +114,8 @@ class AuthorizationServer:
             if granted is None:
                 return JSONResponse({"error": "invalid_grant"}, status_code=400)
         else:
-            self.exchanged.append(form)
-            granted = form
-        scope = " ".join(sorted(self.scopes & set(granted.get("scope", "").split())))
+            return self._issued(request, form)
+        scope = self._granted(granted)
         refresh_token = secrets.token_hex(16)
         self._refresh_tokens[refresh_token] = granted
         audience = granted.get("resource") or granted.get("audience", "")
@@ -127,5 +126,36 @@ class AuthorizationServer:
                 "expires_in": self.lifetime,
                 "refresh_token": refresh_token,
                 "scope": scope,
+            }
+        )
+
+    def _granted(self, asked: dict[str, str]) -> str:
+        return " ".join(sorted(self.scopes & set(asked.get("scope", "").split())))
+
+    def _issued(self, request: Request, form: dict[str, str]) -> Response:
+        """Return a token for a client itself, or in exchange for one of its user (RFC 8693)."""
+        shown = request.headers.get("authorization", "").removeprefix("Basic ")
+        client, _, secret = base64.b64decode(shown).decode().partition(":")
+        if secret != "hub-secret":
+            return JSONResponse({"error": "invalid_client"}, status_code=401)
+        user = client
+        if form["grant_type"] != "client_credentials":
+            self.exchanged.append(form)
+            try:
+                user = jwt.decode(
+                    form["subject_token"],
+                    self._key.public_key(),
+                    algorithms=["RS256"],
+                    options={"verify_aud": False},
+                )["sub"]
+            except jwt.PyJWTError:
+                return JSONResponse({"error": "invalid_grant"}, status_code=400)
+        scope = self._granted(form)
+        return JSONResponse(
+            {
+                "access_token": self.access_token(form["audience"], scope, sub=user),
+                "issued_token_type": "urn:ietf:params:oauth:token-type:access_token",
+                "token_type": "Bearer",
+                "expires_in": self.lifetime,
             }
         )

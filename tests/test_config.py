@@ -16,6 +16,7 @@ from tests.conftest import PROJECT
 
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
+from operations.caller_tokens import TokenExchange
 from operations.cli.init import STARTER
 from operations.config import (
     Config,
@@ -584,6 +585,8 @@ VALUES: dict[str, Any] = {
     "resources": {'"task:1"': ["read"]},
     "issuer": "https://a.example",
     "max_bytes": 5_000,
+    "token": {"env": "A_SECRET"},
+    "token_url": "https://a.example/token",
     "public_url": "https://a.example",
 }
 NOT_IN_THE_FILE = {
@@ -743,7 +746,14 @@ def test_every_field_of_a_config_class_can_be_set_from_the_file(
 
 @pytest.mark.parametrize(
     "cls",
-    [HTTPAuth, BasicCredential, ClientCredentials, PasswordCredentials, RefreshToken],
+    [
+        HTTPAuth,
+        BasicCredential,
+        ClientCredentials,
+        PasswordCredentials,
+        RefreshToken,
+        TokenExchange,
+    ],
     ids=lambda cls: cls.__name__,
 )
 def test_every_field_of_a_credential_can_be_set_from_the_file(
@@ -755,6 +765,10 @@ def test_every_field_of_a_credential_can_be_set_from_the_file(
 
     if cls is HTTPAuth:
         found = built(OpenAPIEntry, {"auth": table}, folder).auth
+    elif cls is TokenExchange:
+        found = built(
+            MCPEntry, {"url": VALUES["url"], "auth": {"exchange": table}}, folder
+        ).auth.exchange
     else:
         found = built(OpenAPIEntry, {"credentials": {"login": table}}, folder).credentials["login"]
 

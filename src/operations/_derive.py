@@ -48,6 +48,9 @@ MISSING: Final = dataclasses.MISSING
 WRITTEN: Final = "may be written"
 """Metadata of a field that `repr` leaves out although it is not always secret, such as an address."""
 
+NAMED: Final = "is named"
+"""Annotates the values of a table of secrets that must not be written into the file."""
+
 ELSEWHERE: Final = "set elsewhere"
 """Metadata of a field that is no key of the file, with the reason."""
 
@@ -201,8 +204,9 @@ def _file_type(annotation: Any, is_secret: bool) -> Any:
         item = file_type(arguments[0], is_secret=is_secret)
         return None if item is None else tuple.__class_getitem__((item, ...))
     if origin in _MAPPINGS:
-        plain = [each for each, _ in _options(arguments[1]) if _file_type(each, False) is not None]
-        is_table = is_secret and plain == [str]
+        values = list(_options(arguments[1]))
+        plain = [each for each, _ in values if _file_type(each, False) is not None]
+        is_table = is_secret and plain == [str] and all(NAMED not in notes for _, notes in values)
         item = str | Secret if is_table else file_type(arguments[1], is_secret=is_secret)
         return None if item is None else dict.__class_getitem__((str, item))
     return file_class(annotation) if _is_class(annotation) else None
@@ -423,7 +427,7 @@ def _chosen(
         return kinds_of(classes)[table["kind"]], {k: v for k, v in table.items() if k != "kind"}
     fitting = [cls for cls in classes if table.keys() <= keys_of(cls).keys()]
     if not fitting or not table:
-        ways = [", ".join(_required(cls)) for cls in classes]
+        ways = [", ".join(_required(cls) or keys_of(cls)) for cls in classes]
         raise KeyFaultError(path, f"needs exactly one of: {'; '.join([*named, *ways])}.")
     missing = {cls: [key for key in _required(cls) if key not in table] for cls in fitting}
     best = min(fitting, key=lambda cls: (len(missing[cls]), -len(_required(cls))))

@@ -19,7 +19,7 @@ import msgspec
 from operations._json import MAX_RESPONSE_VALUES, list_of
 from operations._text import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
-from operations.context import OperationContext
+from operations.caller_tokens import CallerToken, TokenFunction
 from operations.specs import OperationSpec, OutputPolicy, enforce_policy
 from operations.types import Count, JSONObject, Seconds
 
@@ -79,14 +79,10 @@ class RequestAuth(Protocol):
         ...
 
 
-TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
-"""Returns the bearer token of a call, or None for none; may be a coroutine function.
-
-Requests of no call (connecting, listing) have a context without an identity.
-"""
-
-Auth: TypeAlias = str | Literal["oauth"] | TokenFunction | ClientCredentials | RequestAuth
-"""A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`.
+Auth: TypeAlias = (
+    str | Literal["oauth"] | TokenFunction | ClientCredentials | CallerToken | RequestAuth
+)
+"""A bearer token, what finds one for each request, OAuth credentials, or any `httpx2.Auth`.
 
 `oauth` is short for `login=OAuthLogin()`.
 """
@@ -119,7 +115,8 @@ class MCPClientConfig:
     """Sent with every request."""
 
     auth: Auth | None = field(default=None, repr=False)
-    """The credential for the server: a bearer token, or OAuth credentials; `oauth` if a person signs in (`login`)."""
+    """The credential for the server: a bearer token, one that depends on the caller, or OAuth credentials; `oauth` if a
+    person signs in (`login`)."""
 
     login: OAuthLogin | None = None
     """A person signs in to the server through a browser, with `operations login`."""

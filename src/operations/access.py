@@ -23,8 +23,11 @@ def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(names) if isinstance(names, Set) else names)
 
 
-class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A caller that an entry point, a connection or the code itself has identified."""
+class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, dict=True):
+    """A caller that an entry point, a connection or the code itself has identified.
+
+    Its token may be kept beside the fields, for exchanges: see `caller_tokens`.
+    """
 
     id: str
 

@@ -20,7 +20,7 @@ from collections.abc import (
     Mapping,
 )
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Final, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
 
 import msgspec
@@ -568,3 +568,7 @@ def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep
 _made_when_read("request_id", lambda _: new_request_id(), keep=True)
 # Not kept: a copy of the context for another caller would call as this one.
 _made_when_read("env", lambda context: OperationEnv(context.registry, context), keep=False)
+
+
+NO_CALL: Final = OperationContext()
+"""The context of requests to a source that no call causes, such as connecting and listing."""

@@ -12,9 +12,13 @@ import asyncio
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, Final
 
-from operations.context import OperationContext
+from operations._mcp_config import MCPClientConfig
+from operations.access import Identity
+from operations.caller_tokens import TokenFunction
+from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.front.timing import CallTimeout
 from operations.mcp.serving.client import Client, client
@@ -23,6 +27,9 @@ MAX_MESSAGES: Final = 100
 """Log messages of one call that wait to be delivered."""
 
 _SETTLE_SECONDS: Final = 1.0
+
+_OWN_IDLE_SECONDS = 300.0
+"""Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` says otherwise."""
 
 _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
 """The call that a request is sent for; transports carry it to the tasks that handle what comes back on its stream."""
@@ -34,6 +41,35 @@ def caller_of(context: OperationContext) -> str:
     if identity is not None:
         return f"identity:{identity.key}"
     return f"session:{channel.session}" if channel.session else f"call:{id(channel)}"
+
+
+class CallerAuth:
+    """Finds the tokens of a caller's own connection, which also connects as this caller.
+
+    Args:
+        find: Returns the token of a call.
+    """
+
+    def __init__(self, find: TokenFunction) -> None:
+        self.identity: Identity | None = None
+        """As the caller's last call had it: a token that it showed earlier may have expired."""
+        self._find = find
+
+    def __call__(self, context: OperationContext) -> Any:
+        """Return the token of a request, or an awaitable of it."""
+        is_own = context is NO_CALL
+        return self._find(OperationContext(identity=self.identity) if is_own else context)
+
+
+def own_config(config: MCPClientConfig) -> MCPClientConfig:
+    """Return the configuration of a connection that serves one caller."""
+    auth, idle = config.auth, config.idle_timeout
+    return replace(
+        config,
+        lazy=False,
+        idle_timeout=_OWN_IDLE_SECONDS if idle is None else idle,
+        auth=CallerAuth(auth) if callable(auth) else auth,
+    )
 
 
 def is_known(context: OperationContext) -> bool:

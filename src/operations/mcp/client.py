@@ -20,10 +20,18 @@ from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
 from operations._text import counted, safe_namespace
 from operations._upstreams import Bulkhead, CircuitBreaker
+from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.timing import CallTimeout
-from operations.mcp.callers import CallInFlight, CallsInFlight, caller_of, is_known
+from operations.mcp.callers import (
+    CallerAuth,
+    CallInFlight,
+    CallsInFlight,
+    caller_of,
+    is_known,
+    own_config,
+)
 from operations.mcp.catalog import Catalog
 from operations.mcp.connection import Connection, Retries
 from operations.mcp.exported import with_caller_meta
@@ -52,9 +60,6 @@ _LONGEST_LOG = 2000
 
 MAX_CALLERS = 100
 """Callers with a connection of their own; beyond that, the idle one that was used longest ago is closed."""
-
-_OWN_IDLE_SECONDS = 300.0
-"""Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` says otherwise."""
 
 
 class MCPClient:
@@ -251,6 +256,9 @@ class MCPClient:
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
+        if self.config.per_caller and isinstance(self.config.auth, CallerToken):
+            # A caller without a credential gets its error, and no connection that fails again and again.
+            await self.config.auth(context)
         connection = self._connection_for(context)
         # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
         # interrupt the message that tells the server to stop.
@@ -306,11 +314,12 @@ class MCPClient:
                 closing = asyncio.create_task(own.pop(idle).aclose())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-            config = replace(self.config, lazy=False, idle_timeout=_own_idle(self.config))
             connection = own[caller] = Connection(
-                self.name, config, self._callbacks, self._opened_for_caller
+                self.name, own_config(self.config), self._callbacks, self._opened_for_caller
             )
             connection.start()
+        if isinstance(connection.config.auth, CallerAuth):
+            connection.config.auth.identity = context.identity
         own.move_to_end(caller)
         return connection
 
@@ -540,10 +549,6 @@ def _progress(call: CallInFlight) -> OnProgress:
             await report(done, total, message)
 
     return progress
-
-
-def _own_idle(config: MCPClientConfig) -> float:
-    return _OWN_IDLE_SECONDS if config.idle_timeout is None else config.idle_timeout
 
 
 def _is_away(error: CallError) -> bool:

@@ -23,7 +23,7 @@ from operations.front.redaction import Redactor
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal[
-    "unreachable", "closed", "session", "lost", "too_large", "status", "malformed"
+    "unreachable", "closed", "session", "lost", "too_large", "status", "malformed", "credential"
 ]
 
 _SEAL = token_hex(16)
@@ -116,6 +116,9 @@ def _of_protocol(error: MCPError, server: str) -> ServerError:
 def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
     kind: Kind = data["kind"]
     details: JSONObject | None = data["details"] or None
+    if kind == "credential":
+        found: Any = data["details"]
+        return ServerError(CallError(found["code"], message, retryable=found["retryable"]))
     said = f"{server} {message}"
     if kind == "too_large":
         return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, said, details))

@@ -27,6 +27,7 @@ import anyio
 import httpx2
 import mcp_types as types
 import msgspec
+from mcp import MCPError
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.sse import sse_client
@@ -44,8 +45,9 @@ from operations._json import (
     decode_json,
     enforce_bounds,
 )
-from operations._mcp_config import ClientCredentials, MCPClientConfig, TokenFunction
-from operations.context import OperationContext
+from operations._mcp_config import ClientCredentials, MCPClientConfig
+from operations.caller_tokens import TokenFunction
+from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
 from operations.front.redaction import Redactor
 from operations.mcp.config_secrets import redact_logged_addresses
@@ -250,6 +252,8 @@ class _Client(httpx2.AsyncClient):
             return _answer(request, "too_large", f"answered with a message that {error.reason}")
         except httpx2.TransportError as error:
             return _answer(request, "lost", f"broke the connection off: {type(error).__name__}")
+        except MCPError as error:
+            return _error(request, error.error.model_dump())
         except OAuthFlowError as error:
             return _answer(request, "status", f"does not let us sign in: {error}")
         except Exception as error:
@@ -487,12 +491,24 @@ class _Bearer(httpx2.Auth):
         self._token = token
 
     async def token(self) -> str | None:
-        """Return the token of a request."""
+        """Return the token of a request.
+
+        Raises:
+            MCPError: If there is none for the caller, or the function fails.
+        """
         token: Any = self._token
-        if callable(token):
-            token = token(_context.get(None) or OperationContext())
-        if inspect.isawaitable(token):
-            token = await token
+        try:
+            if callable(token):
+                token = token(_context.get(NO_CALL))
+            if inspect.isawaitable(token):
+                token = await token
+        except CallError as error:
+            details = {"code": error.code, "retryable": error.retryable}
+            raise MCPError(**seal("credential", error.message, **details)) from error
+        except Exception as error:
+            # The text of an exception may hold a secret.
+            logger.exception("a token could not be obtained")
+            raise MCPError(**seal("status", f"was not asked: {type(error).__name__}")) from error
         return cast("str | None", token)
 
     async def async_auth_flow(

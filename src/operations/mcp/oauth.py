@@ -92,13 +92,13 @@ def _valid(cls: type[Model], stored: Any) -> Model | None:
         return None
 
 
-def token_path(config: MCPClientConfig, login: OAuthLogin) -> Path:
-    """Return the file that holds the tokens of a server."""
+def token_path(config: MCPClientConfig, login: OAuthLogin, source: str = "") -> Path:
+    """Return the file that holds the tokens of a server; sources of a hub do not share one, even with one address."""
     if login.store is not None:
         return Path(login.store)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    name = sha256(cast("str", config.url).encode()).hexdigest()[:32]
-    return Path(state) / "operations" / "tokens" / f"{name}.json"
+    digest = sha256(f"{source} {config.url}".strip().encode()).hexdigest()[:32]
+    return Path(state) / "operations" / "tokens" / f"{digest}.json"
 
 
 def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvider:

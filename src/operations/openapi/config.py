@@ -14,6 +14,7 @@ from operations._hosts import origin_of
 from operations._json import MAX_RESPONSE_VALUES
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
+from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.openapi.files import FilesRoot
 from operations.openapi.headers import is_header
@@ -45,8 +46,8 @@ class HTTPAuth:
     type: _AuthType
     """How the credential is sent."""
 
-    token: Secret = field(default="", repr=False)
-    """The token; for `basic` also `user:password`."""
+    token: Secret | CallerToken = field(default="", repr=False)
+    """The token; for `basic` also `user:password`. A `CallerToken` finds the one of the call's caller."""
 
     username: str | None = None
     """The user name, for `basic`."""
@@ -146,6 +147,7 @@ Credential: TypeAlias = (
     | ClientCredentials
     | PasswordCredentials
     | RefreshToken
+    | CallerToken
     | Mapping[str, Any]
     | Callable[[OperationContext], Any]
 )

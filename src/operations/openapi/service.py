@@ -14,7 +14,7 @@ from typing import Any, Self, TypeAlias
 from operations._hosts import TrustedHosts
 from operations._json import gc_paused, text_of
 from operations._text import counted, without_secrets
-from operations.context import OperationContext
+from operations.context import NO_CALL
 from operations.errors import CallError, DocumentError
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.endpoint import Endpoint
@@ -173,7 +173,7 @@ async def from_openapi_url(
             security = Security(
                 {}, None, config, TokenSources(url, client.is_trusted, client.fetch)
             )
-            headers = (await security.sign(None, OperationContext())).headers
+            headers = (await security.sign(None, NO_CALL)).headers
         fetch = partial(client.download, headers=headers)
         document = await bundle_urls(url, fetch, limits=_limits(config))
     except CallError as error:

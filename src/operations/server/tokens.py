@@ -20,6 +20,7 @@ from starlette.requests import HTTPConnection
 
 from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
 from operations.access import Identity
+from operations.caller_tokens import hold_token
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
 from operations.front.identity import CredentialError
@@ -126,7 +127,7 @@ class JWTs(JWTConfig):
         identity = (self.identity or self._default_identity)(claims)
         if identity.expires_at is None:
             identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)
-        return identity
+        return hold_token(identity, token)
 
     def _default_identity(self, claims: JSONObject) -> Identity:
         return default_identity(claims, *([self.scope_claim] if self.scope_claim else ()))

@@ -1,11 +1,12 @@
 """Operations in Python modules of the operator's own."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import Any
 
+from operations.caller_tokens import CallerToken
 from operations.config import ConfigFile
 from operations.hub.source import Opened
 from operations.scanner import scan_operations
@@ -36,6 +37,18 @@ def load_setup(file: ConfigFile) -> Any:
             return getattr(import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise file.fault(f"cannot be imported: {error}.", "setup") from error
+
+
+def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
+    """Import the functions that find the tokens of callers, so that one that is missing is known at once.
+
+    Raises:
+        ValueError: If one cannot be imported.
+    """
+    with importing_beside(file):
+        for value in values:
+            if isinstance(value, CallerToken):
+                value.load()
 
 
 def open_modules(module: str, file: ConfigFile) -> Opened:

@@ -1,12 +1,15 @@
 """Tools, resources and prompts of MCP servers."""
 
+from dataclasses import replace
 from typing import Any
 
 from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
 from operations.hub.source import ListedServer, Opened, per_source
+from operations.hub.sources.local import load_tokens
 from operations.mcp import MCPClient, MCPClientConfig, read_servers
+from operations.mcp.oauth import token_path
 from operations.scanner import Skipped
 from operations.types import JSONObject
 
@@ -25,6 +28,7 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
         origin = entry.path
     else:
         title, config = name, client_config(name, entry, file)
+        load_tokens(file, [config.auth])
         origin = config.target
     client = MCPClient(title, config)
     await client.open()
@@ -72,4 +76,9 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
         short["concurrency"] = per_source(file)
     if entry.scopes:
         short["access"] = AccessControl(entry.scopes)
-    return MCPClientConfig(**file.options(MCPClientConfig, entry), **short)
+    config = MCPClientConfig(**file.options(MCPClientConfig, entry), **short)
+    if config.login is None:
+        return config
+    # Two tables may sign in two people to one server.
+    store = token_path(config, config.login, name)
+    return replace(config, login=replace(config.login, store=store))

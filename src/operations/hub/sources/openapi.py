@@ -6,6 +6,7 @@ from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import OpenAPIEntry
 from operations.hub.source import Opened, per_source
+from operations.hub.sources.local import load_tokens
 from operations.openapi import (
     HTTPServiceConfig,
     OpenAPIService,
@@ -23,6 +24,7 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
         DocumentError: If the document cannot be read.
     """
     config = service_config(name, entry, file)
+    load_tokens(file, [getattr(config.auth, "token", None), *config.credentials.values()])
     if "://" in entry.document:
         service = await from_openapi_url(entry.document, config)
     else:

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
+from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
@@ -41,8 +42,8 @@ class Signature:
     secrets: list[str] = field(default_factory=list[str])
     """To be kept out of errors."""
 
-    tokens: list[TokenSource] = field(default_factory=list[TokenSource])
-    """Whose tokens were used: they are told when one is refused."""
+    tokens: list[TokenSource | CallerToken] = field(default_factory=list[TokenSource | CallerToken])
+    """Where the tokens come from: they forget one that is refused."""
 
 
 _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
@@ -136,7 +137,10 @@ class Security:
                 signature, name, scheme, [text_of(s) for s in list_of(scopes)], context
             )
         if self._auth is not None:
-            token = await _secret(_auth_secret(self._auth), context)
+            secret = _auth_secret(self._auth)
+            token = await _secret(secret, context)
+            if isinstance(secret, CallerToken) and secret.exchange is not None:
+                signature.tokens.append(secret)
             if token is not None:
                 _apply_auth(signature, self._auth, token)
         for name, value in signature.headers.items():
@@ -161,6 +165,8 @@ class Security:
         context: OperationContext,
     ) -> None:
         credential: Any = self._credentials[name]
+        if isinstance(credential, CallerToken) and credential.exchange is not None:
+            signature.tokens.append(credential)
         if callable(credential):
             credential = credential_of(await _secret(credential, context))
             if credential is None:

@@ -1,0 +1,333 @@
+"""Credentials that depend on the caller: one per user, a function of the call, or a token exchange (RFC 8693).
+
+Rule 1: the token of a caller never leaves this process, except to the token endpoint that the operator names, which
+        gives another token for it. A token endpoint that returns the caller's own token is refused.
+Rule 2: the token of a caller is kept beside its identity, not in it: it is not encoded, shown, compared or copied, and
+        is gone with the identity. Only a `TokenExchange` reads it.
+Rule 3: a credential that cannot be obtained fails the call; the request is never sent without it.
+"""
+
+import asyncio
+import base64
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import import_module
+from inspect import isawaitable
+from math import isfinite
+from time import monotonic, time
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from msgspec import Meta
+
+from operations._derive import NAMED
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, object_of, text_of
+from operations._text import enforce_lists
+from operations.access import Identity
+from operations.context import NO_CALL, OperationContext
+from operations.errors import CallError, ErrorCode
+from operations.types import JSONObject
+
+TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
+"""Returns the bearer token of a call, or None for none; may be a coroutine function.
+
+Requests of no call (connecting, listing) have the context `NO_CALL`, which has no identity.
+"""
+
+MAX_TOKENS: Final = 1_000
+"""Tokens that one exchange keeps."""
+
+_ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
+_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+_SECONDS = 10.0
+_MAX_RESPONSE = 1 << 20
+_LIFETIME = 300.0
+"""Seconds for which a token is used if its endpoint does not say."""
+
+_RENEW_BEFORE = 30.0
+"""Seconds before its expiry at which a token is not used any more; at most a tenth of its life."""
+
+_HELD = "_token"
+
+
+def hold_token(identity: Identity, token: str) -> Identity:
+    """Keep the token that an identity was verified by, for exchanges; return the identity."""
+    vars(identity)[_HELD] = token
+    return identity
+
+
+def _held_token(identity: Identity) -> str | None:
+    return vars(identity).get(_HELD)
+
+
+class _Tokens:
+    """Tokens by the token that they were exchanged for, of which only a digest is kept."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._fetching: dict[bytes, asyncio.Task[str]] = {}
+        # Threads of its own: an endpoint that does not respond must not hold up anything else.
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="token-exchange")
+
+    async def get(
+        self, subject: str, expires_at: float | None, fetch: Callable[[], tuple[str, float]]
+    ) -> str:
+        key = sha256(subject.encode()).digest()
+        token, until = self._kept.get(key, ("", 0.0))
+        if until > monotonic():
+            self._kept.move_to_end(key)
+            return token
+        task = self._fetching.get(key)
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = asyncio.create_task(self._fetch(key, expires_at, fetch))
+            self._fetching[key] = task
+            task.add_done_callback(lambda task: self._fetched(key, task))
+        # Shielded: one caller that leaves must not take the token from the others.
+        return await asyncio.shield(task)
+
+    async def _fetch(
+        self, key: bytes, expires_at: float | None, fetch: Callable[[], tuple[str, float]]
+    ) -> str:
+        started = monotonic()
+        loop = asyncio.get_running_loop()
+        token, seconds = await loop.run_in_executor(self._threads, fetch)
+        if expires_at is not None:
+            seconds = min(seconds, expires_at / 1000 - time())
+        self._kept[key] = (token, started + seconds - min(_RENEW_BEFORE, seconds / 10))
+        if len(self._kept) > MAX_TOKENS:
+            self._kept.popitem(last=False)
+        return token
+
+    def _fetched(self, key: bytes, task: "asyncio.Task[str]") -> None:
+        if self._fetching.get(key) is task:
+            del self._fetching[key]
+        if not task.cancelled():
+            # Marks it as seen, also if every caller has left.
+            task.exception()
+
+    def forget(self, token_header: str) -> None:
+        for key, (token, _) in list(self._kept.items()):
+            if token_header.endswith(token):
+                del self._kept[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenExchange:
+    """Exchanges the token of a caller for one that another service accepts (RFC 8693).
+
+    Tokens are kept for each token of a caller until they expire, and at most as long as the caller's own. Requests that
+    no caller is behind, such as connecting to an MCP server, get a token of this client (`client_credentials`).
+
+    Raises:
+        ValueError: Naming the field that is wrong.
+    """
+
+    token_url: str
+    """The token endpoint of the authorization server."""
+
+    client_id: str
+    """The id of this client at the authorization server."""
+
+    client_secret: str = field(default="", repr=False)
+    """The secret of this client."""
+
+    audience: str | None = None
+    """The service that the token is for, as the authorization server calls it."""
+
+    resource: str | None = None
+    """The address of the service that the token is for."""
+
+    scopes: tuple[str, ...] = ()
+    """What to ask for; by default what the authorization server gives."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Sent with every token request."""
+
+    send_in: Literal["header", "body"] = "header"
+    """Where id and secret stand in a token request."""
+
+    _state: _Tokens = field(default_factory=_Tokens, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        enforce_lists(scopes=self.scopes)
+        if urlsplit(self.token_url).scheme not in ("http", "https"):
+            raise ValueError("token_url must begin with https:// or http://")
+
+    async def __call__(self, context: OperationContext) -> str:
+        """Return the token for a call.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if the caller did not show a token; `EXECUTION_ERROR` if the authorization server
+                gives none; `UNAVAILABLE` if it does not respond.
+        """
+        identity = context.identity
+        subject = None if identity is None else _held_token(identity)
+        if subject is None and context is not NO_CALL:
+            raise CallError(
+                ErrorCode.ACCESS_DENIED,
+                "This operation acts for its caller at another service: call it with an access token."
+                " An API key, or no credential, cannot be exchanged.",
+            )
+        expires = None if identity is None else identity.expires_at
+        return await self._state.get(subject or "", expires, lambda: self._fetch(subject))
+
+    def refuse(self, token_header: str) -> None:
+        """Forget the token that a service rejected."""
+        self._state.forget(token_header)
+
+    def _fetch(self, subject: str | None) -> tuple[str, float]:
+        """Return a token and the seconds for which it may be used. This blocks."""
+        fields = {"grant_type": "client_credentials"}
+        if subject is not None:
+            fields = {
+                "grant_type": _EXCHANGE,
+                "subject_token": subject,
+                "subject_token_type": _ACCESS_TOKEN,
+                "requested_token_type": _ACCESS_TOKEN,
+            }
+        named = {"audience": self.audience, "resource": self.resource}
+        fields |= {name: value for name, value in named.items() if value is not None}
+        if self.scopes:
+            fields["scope"] = " ".join(self.scopes)
+        fields |= self.parameters
+        headers = {"Accept": "application/json"}
+        if self.client_secret and self.send_in == "header":
+            pair = f"{quote(self.client_id, safe='')}:{quote(self.client_secret, safe='')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            fields["client_id"] = self.client_id
+            if self.client_secret:
+                fields["client_secret"] = self.client_secret
+        response = _post(self.token_url, headers, urlencode(fields).encode())
+        token = text_of(response.get("access_token"))
+        if not token or text_of(response.get("token_type", "Bearer")).lower() != "bearer":
+            raise CallError(ErrorCode.EXECUTION_ERROR, "The token endpoint gave no bearer token.")
+        if token == subject:
+            message = "The token endpoint returned the caller's own token, which is not passed on."
+            raise CallError(ErrorCode.EXECUTION_ERROR, message)
+        return token, _seconds(response.get("expires_in"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallerToken:
+    """The credential of a call's caller: one of `users`, `function` and `exchange`.
+
+    Raises:
+        ValueError: Naming the field that is wrong.
+    """
+
+    users: Mapping[str, Annotated[str, NAMED]] = field(default_factory=dict[str, str], repr=False)
+    """The token of each caller, by its id. A call of any other caller fails."""
+
+    function: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | TokenFunction | None = None
+    """A function of your own that returns the token of a call, given its context: `module:function` in a file."""
+
+    exchange: TokenExchange | None = None
+    """Exchanges the token that the caller showed."""
+
+    own: str | None = field(default=None, repr=False)
+    """The token for requests that no caller is behind, such as connecting to an MCP server and listing its tools."""
+
+    def __post_init__(self) -> None:
+        given = [bool(self.users), self.function is not None, self.exchange is not None]
+        if sum(given) != 1:
+            raise ValueError("a credential of the caller needs one of users, function and exchange")
+
+    def load(self) -> TokenFunction:
+        """Return the function that finds the token; import it if it is named.
+
+        Raises:
+            ValueError: If it cannot be imported.
+        """
+        if self.exchange is not None:
+            return self.exchange
+        if isinstance(self.function, str):
+            module, _, name = self.function.partition(":")
+            try:
+                return cast("TokenFunction", getattr(import_module(module), name))
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"function {self.function} cannot be imported: {error}") from error
+        return self.function or self._of_user
+
+    async def __call__(self, context: OperationContext) -> str | None:
+        """Return the token for a call, or None to send none.
+
+        Raises:
+            CallError: If there is none for this caller.
+        """
+        if context is NO_CALL and (self.own is not None or self.users):
+            return self.own
+        found = self.load()(context)
+        return await found if isawaitable(found) else found
+
+    def refuse(self, token_header: str) -> None:
+        """Forget a token that a service rejected, if it can be fetched again."""
+        if self.exchange is not None:
+            self.exchange.refuse(token_header)
+
+    def _of_user(self, context: OperationContext) -> str:
+        identity = context.identity
+        token = None if identity is None else self.users.get(identity.id)
+        if token is None:
+            raise CallError(
+                ErrorCode.ACCESS_DENIED,
+                "This operation acts for its caller at another service, and the caller has no credential there.",
+            )
+        return token
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Refuses redirects: a token goes to the address that the operator named, and nowhere else."""
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
+        """Return nothing, so that the redirect is an error."""
+
+
+_open = build_opener(_NoRedirects).open
+
+
+def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
+    request = Request(url, body, dict(headers))  # noqa: S310 - the operator's address
+    try:
+        with _open(request, timeout=_SECONDS) as response:
+            raw = response.read(_MAX_RESPONSE)
+        return object_of(decode_json(raw, max_values=MAX_REQUEST_VALUES))
+    except HTTPError as error:
+        with error:
+            raise _refused(error) from None
+    except OSError as error:
+        message = f"The token endpoint cannot be reached: {type(error).__name__}"
+        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=True) from error
+    except JSONValueError:
+        message = "The token endpoint did not respond with JSON."
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
+
+
+def _refused(error: HTTPError) -> CallError:
+    """Return the error for a response that gives no token; its code says why, and its text could hold a token."""
+    if error.code >= 500:
+        message = f"The token endpoint responded with HTTP status {error.code}"
+        return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)
+    try:
+        said = object_of(decode_json(error.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES)).get(
+            "error"
+        )
+    except (JSONValueError, OSError):
+        said = None
+    reason = said if isinstance(said, str) and said.isidentifier() else f"status {error.code}"
+    return CallError(ErrorCode.EXECUTION_ERROR, f"The token exchange was refused: {reason}.")
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return _LIFETIME
+    return min(max(seconds, 0.0), 86_400.0) if isfinite(seconds) else _LIFETIME
