@@ -49,6 +49,18 @@ def test_the_table_has_every_id() -> None:
     assert list(_promised()) == expected
 
 
+def test_every_attack_has_its_test() -> None:
+    page = (PROJECT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = page.partition("## Attacks")[2].partition("\n## ")[0].split("\n| ")[2:]
+    assert len(rows) > 25
+    for row in rows:
+        named = re.findall(r"`(\w+/\w+\.py)(?:::(\w+))?`", row.rpartition(" | ")[2])
+        assert named, row
+        for file, test in named:
+            source = (TESTS / file).read_text(encoding="utf-8")
+            assert not test or f"def {test}(" in source, f"{file} has no {test}"
+
+
 def test_every_promise_has_a_test_and_every_marker_a_promise() -> None:
     promised, marked = set(_promised()), set(_marked())
 

@@ -11,8 +11,7 @@ from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
 from operations.calls.reply_cache import WEIGHT, Recent
 from operations.context import new_request_id
-from operations.front.limits import Limits
-from operations.front.queue import AdmissionQueue
+from operations.front.limits import AdmissionQueue, Limits
 
 
 @dataclass(eq=False)

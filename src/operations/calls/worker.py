@@ -53,8 +53,7 @@ from operations.context import CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
 from operations.front.front import Front
 from operations.front.identity import caller_key, identify_credential
-from operations.front.limits import Limits
-from operations.front.queue import AdmissionQueue
+from operations.front.limits import AdmissionQueue, Limits
 from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription, usable
 from operations.registry import OperationRegistry
 from operations.specs import OperationType

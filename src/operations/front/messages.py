@@ -1,20 +1,27 @@
-"""HTTP messages: read request bodies and decode JSON within limits, and send whole responses.
+"""HTTP messages: which requests are for us, their bodies and JSON within limits, and whole responses.
+
+A page on any web site can make a browser send requests to a server on the visitor's own machine, or point a name of
+its own at it (DNS rebinding). The Host and Origin headers reveal this; `HostGuard` checks both before anything else.
 
 Rule 1: a limit is checked before the work it protects: bytes while they arrive, values before they are decoded.
+Rule 2: probes are exempt from the check of Host: they use our address and learn nothing.
+Rule 3: allowed origins may read responses (CORS), at every entry point.
+Rule 4: a chunked request is rejected (411) under a server that may append trailers to its headers.
 """
 
 import asyncio
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from operations import _json
+from operations._host_rules import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError, enforce_bounds
 from operations.access import Identity
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode
 from operations.front.limits import Limits
 from operations.front.public_errors import (
     CLOSE,
@@ -27,7 +34,7 @@ from operations.front.public_errors import (
     too_large,
     unsupported,
 )
-from operations.front.timing import Message, Receive, Scope, Send
+from operations.front.timing import App, Message, Receive, Scope, Send
 from operations.specs import OperationSpec
 
 
@@ -205,3 +212,79 @@ def route_path(scope: Mapping[str, Any]) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path
+
+
+DROPS_TRAILERS: Final = "operations.drops_trailers"
+"""Scope key of requests of a server whose headers never contain trailers."""
+
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+
+_EXPOSED: Final = (
+    "mcp-protocol-version, mcp-session-id, operations-changes, operations-meta, retry-after, "
+    "www-authenticate, x-request-id"
+)
+_ACCEPTED: Final = (
+    "accept, authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, "
+    "mcp-session-id, operations-meta, operations-timeout, traceparent, tracestate, x-api-key"
+)
+_PREFLIGHT: Final[list[Header]] = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", _ACCEPTED.encode()),
+    (b"access-control-max-age", b"600"),
+]
+
+
+_CHUNKED: Final = RequestError(
+    411, ErrorCode.VALIDATION_ERROR, "Send a Content-Length instead of chunks", headers=[CLOSE]
+)
+
+
+class HostGuard:
+    """ASGI middleware that passes on requests for us, from programs or from allowed pages.
+
+    Args:
+        app: The guarded application.
+        hosts: Names we answer to, without a port, or with one to require it; `*` for any.
+        origins: `scheme://host[:port]` of pages that may use us, besides our own.
+    """
+
+    def __init__(self, app: App, hosts: Collection[str], origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._rules = HostRules(hosts, origins)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve or reject a request."""
+        if scope["type"] not in ("http", "websocket"):
+            return self._app(scope, receive, send)
+        if scope["path"].endswith("z") and route_path(scope) in PROBES:
+            return self._app(scope, receive, send)
+        headers = scope["headers"]
+        if DROPS_TRAILERS not in scope and any(name == b"transfer-encoding" for name, _ in headers):
+            return error_reply(_CHUNKED, "-").send(send)
+        error, page = self._rules.check(headers)
+        if error is not None:
+            rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
+            reply = error_reply(rejected, "-")
+            if scope["type"] == "websocket":
+                return reject_handshake(reply, scope, send)
+            return reply.send(send)
+        if page is None or scope["type"] == "websocket":
+            return self._app(scope, receive, send)
+        return self._for_page(page, scope, receive, send)
+
+    async def _for_page(self, origin: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a page of an allowed origin, which may then read the response."""
+        cors: list[Header] = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if scope["method"] == "OPTIONS" and any(
+            name == b"access-control-request-method" for name, _ in scope["headers"]
+        ):
+            await Reply(200, b"", [*cors, *_PREFLIGHT]).send(send)
+            return
+        cors.append((b"access-control-expose-headers", _EXPOSED.encode()))
+
+        async def readable(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *cors]}
+            await send(message)
+
+        await self._app(scope, receive, readable)

@@ -17,7 +17,7 @@ import msgspec
 
 from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations._text import names_a_secret, without_secrets
-from operations.front.redaction import HIDDEN, SHORTEST, Redactor, parts_of
+from operations.front.public_errors import HIDDEN, SHORTEST, Redactor, parts_of
 
 _LONG = 12
 """A shorter value of a variable with an ordinary name is a setting, such as `LOG_LEVEL=error`."""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json
 from operations.errors import CallError, ErrorCode, timeout_error
-from operations.front.redaction import Redactor
+from operations.front.public_errors import Redactor
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal[

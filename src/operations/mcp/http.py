@@ -49,7 +49,7 @@ from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
-from operations.front.redaction import Redactor
+from operations.front.public_errors import Redactor
 from operations.mcp.config_secrets import redact_logged_addresses
 from operations.mcp.failures import Kind, answered_id, refusal, seal
 from operations.mcp.oauth import stored_login

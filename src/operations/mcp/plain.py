@@ -25,7 +25,7 @@ from operations._json import (
     decode_json,
 )
 from operations._mcp_config import MCPClientConfig
-from operations.front.redaction import Redactor
+from operations.front.public_errors import Redactor
 from operations.mcp.failures import refusal, seal
 from operations.types import JSONObject
 

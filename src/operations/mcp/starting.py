@@ -9,7 +9,7 @@ from typing import Any
 
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
-from operations.front.redaction import Redactor
+from operations.front.public_errors import Redactor
 from operations.mcp.config_secrets import command_line
 from operations.mcp.stdio import Child
 from operations.types import JSONObject

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from operations.calls.graph import CallGraph
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
 from operations.front.front import Front
-from operations.front.hosts import HostGuard
 from operations.front.http import RequestPipeline
+from operations.front.messages import HostGuard
 from operations.registry import OperationRegistry
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
-from operations.front.hosts import DROPS_TRAILERS
+from operations.front.messages import DROPS_TRAILERS
 from operations.front.timing import Scope
 from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
 

@@ -2,6 +2,9 @@
 
 Rule 1: the server listens on 127.0.0.1 by default. To listen on a network without authentication, you must allow it
         explicitly.
+Rule 2: a WebSocket message counts as sent when its client has read nearly all of it. A connection whose client does
+        not read for some time is cut, so that unread messages are freed.
+Rule 3: a handshake that is malformed, or followed by data before it was answered, ends the connection.
 """
 
 import asyncio
@@ -10,7 +13,7 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,11 +21,16 @@ from starlette.applications import Starlette
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
-from operations.server.exchange import Exchange
+from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
 from operations.server.protocol import HTTPProtocol
 from operations.server.system import Readiness
-from operations.server.websocket import websocket_protocol
 from operations.types import options_of
+
+try:
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+except ModuleNotFoundError:
+    # Without the `websocket` extra there are no WebSockets.
+    WebSocketsSansIOProtocol = None  # type: ignore[assignment, misc]
 
 logger = logging.getLogger("operations.server")
 _uvicorn_logger = logging.getLogger("uvicorn.error")
@@ -33,6 +41,71 @@ GRACE = 10
 _POLL = 0.05
 _KEEP_ALIVE = 5
 _BACKLOG = 2048
+
+
+if WebSocketsSansIOProtocol is None:
+    websocket_protocol: Any = "none"
+else:
+
+    class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
+        """One WebSocket."""
+
+        _unread_alarm: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            """Limit what waits to be sent."""
+            cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_BUFFER)
+            super().connection_made(transport)
+
+        def data_received(self, data: bytes) -> None:
+            """Take a handshake or messages."""
+            if self.handshake_initiated and not self.handshake_complete:
+                # Responses to messages would be sent before the one to the handshake.
+                self.transport.close()
+                return
+            super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.transport.is_closing():
+                # uvicorn would neither respond nor close the connection.
+                response = b"".join(self.conn.data_to_send())
+                self.transport.write(response or STATUS_LINES[400] + NO_BODY)
+                self.transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Stop all timers."""
+            self.resume_writing()
+            super().connection_lost(exc)
+
+        async def send(self, message: Any) -> None:
+            """Send a message; return when the client has read nearly all of it."""
+            await super().send(message)
+            await self.writable.wait()
+
+        def pause_writing(self) -> None:
+            """Expect the client to read."""
+            super().pause_writing()
+            if self._unread_alarm is None:
+                self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            """Note that the client has read."""
+            if self._unread_alarm is not None:
+                self._unread_alarm.cancel()
+                self._unread_alarm = None
+            super().resume_writing()
+
+        def _watch(self, unread: int) -> None:
+            loop = asyncio.get_running_loop()
+            self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
+
+        def _cut_unless_read(self, before: int) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread < before:
+                self._watch(unread)
+            else:
+                # Closing would wait until the client has read.
+                self.transport.abort()
+
+    websocket_protocol = BoundedWebSocketProtocol
 
 
 class InsecureBindError(ValueError):

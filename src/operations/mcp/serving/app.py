@@ -18,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 from operations._host_rules import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError
-from operations.front.hosts import HostGuard
 from operations.front.http import (
     PIPELINE,
     REQUEST_ID,
@@ -27,7 +26,14 @@ from operations.front.http import (
     RequestState,
     counted_send,
 )
-from operations.front.messages import Reply, enforce_size, pause_collector, read_body, route_path
+from operations.front.messages import (
+    HostGuard,
+    Reply,
+    enforce_size,
+    pause_collector,
+    read_body,
+    route_path,
+)
 from operations.front.public_errors import not_found
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.handshake import HandshakeTransport, is_handshake_version

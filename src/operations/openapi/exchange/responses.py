@@ -24,7 +24,7 @@ from operations._json import (
 )
 from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
-from operations.front.redaction import Redactor, parts_of
+from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.exchange.sse import EventStreamDecoder
 from operations.openapi.reading import media
 from operations.openapi.reading.model import EVENT_STREAM
