@@ -25,9 +25,9 @@ from operations import (
     OperationType,
 )
 from operations._text import tool_name
-from operations.cli.exports.dialects import DIALECTS
-from operations.cli.exports.python_client import client_runtime, python_client
-from operations.cli.exports.tools import mcp_tools, provider_tools
+from operations.agents.providers import DIALECTS, provider_tools
+from operations.cli.export import mcp_tools
+from operations.cli.python_client import client_runtime, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running

@@ -14,7 +14,6 @@ from operations._text import counted
 from operations.cli.inputs import put_file, read_input
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, ExitCode, command, exit_code_of
-from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
 from operations.cli.render import Screen
 from operations.cli.session import open_front, open_session
@@ -26,6 +25,7 @@ from operations.front.identity import caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, SourceFilter
 from operations.hub.known_ids import complete_ids
+from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
 
 

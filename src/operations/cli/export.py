@@ -1,29 +1,34 @@
 """`operations export`: operations for others, and what was lost on the way."""
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from operations._text import suggestion
-from operations.cli.exports.losses import Loss
-from operations.cli.exports.python_client import python_client
-from operations.cli.exports.tools import mcp_tools, provider_tools
+from operations._text import suggestion, tool_name
+from operations.agents.providers import Loss, provider_tools
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.python_client import python_client
 from operations.cli.render import Screen, encoded
 from operations.cli.session import open_session
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
 from operations.hub.hub import Hub
+from operations.mcp.serving.catalog import Tool
 from operations.openapi import to_openapi
 from operations.specs import OperationSpec
+from operations.types import JSONObject
 
 Format = Literal["openapi", "openai", "anthropic", "gemini", "mcp", "python"]
 
 _SHOWN = 20
-"""How many losses are told one by one."""
+"""How many losses are printed one by one."""
+
+_SCHEMA_BUDGET = 1 << 20
+"""Bytes of shared definitions in one schema of an exported MCP tool: practically no limit."""
 
 
 @command
@@ -65,6 +70,11 @@ async def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[
     if not patterns:
         return specs
     return [spec for spec in specs if any(fnmatchcase(spec.id, each) for each in patterns)]
+
+
+def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:
+    """Return every operation as an MCP server lists it."""
+    return [Tool(tool_name(spec.id), spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]
 
 
 def _exported(format: Format, specs: list[OperationSpec]) -> tuple[Any, list[Loss]]:

@@ -26,10 +26,10 @@ from operations._json import (
     is_list,
     is_object,
 )
-from operations.cli.outline import Outline
 from operations.errors import CallError, ErrorCode
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large
+from operations.schema.outline import Outline
 from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)

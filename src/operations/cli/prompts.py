@@ -13,10 +13,10 @@ from typing import Any, cast
 from rich.text import Text
 
 from operations.cli.inputs import typed
-from operations.cli.outline import Outline
 from operations.cli.render import Screen, first_line, plain
 from operations.errors import CallError, SchemaError
 from operations.schema import Schema
+from operations.schema.outline import Outline
 from operations.types import JSONObject
 
 

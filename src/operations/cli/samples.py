@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from operations._json import list_of
 from operations.cli.inputs import read_input
-from operations.cli.outline import Outline
 from operations.cli.render import encoded
 from operations.errors import CallError, SchemaError
 from operations.front.limits import Limits
 from operations.schema import Schema
+from operations.schema.outline import Outline
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 

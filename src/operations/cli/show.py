@@ -10,13 +10,13 @@ from rich.tree import Tree
 from operations.access import AccessControl
 from operations.cli.list_ import caller
 from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.outline import Outline
 from operations.cli.render import STYLES, Screen, encoded, first_line, plain
 from operations.cli.samples import example
 from operations.cli.session import open_session
 from operations.front.search import Gateway
 from operations.hub import Source, SourceFilter
 from operations.hub.known_ids import complete_ids
+from operations.schema.outline import Outline
 from operations.specs import OperationSpec
 
 _DEPTH = 6

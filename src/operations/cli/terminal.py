@@ -10,10 +10,10 @@ from time import monotonic
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from operations.cli.outline import Outline
 from operations.cli.prompts import ask_for_missing
 from operations.cli.render import Screen, encoded, plain
 from operations.context import CallerChannel
+from operations.schema.outline import Outline
 from operations.types import JSONObject
 
 _LINE_SECONDS = 1.0

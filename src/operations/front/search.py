@@ -60,6 +60,7 @@ class Gateway:
     Args:
         registry: The operations.
         admit: Raises unless the identity may know of an operation; called before each call.
+        shows: Returns whether a caller sees an operation.
         max_query: Characters of a search query.
     """
 
@@ -68,10 +69,12 @@ class Gateway:
         registry: OperationRegistry,
         *,
         admit: Callable[[str, Identity | None], object] | None = None,
+        shows: Callable[[OperationSpec, OperationContext], bool] = may_call,
         max_query: int = 1_000,
     ) -> None:
         self._registry = registry
         self._admit = admit
+        self._shows = shows
         self.max_query = max_query
         self._ranking = Ranking(())
         self._revision = -1
@@ -113,7 +116,7 @@ class Gateway:
                 (namespace is None or spec.namespace == namespace)
                 and (type is None or spec.type is type)
                 and all(tag in spec.tags for tag in tags)
-                and may_call(spec, context)
+                and self._shows(spec, context)
             )
 
         found: list[Found] = []
@@ -140,7 +143,7 @@ class Gateway:
             CallError: `OPERATION_NOT_FOUND`, also for what exists but is not the caller's to see.
         """
         spec = self._registry.get_spec(operation_id)
-        if spec is None or not may_call(spec, context):
+        if spec is None or not self._shows(spec, context):
             raise self._registry.not_found(operation_id, context)
         return spec
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from operations.access import Identity
-from operations.cli.outline import Outline
 from operations.cli.render import Screen, encoded, plain
 from operations.cli.samples import as_typed
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.registry import OperationRegistry
+from operations.schema.outline import Outline
 from operations.types import JSONObject
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from operations._json import kind_of, object_of
 from operations._references import followed
-from operations.schema import Schema
+from operations.schema.document import Schema
 from operations.types import JSONObject, JSONSchema
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from operations._json import object_of
-from operations.cli.exports import client_runtime as runtime_module
-from operations.cli.outline import Outline
+from operations.cli import client_runtime as runtime_module
 from operations.cli.render import first_line
 from operations.schema import Schema
+from operations.schema.outline import Outline
 from operations.schema.scopes import Scopes
 from operations.specs import OperationSpec, OperationType
 

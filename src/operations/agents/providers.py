@@ -1,22 +1,51 @@
-"""What each provider takes as the schema of a tool, as data, and how a schema is made to fit.
+"""Operations as the tools of a model provider.
 
-    openai, anthropic   any JSON Schema, as long as its root is a plain object
-    gemini              the OpenAPI 3.0 kind: few keywords, no references, string enums
+    openai, anthropic   any JSON Schema whose root is a plain object
+    gemini              the OpenAPI 3.0 subset: few keywords, no references, string enums
 
-Rule 1: what does not fit is left out and told, never bent into something that accepts other values in silence.
-        The operation itself still checks everything.
+Rule 1: a schema that a provider rejects is simplified, and every simplification is reported as a `Loss`. The operation
+        itself still validates everything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from operations.cli.outline import Outline
+from operations._text import tool_name
+from operations.schema.outline import Outline
+from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
 Provider: TypeAlias = Literal["openai", "anthropic", "gemini"]
 Report: TypeAlias = Callable[[str, str], None]
-"""Told of each loss: where, and what became of it."""
+"""Called with the place and the consequence of each loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A part of an operation that a provider cannot express."""
+
+    operation_id: str
+
+    place: str
+    """Where: a JSON pointer into the input schema, or `name`, `description`, `type`."""
+
+    what: str
+    """The consequence."""
+
+    def to_json(self) -> JSONObject:
+        """Return the loss as JSON."""
+        return {"operationId": self.operation_id, "place": self.place, "what": self.what}
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """An operation as a tool: its name, its description, and the schema of its arguments."""
+
+    spec: OperationSpec
+    name: str
+    description: str
+    schema: JSONObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +122,10 @@ def fit(outline: Outline, dialect: Dialect, report: Report) -> JSONObject:
 
 
 def _object_root(outline: Outline, report: Report) -> JSONObject:
-    """The schema with a plain object at its root, which is what arguments are."""
+    """Return the schema with a plain object at its root: the arguments of a tool are an object."""
     schema = outline.schema
-    if schema and outline.types and "object" not in outline.types:
-        report("", "is no object: the value is the argument `input`")
+    if _is_wrapped(outline):
+        report("", "is not an object: the value is the argument `input`")
         return {
             "type": "object",
             "properties": {"input": outline.standalone},
@@ -116,8 +145,13 @@ def _object_root(outline: Outline, report: Report) -> JSONObject:
     return root
 
 
+def _is_wrapped(outline: Outline) -> bool:
+    """Return whether the input is not an object, so that it is the value of an argument."""
+    return bool(outline.schema and outline.types and "object" not in outline.types)
+
+
 class _Plain:
-    """Turns JSON Schema into what OpenAPI 3.0 can say."""
+    """Converts JSON Schema to the subset of OpenAPI 3.0."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -209,3 +243,42 @@ def description_of(text: str, dialect: Dialect, report: Report) -> str:
         return text
     report("description", f"is cut to {dialect.longest_description} characters")
     return text[: dialect.longest_description - 1] + "…"
+
+
+def input_of(spec: OperationSpec, arguments: JSONObject) -> Any:
+    """Return the input of an operation that the arguments of a tool call stand for."""
+    return arguments.get("input") if _is_wrapped(Outline.of(spec.input_schema)) else arguments
+
+
+def definition(spec: OperationSpec, dialect: Dialect, report: Report) -> Definition:
+    """Return an operation as a tool."""
+    name = tool_name(spec.id)
+    if "__" not in name:
+        report("name", f"is called {name}, from which the id cannot be derived")
+    description = description_of(spec.description or spec.title or spec.id, dialect, report)
+    return Definition(spec, name, description, fit(Outline.of(spec.input_schema), dialect, report))
+
+
+def provider_tools(
+    specs: Sequence[OperationSpec], provider: Provider
+) -> tuple[list[JSONObject], list[Loss]]:
+    """Return every query and mutation as a tool, and the losses: omitted operations first."""
+    dialect = DIALECTS[provider]
+    losses: list[Loss] = []
+    omitted: list[Loss] = []
+    tools: list[JSONObject] = []
+    for spec in specs:
+
+        def report(place: str, what: str, operation_id: str = spec.id) -> None:
+            losses.append(Loss(operation_id, place or "/", what))
+
+        if spec.type is OperationType.SUBSCRIPTION:
+            what = "is a subscription, and a tool returns one result: omitted"
+            omitted.append(Loss(spec.id, "type", what))
+        elif len(tools) == dialect.most_tools:
+            what = f"is omitted: {provider} accepts {dialect.most_tools} tools at a time"
+            omitted.append(Loss(spec.id, "/", what))
+        else:
+            tool = definition(spec, dialect, report)
+            tools.append(dialect.wrap(tool.name, tool.description, tool.schema))
+    return tools, omitted + losses

@@ -1,0 +1,164 @@
+"""Operations as the tools of an agent, in the form of every provider."""
+
+import json
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
+
+from operations import MissingExtraError, OperationRegistry
+from operations.agents import Toolbox
+
+
+def openai_call(name: str, arguments: Any) -> Any:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"id": "c1", "type": "function", "function": function}
+
+
+def responses_call(name: str, arguments: Any) -> Any:
+    text = json.dumps(arguments)
+    return SimpleNamespace(type="function_call", call_id="c1", name=name, arguments=text)
+
+
+def anthropic_call(name: str, arguments: Any) -> Any:
+    return SimpleNamespace(type="tool_use", id="c1", name=name, input=arguments)
+
+
+def langchain_call(name: str, arguments: Any) -> Any:
+    return {"type": "tool_call", "id": "c1", "name": name, "args": arguments}
+
+
+def gemini_call(name: str, arguments: Any) -> Any:
+    return SimpleNamespace(function_call=SimpleNamespace(id="c1", name=name, args=arguments))
+
+
+def gemini_text(message: Any) -> tuple[str, str]:
+    found = message["function_response"]
+    response = found["response"]
+    return found["id"], json.dumps(response.get("result", response), separators=(",", ":"))
+
+
+FORMS: dict[str, tuple[Callable[[str, Any], Any], Callable[[Any], tuple[str, str]]]] = {
+    "openai": (openai_call, lambda m: (m["tool_call_id"], m["content"])),
+    "responses": (responses_call, lambda m: (m["call_id"], m["output"])),
+    "anthropic": (anthropic_call, lambda m: (m["tool_use_id"], m["content"])),
+    "langchain": (langchain_call, lambda m: (m["tool_call_id"], m["content"])),
+    "gemini": (gemini_call, gemini_text),
+}
+
+
+@pytest.fixture
+def toolbox() -> Toolbox:
+    return Toolbox(shop(), identity=AGENT, allow=["shop.*"], max_bytes=2_000)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_calls_of_every_provider_give_its_result_message(form: str, toolbox: Toolbox) -> None:
+    write, read = FORMS[form]
+
+    for kind, (name, arguments, expected) in CALLS.items():
+        call_id, text = read(await toolbox.run(write(name, arguments)))
+        assert call_id == "c1"
+        assert expected in text, kind
+        assert ('"error":' in text) == (kind in FAILURES)
+
+    ran = [
+        (step.operation_id, step.outcome, [each.operation_id for each in step.steps])
+        for step in toolbox.transcript
+    ]
+    assert ran == list(RAN.values())
+    assert toolbox.transcript.to_json()[1]["changes"] == {"input": 1}
+    assert "  shop.item: success" in str(toolbox.transcript)
+
+
+async def test_the_lists_of_all_providers_name_the_same_tools(toolbox: Toolbox) -> None:
+    names = [
+        [each["function"]["name"] for each in toolbox.openai()],
+        [each["name"] for each in toolbox.openai_responses()],
+        [each["name"] for each in toolbox.anthropic()],
+        [each["name"] for each in toolbox.gemini()],
+    ]
+
+    assert len(set(map(tuple, names))) == 1
+    assert "shop__refund" not in names[0]
+    assert names[0][-1] == "results__next"
+
+
+async def test_only_allowed_operations_are_tools() -> None:
+    toolbox = Toolbox(shop(), identity=AGENT, allow=["shop.item"])
+
+    refused = await toolbox.run(anthropic_call("shop__log", {}))
+
+    assert [each["name"] for each in toolbox.anthropic()] == ["shop__item", "results__next"]
+    assert refused["is_error"]
+    with pytest.raises(ValueError, match="allow"):
+        Toolbox(shop(), allow="shop.*")
+
+
+async def test_a_large_result_is_read_page_by_page(toolbox: Toolbox) -> None:
+    lines: list[str] = []
+    message = await toolbox.run(anthropic_call("shop__log", {}))
+    while True:
+        assert len(message["content"]) <= 2_000
+        page = json.loads(message["content"])
+        lines += page["value"]
+        if "cursor" not in page:
+            break
+        message = await toolbox.run(anthropic_call("results__next", {"cursor": page["cursor"]}))
+
+    assert lines == [f"line {number}" for number in range(1000)]
+
+
+async def test_many_operations_are_found_described_and_called() -> None:
+    toolbox = Toolbox(shop(), identity=AGENT, allow=["shop.*"], max_tools=3, max_bytes=2_000)
+
+    async def run(name: str, **arguments: Any) -> Any:
+        return json.loads((await toolbox.run(anthropic_call(name, arguments)))["content"])
+
+    names = {each["name"] for each in toolbox.anthropic()}
+    assert names == {"tools__search", "tools__describe", "tools__call", "results__next"}
+    assert (await run("tools__search", query="return an item"))[0]["operation"] == "shop.item"
+    described = await run("tools__describe", operation="shop.item")
+    assert described["inputSchema"]["required"] == ["id"]
+    found = await run("tools__call", operation="shop.item", input={"id": 1})
+    assert found == {"id": 1, "name": "cup"}
+    page = await run("tools__call", operation="shop.log")
+    assert (await run("results__next", cursor=page["cursor"]))["value"]
+    for hidden in ("shop.refund", "nothing.here"):
+        assert "error" in await run("tools__call", operation=hidden, input={"id": 1})
+    call = list(toolbox.transcript)[2]
+    assert (call.operation_id, call.steps[0].operation_id) == ("tools.call", "shop.item")
+
+
+async def test_arguments_that_are_not_an_object_are_an_error(toolbox: Toolbox) -> None:
+    for arguments in ("[1]", "{", "5"):
+        call = {"id": "c1", "function": {"name": "shop__item", "arguments": arguments}}
+        assert "VALIDATION_ERROR" in (await toolbox.run(call))["content"]
+    with pytest.raises(TypeError, match="not a tool call"):
+        await toolbox.run({"nothing": 1})
+
+
+async def test_a_text_is_returned_as_it_is() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("text.upper", type="query")
+    async def upper(text: str) -> str:
+        return text.upper()
+
+    message = await Toolbox(registry).run(anthropic_call("text__upper", {"text": "a"}))
+
+    assert message["content"] == "A"
+
+
+def test_a_missing_framework_names_its_extra(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("langchain_core.tools", "pydantic_ai", "agents"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    for build in (toolbox.langchain, toolbox.pydantic_ai, toolbox.openai_agents):
+        with pytest.raises(MissingExtraError, match="pip install"):
+            build()
