@@ -126,7 +126,7 @@ def test_a_value_without_meaning_is_told_with_its_operation(run: Run, folder: Pa
     )
     ran = run("call", "work.when", "day=2026-13-45", "--json")
 
-    assert ran.error["message"].startswith("Invalid input of work.when: /day: ")
+    assert ran.error["message"].startswith("Invalid input of work.when: /day is not valid: ")
     assert ran.error["details"]["errors"][0]["path"] == "/day"
 
 

@@ -89,9 +89,9 @@ def test_losses_are_told_beside_the_result(run: Run) -> None:
     assert "work.count type: is a subscription" in ran.err
 
 
-def test_what_is_left_out_is_told_before_what_is_called_otherwise(run: Run) -> None:
+def test_omitted_operations_are_listed_before_other_losses(run: Run) -> None:
     told = run("export", "openai").err.splitlines()
-    kinds = ["left out" in line for line in told]
+    kinds = ["omitted" in line for line in told]
 
     assert kinds == sorted(kinds, reverse=True)
     assert kinds.count(True) == 2, "the subscriptions"
@@ -109,12 +109,12 @@ def test_what_is_asked_for_must_exist(run: Run) -> None:
     assert 'Did you mean "work.add"?' in ran.err
 
 
-def test_an_input_that_is_no_object_becomes_an_argument() -> None:
+def test_an_input_that_is_not_an_object_becomes_an_argument() -> None:
     (tool,), losses = provider_tools([spec("x", {"type": "string"})], "anthropic")
 
     assert tool["input_schema"]["properties"] == {"input": {"type": "string"}}
     assert [loss.what for loss in losses if loss.place == "/"] == [
-        "is no object: the value is the argument `input`"
+        "is not an object: the value is the argument `input`"
     ]
 
 

@@ -43,7 +43,7 @@ class ConversionError(ValueError):
 
     def issues(self) -> list[ValidationIssue]:
         """Return one issue per place."""
-        return [ValidationIssue(path, why, "type") for path, why in self.faults]
+        return [ValidationIssue(path, f"is not valid: {why}", "type") for path, why in self.faults]
 
 
 def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
