@@ -1178,7 +1178,12 @@ async def test_an_entry_point_carries_what_it_can(caplog: pytest.LogCaptureFixtu
     envelope = await registry.execute("test.run", None, OperationContext(channel=full))
 
     assert envelope.data == [{"action": "accept"}] * 2
-    assert carried == [(1, 2, "half"), ("warning", "careful"), ("name?", {}), ({"messages": []},)]
+    assert carried == [
+        (1, 2, "half"),
+        ("warning", "careful", None),
+        ("name?", {}),
+        ({"messages": []},),
+    ]
     caplog.set_level(logging.INFO)
     no_questions = CallerChannel()
     assert (
