@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from tests.calls.waiting import until
-from tests.calls.worlds import World
+from tests.calls.worlds import BrokerWorld, World, cuttable
 from tests.servers import Broker
 
 from operations.errors import NobodyThereError, TooLargeError
@@ -213,3 +213,46 @@ async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
         await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
         await target.send(box, event(1))
         await until(lambda: listener.bodies == [event(1)])
+
+
+@pytest.mark.requirement("R33", "F8")
+async def test_a_mailbox_keeps_all_items_of_120_subscriptions_while_its_owner_pauses(
+    broker_world: BrokerWorld,
+) -> None:
+    """Each of them may send 256 items ahead of its reader."""
+    count = 120 * 256
+    async with cuttable(broker_world) as (near, through), broker_world.connect() as far:
+        listener = Listener()
+        box = near.mailbox()
+        await near.listen((box,), listener)
+        through.delay = 2
+        for number in range(count):
+            await far.send(box, event(number))
+        through.delay = 0
+        await until(lambda: len(listener.bodies) == count, seconds=20)
+
+    assert listener.bodies == [event(number) for number in range(count)]
+
+
+@pytest.mark.requirement("R13", "F15")
+async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
+    broker_world: World,
+) -> None:
+    class Picky(Listener):
+        def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+            if body == event(3, "call.requested"):
+                raise ValueError("not this one")
+            super().receive(body, reply_to, age)
+
+    async with two_ends(broker_world) as (near, far):
+        picky = Picky()
+        await far.consume("work", picky, lambda: 64)
+        await asyncio.gather(
+            *(
+                near.enqueue(
+                    "work", event(n, "call.requested"), key=f"k{n}", reply_to="box", wait=1
+                )
+                for n in range(20)
+            )
+        )
+        await until(lambda: len(picky.bodies) == 19)

@@ -11,11 +11,15 @@ Rule 3: a transport reconnects by itself and restores what was listened to and t
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from operations.access import Identity
 from operations.errors import NotSentError
+from operations.pubsub.bounded import LogThrottle
+
+logger = logging.getLogger("operations")
 
 PUT_TYPE = "call.requested"
 """The type of the events that are put into queues. Every other event is sent to a mailbox."""
@@ -226,6 +230,17 @@ def usable(target: EventTarget) -> EventTarget:
     if hasattr(target, "__aenter__"):
         raise TypeError("the target is not open: async with connect_...(...) as target")
     raise TypeError(f"{target!r} is no event target: connect_redis and the like give one")
+
+
+_broken = LogThrottle()
+
+
+def deliver(receiver: Receiver, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    """Give a message to its receiver; if that fails, log it, so that the messages after it arrive."""
+    try:
+        receiver.receive(body, reply_to, age)
+    except Exception:
+        logger.log(_broken.level(), "a message could not be processed", exc_info=True)
 
 
 class Registration:

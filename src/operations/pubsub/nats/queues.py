@@ -25,7 +25,7 @@ from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import Receiver, deliver
 from operations.pubsub.bounded import IDLE, BatchSize
 
 logger = logging.getLogger("operations")
@@ -309,4 +309,4 @@ class DurableTaking:
         else:
             stored = message.metadata.timestamp.timestamp()
             age = self._loop.time() + self._ahead - stored
-            self._receiver.receive(message.data, "", max(age, 0.0))
+            deliver(self._receiver, message.data, "", max(age, 0.0))

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from operations.errors import TransportError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import Receiver, deliver
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     KEEPALIVE,
@@ -177,7 +177,7 @@ class Channels:
         if kind == b"message":
             for receiver in tuple(self._receivers.get(channel, ())):
                 if receiver is not None:
-                    receiver.receive(message[2], "")
+                    deliver(receiver, message[2], "")
         elif kind == b"subscribe":
             confirmed = self._confirmed.get(channel)
             if confirmed is not None:

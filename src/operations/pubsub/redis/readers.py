@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
-from operations.pubsub.base import Receiver
+from operations.pubsub.base import Receiver, deliver
 from operations.pubsub.bounded import IDLE, BatchSize
 from operations.pubsub.redis.connection import (
     Connector,
@@ -156,7 +156,7 @@ class MailboxReader(_Reader):
         for entry_id, fields in entries:
             self._positions[box] = entry_id
             if fields and fields[1]:
-                self._receiver.receive(fields[1], "")
+                deliver(self._receiver, fields[1], "")
                 # Large messages must not pile up.
                 self._since_trim += 1 + len(fields[1]) // 4096
 
@@ -286,7 +286,7 @@ class QueueReader(_Reader):
         for entry_id, fields in entries:
             if fields and entry_id not in others:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
-                self._receiver.receive(fields[1], "", age if age > _SHORT_AGE else 0.0)
+                deliver(self._receiver, fields[1], "", age if age > _SHORT_AGE else 0.0)
         await self._batch.begun(len(ids), began)
 
     async def _tidy(self, connection: Any) -> None:

@@ -59,7 +59,9 @@ return 1
 
 _NOBODY, _FULL = -1, -2
 
-_MAILBOX_LENGTH = 20_000
+_MAILBOX_LENGTH = 250_000
+"""Messages that a mailbox keeps, for about a thousand subscriptions whose readers pause."""
+
 _MARK_SECONDS = 30
 """How long a key is remembered across the group: the default time of a call."""
 
