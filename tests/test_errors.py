@@ -121,6 +121,7 @@ def test_the_status_table_is_the_contracts() -> None:
         "TIMEOUT": 504,
         "UNAVAILABLE": 503,
         "RESOURCE_EXHAUSTED": 429,
+        "APPROVAL_REQUIRED": 428,
     }
 
 

@@ -141,6 +141,11 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
+    def is_limited(self) -> bool:
+        """Whether some calls count, or need approval."""
+        return any(each.calls or each.approve for each in self.blocks)
+
+    @cached_property
     def _rules(self) -> dict[str, Rules | None]:
         return {}
 

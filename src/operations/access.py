@@ -6,15 +6,21 @@ Rule 3: access to one resource is checked when the input is final; until then so
 """
 
 from collections.abc import Callable, Collection, Mapping, Set
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
+from msgspec.json import decode, encode
 from msgspec.structs import force_setattr
 
 from operations._grants import Grant
 from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
+from operations.schema import from_schema
+from operations.types import Seconds
 
 
 def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
@@ -105,6 +111,45 @@ class AccessControl(
             and self.required_scopes_any is None
             and self.resource_type is None
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRule:
+    """Which calls of an operation a person must approve, and who may."""
+
+    when: Mapping[str, Any] | None = None
+    """A JSON Schema: only calls whose input satisfies it need approval; by default all."""
+
+    scope: str = "approvals:answer"
+    """The scope that is needed to answer."""
+
+    hold: Annotated[float, Meta(ge=0)] = 0
+    """Seconds that a call waits for the answer before it ends with `APPROVAL_REQUIRED`."""
+
+    seconds: Seconds = 3600
+    """Seconds after which a request, or an approval that was not used, expires."""
+
+    ask_caller: bool = False
+    """Let the caller confirm the call itself, if it can be asked: by MCP elicitation or at the terminal. This is a
+    confirmation, not an approval by another person."""
+
+    def applies(self, value: Any) -> bool:
+        """Return whether a call with this input needs approval; it does if that cannot be found out."""
+        if self.when is None:
+            return True
+        try:
+            return _accepts(encode(self.when), value)
+        except Exception:  # noqa: BLE001 - fail closed
+            return True
+
+
+@lru_cache(maxsize=256)
+def _compiled(schema: bytes) -> Any:
+    return from_schema(decode(schema)).compile().accepts
+
+
+def _accepts(schema: bytes, value: Any) -> bool:
+    return bool(_compiled(schema)(value))
 
 
 OPEN = AccessControl()

@@ -38,6 +38,7 @@ class ErrorCode(StrEnum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    APPROVAL_REQUIRED = "APPROVAL_REQUIRED"
 
 
 HTTP_STATUS: dict[str, int] = {
@@ -47,6 +48,7 @@ HTTP_STATUS: dict[str, int] = {
     ErrorCode.TIMEOUT: 504,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.RESOURCE_EXHAUSTED: 429,
+    ErrorCode.APPROVAL_REQUIRED: 428,
 }
 """The status of each code over HTTP. `ACCESS_DENIED` is 401 without an identity; any other code is 500."""
 

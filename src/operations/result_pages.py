@@ -126,7 +126,7 @@ class ResultPages:
     def _may_call(self, operation_id: str, context: OperationContext) -> bool:
         spec = self._registry.get_spec(operation_id)
         return spec is not None and (
-            context.trusted or check_access(spec.access_control, context.identity)
+            context.trusted or check_access(spec.access_control, context.identity, operation_id)
         )
 
     def _keep(self, secret: str, kept: "_Kept") -> None:

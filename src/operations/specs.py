@@ -30,7 +30,7 @@ from operations._json import (
     to_json,
 )
 from operations._text import enforce_lists, suggestion
-from operations.access import OPEN, AccessControl
+from operations.access import OPEN, AccessControl, ApprovalRule
 from operations.context import OperationContext
 from operations.schema import Schema, Signature, from_schema, schema_for
 from operations.types import JSONObject, JSONSchema
@@ -365,6 +365,9 @@ class Operation:
     calls: Collection[str] | None = None
     """Patterns of the operations that the handler may call on the operation's own authority; None leaves it to the
     registry. Every other nested call is checked as its caller. No part of the contract: it never crosses a wire."""
+
+    approve: ApprovalRule | None = None
+    """Which calls a person must approve; None for none."""
 
     needs_grant: bool = True
     """Whether a grant must cover it; not if it only lists what its caller may call."""

@@ -31,10 +31,10 @@ from operations._pipeline import Plan, invoke
 from operations._pipeline.path import before
 from operations._text import enforce_lists
 from operations._time_limits import TimeLimit
-from operations.access import AccessControl
+from operations.access import AccessControl, ApprovalRule
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
-from operations.errors import CallError, RegistrationError
+from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.registry import OperationRegistry
 from operations.result_pages import MIN_PAGE, NEXT, ResultPages, caller_of, next_operation
@@ -94,6 +94,9 @@ class ToolConfig:
     max_bytes: Annotated[int, Meta(ge=MIN_PAGE)] | None = None
     """The largest result, in bytes of JSON. A larger one is returned in pages: each is whole JSON and ends in a
     `cursor`, which `results.next` accepts. The operation then has no output schema."""
+
+    approve: ApprovalRule | bool | None = None
+    """Which calls a person must approve, and who may; `true` for all calls with the defaults."""
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
@@ -208,11 +211,18 @@ def _configured(
     inner = replaced(
         operation, spec=with_fields(spec, access_control=AccessControl()), output=output
     )
+    approve = operation.approve
+    if config.approve is not None:
+        approve = ApprovalRule() if config.approve is True else config.approve or None
     spec = with_fields(spec, access_control=access)
     if config.select is not None or config.max_bytes is not None:
         spec = with_fields(spec, output_schema=UNKNOWN)
     ready = replaced(
-        operation, spec=spec, output=output, timeout=config.timeout or operation.timeout
+        operation,
+        spec=spec,
+        output=output,
+        timeout=config.timeout or operation.timeout,
+        approve=approve,
     )
     runs = (
         config.timeout,
@@ -312,7 +322,7 @@ class _Tool:
                 pause = backoff.pause()
                 ends = context.deadline if context.limit is None else context.limit.deadline
                 is_late = ends is not None and time() + pause >= ends / 1000
-                if attempt == self._retries or not error.retryable or is_late:
+                if attempt == self._retries or not _is_repeatable(error) or is_late:
                     raise
                 await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
@@ -394,6 +404,11 @@ class _Cache:
         _, data, _ = self._kept.pop(key, (0.0, None, None))
         if data is not None:
             self._bytes -= len(data) + len(key)
+
+
+def _is_repeatable(error: CallError) -> bool:
+    # An approval takes a person: only the caller repeats the call.
+    return error.retryable and error.code != ErrorCode.APPROVAL_REQUIRED
 
 
 def _caller(context: OperationContext) -> str:

@@ -7,7 +7,8 @@ its handler. `run` puts those around it.
 import asyncio
 import inspect
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from time import perf_counter, time
 from types import CoroutineType
@@ -59,10 +60,21 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> OperationC
     """Check what depends on the final input, and return the context for the handler.
 
     Raises:
-        CallError: `ACCESS_DENIED`; `RESOURCE_EXHAUSTED` if a budget is spent; `UNAVAILABLE` if it is not known.
+        CallError: `ACCESS_DENIED`, `APPROVAL_REQUIRED`, `RESOURCE_EXHAUSTED` if a budget is spent, or `UNAVAILABLE` if
+            one of these is not known.
     """
     if plan.is_inner:
         return context
+    try:
+        return await _checked(plan, value, context)
+    except BaseException as error:
+        ledger = plan.host.authority.ledger
+        if ledger is not None:
+            ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
+        raise
+
+
+async def _checked(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
     identity, permits_input = context.identity, plan.permits_input
     grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     if not has_authority(plan, context):
@@ -70,14 +82,32 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> OperationC
             raise access_denied(plan.id)
         if grant is not None and not grant.accepts(plan.id, value):
             raise access_denied(plan.id)
-    if grant is not None and (limits := grant.limits(plan.id)).budgets:
-        await plan.host.authority.spend(grant, limits)
+    if plan.admits or (grant is not None and grant.is_limited):
+        await plan.host.authority.admit(plan.operation, plan.digest, value, context)
     return context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
 async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
-    result: Any = plan.handler(value, await guard(plan, value, context))
-    return await result if inspect.isawaitable(result) else result
+    inner = await guard(plan, value, context)
+    with recorded(plan, context):
+        result: Any = plan.handler(value, inner)
+        return await result if inspect.isawaitable(result) else result
+
+
+@contextmanager
+def recorded(plan: Plan, context: OperationContext) -> Generator[None]:
+    """Record how a handler ended, if there is a ledger."""
+    ledger = None if plan.is_inner else plan.host.authority.ledger
+    if ledger is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        left = isinstance(error, GeneratorExit)
+        ledger.end(plan.id, context, "ok" if left else code_of(error, context) or "")
+        raise
+    ledger.end(plan.id, context, "ok")
 
 
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:

@@ -78,7 +78,9 @@ class Plan:
     """
 
     __slots__ = (
+        "_digest",
         "accepts",
+        "admits",
         "finish",
         "flat",
         "handler",
@@ -105,12 +107,23 @@ class Plan:
         self.permits_input = resource_permission(spec.access_control)
         calls = host.calls if operation.calls is None else tuple(operation.calls)
         self.reach = Reach(self.id, matcher(calls)) if calls else None
-        self.is_plain = self.permits_input is None and self.reach is None
+        self.admits = not is_inner and (
+            operation.approve is not None or host.authority.ledger is not None
+        )
+        self.is_plain = self.permits_input is None and self.reach is None and not self.admits
+        self._digest: str | None = None
         compiled = spec.input_schema.compile()
         self.accepts, self.flat = compiled.accepts, compiled.flat
         self.finish = finisher(spec, operation.output or host.output)
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the contract."""
+        if self._digest is None:
+            self._digest = self.spec.digest
+        return self._digest
 
     def _runnable(self) -> Callable[[Any, OperationContext], Any]:
         handler = self.operation.handler

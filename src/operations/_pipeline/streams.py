@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Self, cast
 
 from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
-from operations._pipeline.path import admit, before, enter, fail, guard, stop
+from operations._pipeline.path import admit, before, enter, fail, guard, recorded, stop
 from operations._pipeline.plan import Call, NextStream, Plan
 from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
@@ -65,17 +65,19 @@ async def _items(
     try:
         enter(plan, context)
         plan, value = admit(plan, value, context)
-        opened = plan.handler(value, await guard(plan, value, context))
-        iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
-        while True:
-            try:
-                item = await anext(iterator)
-            except StopAsyncIteration:
-                return
-            if type(item) in ENVELOPES and is_large(item):  # pyright: ignore[reportUnknownArgumentType]
-                yield await asyncio.to_thread(plan.finish, item)
-            else:
-                yield plan.finish(item)
+        inner = await guard(plan, value, context)
+        with recorded(plan, context):
+            opened = plan.handler(value, inner)
+            iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
+            while True:
+                try:
+                    item = await anext(iterator)
+                except StopAsyncIteration:
+                    return
+                if type(item) in ENVELOPES and is_large(item):  # pyright: ignore[reportUnknownArgumentType]
+                    yield await asyncio.to_thread(plan.finish, item)
+                else:
+                    yield plan.finish(item)
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - rule 2

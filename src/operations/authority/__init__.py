@@ -5,11 +5,16 @@ Rule 2: every change in the store is one compare-and-set, so several hubs can sh
 """
 
 from operations._grants import Block, Grant, GrantError, derived_key, narrow, new_block, read_token
+from operations.access import ApprovalRule
+from operations.authority.approvals import Approval, Approvals, approval_operations
 from operations.authority.grants import Grants
 from operations.authority.guard import Authority
 from operations.authority.store import MemoryStore, SQLiteStore, Store, StoreError
 
 __all__ = [
+    "Approval",
+    "ApprovalRule",
+    "Approvals",
     "Authority",
     "Block",
     "Grant",
@@ -19,6 +24,7 @@ __all__ = [
     "SQLiteStore",
     "Store",
     "StoreError",
+    "approval_operations",
     "derived_key",
     "narrow",
     "new_block",

@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "login": (_SET_UP, "login:login", "Sign in to an MCP server through a browser."),
     "grant": (_SET_UP, "grant:app", "Create, narrow, show and revoke grants for agents."),
+    "approvals": (_SET_UP, "approvals:app", "See and answer calls that wait for a person."),
+    "ledger": (_SET_UP, "ledger:app", "Check the tamper-evident record of calls."),
     "trace": (_SET_UP, "trace:trace", "Show the tree of recent calls."),
     "completion": (_SET_UP, "completion:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
@@ -47,7 +49,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 EPILOGUE = """\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found, 5 denied, 6 invalid input,
-7 timed out, 8 unavailable, 130 interrupted. The config is the nearest operations.toml; every command
+7 timed out, 8 unavailable, 9 needs approval, 130 interrupted. The config is the nearest operations.toml; every command
 takes --config and --json, and answers --help.
 """
 

@@ -54,7 +54,7 @@ async def create(
         common: What every command takes.
     """
     file = common.load()
-    async with opened_authority(file) as authority:
+    async with opened_authority(file, records=False) as authority:
         access = Access(file, authority.store)
         whose: Any = subject
         if scopes:
@@ -135,7 +135,7 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
     if block.startswith("opg1."):
         last = read_token(block)[1][-1]
         block, until = last.id, last.until
-    async with opened_authority(file) as authority:
+    async with opened_authority(file, records=False) as authority:
         if not authority.store.is_shared:
             raise OperationsError("revoking needs [authority] file or broker in the config")
         await _grants(Access(file, authority.store), file).revoke(block, until)

@@ -32,6 +32,7 @@ class ExitCode(IntEnum):
     INVALID = 6
     TIMED_OUT = 7
     UNAVAILABLE = 8
+    NEEDS_APPROVAL = 9
     INTERRUPTED = 130
 
 
@@ -41,6 +42,7 @@ _BY_ERROR: dict[str, ExitCode] = {
     ErrorCode.VALIDATION_ERROR: ExitCode.INVALID,
     ErrorCode.TIMEOUT: ExitCode.TIMED_OUT,
     ErrorCode.UNAVAILABLE: ExitCode.UNAVAILABLE,
+    ErrorCode.APPROVAL_REQUIRED: ExitCode.NEEDS_APPROVAL,
     ErrorCode.ABORTED: ExitCode.INTERRUPTED,
 }
 

@@ -5,7 +5,7 @@ Rule 2: Ctrl-C and Ctrl-D end the question and the command.
 """
 
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from getpass import getpass
 from typing import Any, cast
@@ -56,16 +56,30 @@ def ask(name: str, outline: Outline, screen: Screen) -> Any:
             screen.note(f"  {name}{fault.path} {fault.message}", "red")
 
 
+def confirm(screen: Screen) -> bool:
+    """Ask for yes or no; anything but yes is no.
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C, or at the end of the input.
+    """
+    screen.err.print(Text("y/N: ", style="bold"), end="")
+    return _read(input).strip().lower() in ("y", "yes")
+
+
 def _answer(name: str, outline: Outline, screen: Screen) -> str:
     line = Text(plain(name), style="bold")
     line.append(f" ({plain(outline.kind)})", style="dim")
     line.append(": ")
     screen.err.print(line, end="")
+    if outline.schema.get("format") == "password":
+        return _read(lambda: getpass(""))
+    return _read(input)
+
+
+def _read(read: Callable[[], str]) -> str:
     with _interruptible():
-        if outline.schema.get("format") == "password":
-            return getpass("")
         try:
-            return input()
+            return read()
         except EOFError:
             raise KeyboardInterrupt from None
 

@@ -10,7 +10,7 @@ from time import monotonic
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
-from operations.cli.prompts import ask_for_missing
+from operations.cli.prompts import ask_for_missing, confirm
 from operations.cli.render import Screen, encoded, plain
 from operations.context import CallerChannel
 from operations.schema.outline import Outline
@@ -62,6 +62,10 @@ def terminal_channel(
         progress.stop()
         screen.note(message, "bold")
         try:
+            if not schema.get("properties"):
+                # Nothing to fill in: a question of yes or no.
+                is_yes = confirm(screen)
+                return {"action": "accept" if is_yes else "decline", "content": {}}
             content = ask_for_missing({}, Outline(schema), screen)
         except KeyboardInterrupt:
             return {"action": "cancel"}

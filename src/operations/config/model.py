@@ -173,6 +173,23 @@ class AuthorityEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A tamper-evident record of calls: `operations ledger verify` checks it.
+
+    Attributes:
+        file: The record, relative to this file. Each process needs a file of its own.
+        key: At least 32 random bytes, which sign the lines.
+        head: A file elsewhere for the last number and signature, so that a missing end is detected.
+        strict: Reject calls whose lines cannot be written.
+    """
+
+    file: str
+    key: Secret
+    head: str | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEntry:
     """Who may call from outside. Without any of this, callers from outside have no identity.
 
@@ -272,6 +289,7 @@ class Config:
         tools: Settings for operations of any source, by id or pattern.
         access: Who may call from outside.
         authority: Where budgets, revocations and approvals are kept.
+        ledger: A tamper-evident record of calls.
         serve: What `operations serve` opens.
         limits: How much is allowed.
         trace: What `operations trace` can show.
@@ -290,6 +308,7 @@ class Config:
     tools: dict[str, ToolEntry] = field(default_factory=dict[str, ToolEntry])
     access: AccessEntry = field(default_factory=AccessEntry)
     authority: AuthorityEntry = field(default_factory=AuthorityEntry)
+    ledger: LedgerEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)
     limits: LimitsEntry = field(default_factory=LimitsEntry)
     trace: TraceEntry = field(default_factory=TraceEntry)

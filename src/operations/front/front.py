@@ -9,7 +9,7 @@ from typing import Any
 
 from operations._time_limits import MAX_SECONDS
 from operations.access import Identity, access_denied, check_access
-from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
+from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext, held_slot
 from operations.errors import CallError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
@@ -94,7 +94,9 @@ class Front:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
         """
-        return (self.streams if is_stream else self.calls).enter(caller)
+        slot = (self.streams if is_stream else self.calls).enter(caller)
+        held_slot.set(slot)
+        return slot
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
         """Count a call or a stream against its caller's rate, and return a slot for it.

@@ -6,7 +6,8 @@ Rule 3: a slot is free when the work has ended and its response has been sent, n
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Generic, Protocol, TypeVar
@@ -187,9 +188,13 @@ class ConcurrencyLimiter:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
         if self.total + amount > self._limit:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"Too many {self._what}", retryable=True)
-        self._by_caller[caller] = mine + amount
-        self.total += amount
+        self.add(caller, amount)
         return Slot(self, caller, amount)
+
+    def add(self, caller: str, amount: int) -> None:
+        """Count capacity that is in use, whatever the limit."""
+        self._by_caller[caller] = self._by_caller.get(caller, 0) + amount
+        self.total += amount
 
     def leave(self, caller: str, amount: int) -> None:
         """Give back what a slot held."""
@@ -204,18 +209,36 @@ class ConcurrencyLimiter:
 class Slot:
     """Capacity that one caller holds until it is released."""
 
-    __slots__ = ("_amount", "_caller", "_limiter")
+    __slots__ = ("_amount", "_caller", "_is_released", "_limiter")
 
     def __init__(self, limiter: ConcurrencyLimiter, caller: str, amount: int) -> None:
         self._limiter: ConcurrencyLimiter | None = limiter
+        self._is_released = False
         self._caller = caller
         self._amount = amount
 
     def release(self) -> None:
         """Give the capacity back; once is enough."""
         limiter, self._limiter = self._limiter, None
+        self._is_released = True
         if limiter is not None:
             limiter.leave(self._caller, self._amount)
+
+    @contextmanager
+    def lent(self) -> Generator[None]:
+        """Give the capacity back for the length of a `with` block, then take it again, even beyond the limit."""
+        limiter, self._limiter = self._limiter, None
+        if limiter is None:
+            yield
+            return
+        limiter.leave(self._caller, self._amount)
+        try:
+            yield
+        finally:
+            # It may have been released meanwhile.
+            if not self._is_released:
+                limiter.add(self._caller, self._amount)
+                self._limiter = limiter
 
     def __enter__(self) -> None:
         """Do nothing: the capacity was taken when the slot was made."""

@@ -7,6 +7,7 @@ from starlette.applications import Starlette
 
 from operations._host_rules import LOOPBACK
 from operations.access import Identity
+from operations.authority import approval_operations
 from operations.config import ConfigFile
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.hub.callers import can_sign_in, limits_of, serves_anonymous
@@ -58,7 +59,9 @@ def build_app(
         timeout=config.limits.timeout,
     )
     hub.fronts.append(app.state.pipeline.front)
-    for each in control_operations(hub, is_up=lambda: app.state.readiness.is_up):
+    approvals = approval_operations(hub.registry.authority.approvals)
+    controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
+    for each in (*controls, *approvals):
         hub.registry.register(each, replace=True)
     return app
 

@@ -1,0 +1,271 @@
+"""A tamper-evident record of calls: JSON lines, each with an HMAC over itself and the line before.
+
+Rule 1: edits, deletions, reordering and repetition break the chain. A missing tail does not, so `head` keeps the last
+        number and HMAC elsewhere.
+Rule 2: no arguments: only a keyed hash of the input.
+Rule 3: one file has one writer. A file that was moved away by log rotation is followed by a new one, which goes on
+        with the chain.
+"""
+
+import fcntl
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from operations._grants import clock
+from operations._json import canonical
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode, OperationsError
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+
+MIN_KEY = 32
+_TAIL = 64 * 1024
+"""Bytes at the end of a file in which the last line is."""
+
+
+class LedgerError(OperationsError):
+    """A ledger cannot be used, or was changed."""
+
+
+class Ledger:
+    """Writes a ledger.
+
+    Args:
+        path: The file; its folder must exist. Only its owner can read it.
+        key: At least 32 random bytes.
+        head: A file elsewhere, for the last number and HMAC.
+        strict: Reject calls whose lines cannot be written.
+
+    Raises:
+        LedgerError: If the file cannot be written, has another writer, or does not end as `head` says.
+        ValueError: If the key is too short.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        key: str | bytes,
+        *,
+        head: str | Path | None = None,
+        strict: bool = False,
+    ) -> None:
+        self._path = Path(path)
+        self._key = key_of(key)
+        self._head = None if head is None else Path(head)
+        self.strict = strict
+        self._file = -1
+        self._inode = 0
+        self._number, self._mac = 0, ""
+        try:
+            self._open()
+            self._number, self._mac = self._last()
+        except (OSError, ValueError, KeyError) as error:
+            self.close()
+            raise LedgerError(f"cannot use the ledger {path}: {error}") from error
+        if self._head is not None:
+            number, mac = read_head(self._head)
+            if self._number == 0:
+                # Log rotation moved the whole file while nothing was running.
+                self._number, self._mac = number, mac
+            elif (number, mac) != (self._number, self._mac) and number:
+                self.close()
+                raise LedgerError(f"{path} ends at line {self._number}, but its head is {number}")
+
+    def begin(
+        self, operation_id: str, value: Any, context: OperationContext, approval: str | None
+    ) -> None:
+        """Record that a call begins.
+
+        Raises:
+            CallError: `UNAVAILABLE` if the line cannot be written and the ledger is strict.
+        """
+        try:
+            text = canonical(value)
+        except (TypeError, OverflowError, RecursionError):
+            text = b"not JSON"
+        digest = hmac.digest(self._key, b"input" + text, "sha256").hex()[:32]
+        line: JSONObject = {"event": "begun", "operation": operation_id, "input": digest}
+        if approval is not None:
+            line["approval"] = approval
+        self._record(line, context)
+
+    def end(
+        self, operation_id: str, context: OperationContext, outcome: str, *, rejected: bool = False
+    ) -> None:
+        """Record how a call ended, or that it was rejected before it began. Failures are logged."""
+        event = "rejected" if rejected else "ended"
+        line: JSONObject = {"event": event, "operation": operation_id, "outcome": outcome}
+        with suppress(CallError):
+            self._record(line, context)
+
+    def _record(self, line: JSONObject, context: OperationContext) -> None:
+        identity = context.identity
+        line["request"] = context.request_id
+        if identity is not None:
+            line["identity"] = identity.id
+            if identity.acting:
+                line["acting"] = list(identity.acting)
+        if context.authority is not None:
+            line["authority"] = context.authority[0]
+        try:
+            self._write(line)
+        except OSError as error:
+            logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
+            if self.strict:
+                raise CallError(
+                    ErrorCode.UNAVAILABLE, "This call cannot be recorded, so it is rejected"
+                ) from error
+
+    def _write(self, line: JSONObject) -> None:
+        number = self._number + 1
+        whole: JSONObject = {"n": number, "time": clock(), **line}
+        try:
+            moved = self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            self._open()
+            whole["previous"] = self._mac
+        mac = mac_of(self._key, self._mac, whole)
+        text = msgspec.json.encode({**whole, "mac": mac}) + b"\n"
+        start = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, text) != len(text):
+                raise OSError("the disk is full")
+        except OSError:
+            # Half a line would end the chain.
+            with suppress(OSError):
+                os.ftruncate(self._file, start)
+            raise
+        self._number, self._mac = number, mac
+        if self._head is not None:
+            write_head(self._head, number, mac)
+
+    def _open(self) -> None:
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise OSError("another process writes it: each needs a file of its own") from None
+        self.close()
+        self._file, self._inode = file, os.fstat(file).st_ino
+
+    def _last(self) -> tuple[int, str]:
+        size = os.fstat(self._file).st_size
+        lines = os.pread(self._file, _TAIL, max(0, size - _TAIL)).splitlines()
+        if not lines:
+            return 0, ""
+        last = msgspec.json.decode(lines[-1])
+        return last["n"], last["mac"]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file != -1:
+            os.close(self._file)
+            self._file = -1
+
+
+def key_of(key: str | bytes) -> bytes:
+    """Return a key as bytes.
+
+    Raises:
+        ValueError: If it is too short.
+    """
+    found = key.encode() if isinstance(key, str) else key
+    if len(found) < MIN_KEY:
+        raise ValueError(f"the key of a ledger needs at least {MIN_KEY} bytes")
+    return found
+
+
+def mac_of(key: bytes, previous: str, line: JSONObject) -> str:
+    """Return the HMAC of a line, which follows on another."""
+    return hmac.digest(key, previous.encode() + canonical(line), "sha256").hex()
+
+
+def read_head(path: Path) -> tuple[int, str]:
+    """Return the last number and HMAC; 0 if there is none yet.
+
+    Raises:
+        LedgerError: If it cannot be read.
+    """
+    try:
+        number, _, mac = path.read_text(encoding="ascii").strip().partition(" ")
+        return int(number), mac
+    except FileNotFoundError:
+        return 0, ""
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"cannot read the head {path}: {error}") from error
+
+
+def write_head(path: Path, number: int, mac: str) -> None:
+    """Replace the last number and HMAC."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, f"{number:020d} {mac}\n".encode(), 0)
+    finally:
+        os.close(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a check of a ledger found."""
+
+    lines: int
+    first: int
+    last: int
+
+    tail_checked: bool
+    """Whether the end was compared with a head."""
+
+    problem: str | None = None
+    """Where the chain breaks first; None if it holds."""
+
+
+def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) -> Verified:
+    """Check the chain of a ledger, whose files are given from the oldest to the newest.
+
+    Raises:
+        LedgerError: If a file or the head cannot be read.
+    """
+    secret, count, first, number, mac = key_of(key), 0, 0, 0, ""
+    known = None if head is None else read_head(head)
+
+    def result(problem: str | None = None) -> Verified:
+        return Verified(count, first, number, known is not None, problem)
+
+    for place, text in _lines(paths):
+        try:
+            line: JSONObject = msgspec.json.decode(text)
+            given, found = str(line.pop("mac")), int(line["n"])
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+            return result(f"{place}: not a line of a ledger")
+        if count == 0:
+            first, number, mac = found, found - 1, str(line.get("previous", ""))
+        if found != number + 1:
+            return result(f"{place}: number {found} follows {number}")
+        if not hmac.compare_digest(mac_of(secret, mac, line), given):
+            return result(f"{place}: number {found} was changed, or the line before it")
+        count, number, mac = count + 1, found, given
+    if known is not None and known != (number, mac):
+        return result(f"the head is number {known[0]}: lines at the end are missing")
+    return result()
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    yield f"{path.name}, line {number}", line
+        except OSError as error:
+            raise LedgerError(f"cannot read {path}: {error}") from error

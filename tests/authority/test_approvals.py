@@ -1,0 +1,442 @@
+"""A person's consent to one exact call, and the record of calls."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from time import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from operations import (
+    CallError,
+    ErrorCode,
+    Identity,
+    Operation,
+    OperationContext,
+    OperationRegistry,
+)
+from operations import _grants as core
+from operations.authority import (
+    ApprovalRule,
+    Authority,
+    Grants,
+    MemoryStore,
+    SQLiteStore,
+    approval_operations,
+    narrow,
+    new_block,
+)
+from operations.authority import approvals as module
+from operations.authority.ledger import Ledger, LedgerError, verify
+from operations.context import CallerChannel, held_slot
+from operations.front.limits import ConcurrencyLimiter
+from operations.tools import ToolConfig, configure_tools
+
+pytestmark = pytest.mark.anyio
+
+KEY = b"k" * 32
+ALICE = Identity("alice", ["task"])
+BOSS = Identity("boss", ["approvals:answer"])
+DENIED, REQUIRED = ErrorCode.ACCESS_DENIED, ErrorCode.APPROVAL_REQUIRED
+
+
+class Office:
+    """A registry with one operation that needs approval, and the people around it."""
+
+    def __init__(self, store: Any = None, ledger: Any = None, **rule: Any) -> None:
+        self.registry = OperationRegistry(authority=Authority(store, ledger=ledger))
+        self.ran: list[Any] = []
+
+        @self.registry.operation("task.delete", scopes=["task"])
+        async def delete(id: int) -> str:
+            self.ran.append(id)
+            await asyncio.sleep(0)
+            return "deleted"
+
+        @self.registry.operation("task.watch", scopes=["task"])
+        async def watch(id: int) -> AsyncIterator[int]:
+            self.ran.append(id)
+            yield id
+
+        @self.registry.operation("agent.run", calls=["task.*"])
+        async def run(id: int, context: OperationContext) -> Any:
+            return (await context.env.task.delete({"id": id})).data
+
+        configure_tools(
+            self.registry, {"task.*": ToolConfig(approve=ApprovalRule(**rule), retry=2, timeout=30)}
+        )
+        self.registry.register_all(approval_operations(self.registry.authority.approvals))
+
+    async def call(
+        self, name: str = "task.delete", who: Identity | None = ALICE, id: int = 1, **context: Any
+    ) -> Any:
+        try:
+            made = OperationContext(identity=who, **context)
+            return (await self.registry.execute(name, {"id": id}, made)).data
+        except CallError as error:
+            if error.code == REQUIRED:
+                assert error.retryable  # noqa: PT017
+                assert error.details["until"] > time() * 1000  # noqa: PT017
+            return error.code
+
+    async def pending(self, who: Identity | None = BOSS, **context: Any) -> list[Any]:
+        made = OperationContext(identity=who, **context)
+        found: list[Any] = (await self.registry.execute("approvals.list", {}, made)).data
+        return found
+
+    async def answer(
+        self, who: Identity | None = BOSS, *, approve: bool = True, **context: Any
+    ) -> Any:
+        (record,) = await self.pending(None, trusted=True)
+        answer = {"id": record["id"], "approve": approve}
+        try:
+            made = OperationContext(identity=who, **context)
+            return (await self.registry.execute("approvals.answer", answer, made)).data["state"]
+        except CallError as error:
+            return error.code
+
+
+async def agent(*blocks: Any, **options: Any) -> Identity:
+    options.setdefault("operations", ["*"])
+    grants = Grants(KEY)
+    token = grants.create(ALICE, "bot", **options)
+    for block in blocks:
+        token = narrow(token, block)
+    identity = await grants.resolve(token)
+    assert identity is not None
+    return identity
+
+
+async def test_an_approved_call_runs_once_and_only_with_the_same_input() -> None:
+    office = Office()
+
+    assert await office.call() == REQUIRED
+    assert await office.call() == REQUIRED
+    (record,) = await office.pending()
+    assert (record["operation"], record["input"], record["caller"]) == (
+        "task.delete",
+        {"id": 1},
+        "alice",
+    )
+    assert await office.answer() == "approved"
+    assert await office.call(id=2) == REQUIRED
+    assert await office.call(who=Identity("bob", ["task"])) == REQUIRED
+    assert await office.call() == "deleted"
+    assert await office.call() == REQUIRED
+    assert office.ran == [1]
+
+
+async def test_twenty_repeats_on_one_approval_run_once() -> None:
+    office = Office()
+    await office.call()
+    await office.answer()
+
+    results = await asyncio.gather(*(office.call() for _ in range(20)))
+
+    assert results.count("deleted") == 1
+    assert results.count(REQUIRED) == 19
+    assert office.ran == [1]
+
+
+async def test_a_denied_call_is_rejected_until_the_answer_expires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time()]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    office = Office(seconds=60)
+    await office.call()
+
+    assert await office.answer(approve=False) == "denied"
+    assert await office.call() == DENIED
+    now[0] += 61
+    assert await office.call() == REQUIRED
+    await office.answer()
+    now[0] += 61
+    assert await office.call() == REQUIRED, "an approval that was not used has expired"
+    assert office.ran == []
+
+
+async def test_nobody_approves_its_own_call() -> None:
+    office, bot = Office(), await agent(operations=["task.*", "approvals.*"])
+    able = ["task", "approvals:answer"]
+    alice = Identity("alice", able)
+    token = Grants(KEY).create(alice, "bot", operations=["task.*", "approvals.*"])
+    self_made = await Grants(KEY).resolve(token)
+    narrowed = await Grants(KEY).resolve(narrow(token, new_block("other")))
+    starred = await Grants(KEY).resolve(Grants(KEY).create(alice, "star", operations=["*"]))
+    del bot
+
+    await office.call(who=alice)
+    assert await office.answer(alice) == DENIED
+    assert await office.answer(self_made) == DENIED, "the agent of a caller answers for the caller"
+    await office.answer(approve=False)
+    await office.call(who=self_made)
+    for who in (self_made, narrowed, starred):
+        assert await office.answer(who) == DENIED
+    assert await office.answer(Identity("eve", ["task"])) == DENIED
+    assert await office.answer(None) == DENIED
+    assert await office.answer(alice) == "approved", "a person approves the call of its agent"
+    assert await office.call(who=self_made) == "deleted"
+    await office.call(who=None, trusted=True)
+    assert await office.answer(None, trusted=True) == DENIED
+
+
+async def test_a_rule_may_require_another_scope_and_depend_on_the_input() -> None:
+    office = Office(scope="approvals:danger", when={"properties": {"id": {"minimum": 10}}})
+
+    assert await office.call(id=1) == "deleted"
+    assert await office.call(id=10) == REQUIRED
+    assert await office.pending() == []
+    assert await office.answer() == ErrorCode.VALIDATION_ERROR
+    assert await office.answer(Identity("chief", ["approvals:answer", "approvals:danger"])) == "approved"  # fmt: skip
+
+
+async def test_a_rule_whose_schema_cannot_be_used_requires_approval() -> None:
+    assert await Office(when={"type": "nonsense"}).call() == REQUIRED
+
+
+async def test_approval_rules_hold_within_the_reach_of_an_operation_and_for_subscriptions() -> None:
+    office = Office()
+
+    assert await office.call("agent.run") == REQUIRED
+    context = OperationContext(identity=ALICE)
+    with pytest.raises(CallError) as caught:
+        _ = [item async for item in office.registry.subscribe("task.watch", {"id": 1}, context)]
+    assert caught.value.code == REQUIRED
+    assert office.ran == []
+
+
+async def test_a_grant_may_require_approval_which_its_holder_cannot_confirm() -> None:
+    office = Office(when={"not": {}}, ask_caller=True)
+    bot = await agent(new_block("sub", approve=["task.*"]))
+    channel = CallerChannel(elicit=answering("accept"))
+
+    assert await office.call(channel=channel) == "deleted", "no rule applies"
+    assert await office.call(who=bot, channel=channel) == REQUIRED
+    (record,) = await office.pending()
+    assert (record["caller"], record["acting"]) == ("alice", ["bot", "sub"])
+
+
+def answering(action: str) -> Callable[..., Any]:
+    async def elicit(message: str, schema: Any) -> Any:
+        assert message == 'Run task.delete with {"id":1}?'
+        return {"action": action}
+
+    return elicit
+
+
+@pytest.mark.parametrize(
+    ("action", "result"), [("accept", "deleted"), ("decline", DENIED), ("cancel", DENIED)]
+)
+async def test_a_caller_may_confirm_its_own_call_if_the_rule_allows_it(
+    action: str, result: str
+) -> None:
+    office = Office(ask_caller=True)
+
+    assert await office.call(channel=CallerChannel(elicit=answering(action))) == result
+    assert len(office.ran) == (result == "deleted")
+    held = await office.registry.authority.store.items("approval")
+    assert [json.loads(each)["confirmed"] for each in held.values()] == [True]
+    assert await Office(ask_caller=True).call() == REQUIRED, "it cannot be asked"
+
+
+async def test_a_waiting_call_runs_when_it_is_approved_and_gives_its_slot_back() -> None:
+    office, limiter = Office(hold=30), ConcurrencyLimiter(1, 1)
+    held_slot.set(limiter.enter("alice"))
+    call = asyncio.create_task(office.call())
+    while not await office.pending():
+        await asyncio.sleep(0)
+
+    while limiter.total:
+        await asyncio.sleep(0)
+    await office.answer()
+
+    assert await call == "deleted"
+    assert limiter.__dict__["total"] == 1
+
+
+async def test_a_waiting_call_ends_before_its_deadline_and_at_most_a_thousand_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    office = Office(hold=30)
+
+    assert await office.call(deadline=(time() + 1.2) * 1000) == REQUIRED
+    monkeypatch.setattr(module, "MAX_WAITING", 0)
+    assert await office.call() == REQUIRED
+
+
+async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
+    stores = [SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")]
+    here, there = (Office(store, hold=10) for store in stores)
+    waiting = asyncio.create_task(here.call())
+    while not await there.pending():
+        await asyncio.sleep(0.01)
+
+    await there.answer()
+    assert await waiting == "deleted"
+
+    await Office(stores[0]).call()
+    await Office(stores[1]).answer()
+    stores[0].close()
+    again = Office(SQLiteStore(tmp_path / "a.db"))
+    assert await again.call() == "deleted"
+    assert await again.call() == REQUIRED
+
+
+class BrokenStore(MemoryStore):
+    async def get(self, key: str) -> tuple[bytes | None, int]:
+        raise OSError("away")
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        raise OSError("away")
+
+
+async def test_a_store_that_does_not_work_rejects_the_call() -> None:
+    office = Office(BrokenStore())
+
+    assert await office.call() == ErrorCode.UNAVAILABLE
+    assert office.ran == []
+
+
+async def test_a_changed_contract_needs_a_new_approval() -> None:
+    office = Office()
+    await office.call()
+    await office.answer()
+    known = office.registry.registered("task.delete")
+    assert known is not None
+    changed = Operation(
+        msgspec.structs.replace(known.spec, description="Delete everything."), known.handler
+    )
+    office.registry.register(changed, replace=True)
+
+    assert await office.call() == REQUIRED
+
+
+async def test_the_queue_can_be_followed() -> None:
+    office = Office()
+    context = OperationContext(identity=BOSS)
+    queue = office.registry.subscribe("approvals.watch", {}, context)
+
+    assert (await anext(queue)).data == []
+    await office.call()
+    assert [each["input"] for each in (await anext(queue)).data] == [{"id": 1}]
+    await office.answer()
+    assert (await anext(queue)).data == []
+    await queue.aclose()
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_the_ledger_records_calls_without_their_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, KEY, head=tmp_path / "head", strict=True)
+    office = Office(ledger=ledger, when={"properties": {"id": {"minimum": 10}}})
+    bot = await agent()
+
+    await office.call("agent.run", who=bot, id=7)
+    await office.call(id=10)
+    await office.answer()
+    await office.call(id=10)
+    ledger.close()
+
+    found = [
+        (each["event"], each["operation"], each.get("outcome"), each.get("authority"))
+        for each in lines_of(path)
+        if not each["operation"].startswith("approvals.")
+    ]
+    assert found == [
+        ("begun", "agent.run", None, None),
+        ("begun", "task.delete", None, "agent.run"),
+        ("ended", "task.delete", "ok", "agent.run"),
+        ("ended", "agent.run", "ok", None),
+        ("rejected", "task.delete", "APPROVAL_REQUIRED", None),
+        ("begun", "task.delete", None, None),
+        ("ended", "task.delete", "ok", None),
+    ]
+    first = lines_of(path)[0]
+    assert (first["identity"], first["acting"]) == ("alice", ["bot"])
+    assert "approval" in lines_of(path)[-2]
+    assert '"id"' not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    assert verify([path], KEY, tmp_path / "head").problem is None
+
+
+async def written(path: Path, count: int = 4, **options: Any) -> Path:
+    ledger = Ledger(path, KEY, **options)
+    for number in range(count):
+        ledger.begin("a.b", {"n": number}, OperationContext(), None)
+    ledger.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [lines[0].replace("a.b", "a.c"), *lines[1:]],
+        lambda lines: [lines[0], *lines[2:]],
+        lambda lines: [lines[1], lines[0], *lines[2:]],
+        lambda lines: [*lines, lines[-1]],
+        lambda lines: lines[:-1],
+        lambda lines: [*lines[:2], "{}", *lines[2:]],
+        lambda lines: [],
+    ],
+)
+async def test_a_changed_ledger_is_detected(
+    tmp_path: Path, change: Callable[[list[str]], list[str]]
+) -> None:
+    head = tmp_path / "head"
+    path = await written(tmp_path / "ledger.jsonl", head=head)
+    assert verify([path], KEY, head).problem is None
+    assert verify([path], b"x" * 32, head).problem is not None
+
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+
+    assert verify([path], KEY, head).problem is not None
+
+
+async def test_a_missing_end_is_reported_as_not_checked_without_a_head(tmp_path: Path) -> None:
+    path = await written(tmp_path / "ledger.jsonl")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+    found = verify([path], KEY)
+
+    assert (found.problem, found.tail_checked, found.lines) == (None, False, 3)
+    with pytest.raises(LedgerError, match="ends at line 3"):
+        (tmp_path / "head").write_text("4 abc")
+        Ledger(path, KEY, head=tmp_path / "head")
+
+
+async def test_rotation_and_restarts_go_on_with_the_chain(tmp_path: Path) -> None:
+    path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
+    await written(path, 2, head=head)
+    ledger = Ledger(path, KEY, head=head)
+    ledger.begin("a.b", {}, OperationContext(), None)
+    path.rename(tmp_path / "old")
+    ledger.begin("a.b", {}, OperationContext(), None)
+    ledger.begin("a.b", {}, OperationContext(), None)
+    with pytest.raises(LedgerError, match="another process"):
+        Ledger(path, KEY)
+    ledger.close()
+
+    found = verify([tmp_path / "old", path], KEY, head)
+    assert (found.problem, found.lines, found.last) == (None, 5, 5)
+    assert verify([path], KEY, head).first == 4
+    assert verify([path, tmp_path / "old"], KEY, head).problem is not None
+
+
+async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Path) -> None:
+    for strict in (True, False):
+        ledger = Ledger(tmp_path / "ledger.jsonl", KEY, strict=strict)
+        office = Office(ledger=ledger, when={"not": {}})
+        ledger.close()
+
+        assert await office.call() == (ErrorCode.UNAVAILABLE if strict else "deleted")
+        assert len(office.ran) == (not strict)
