@@ -41,7 +41,7 @@ class ListenConfig:
     """The port; 0 takes a free one."""
 
     public: bool = False
-    """Listen to a network although nobody can sign in: anyone may call what is open to all."""
+    """Listen on a network without authentication: anyone may call operations that require nothing."""
 
     trusted_proxies: Collection[str] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used."""
@@ -109,10 +109,10 @@ class MCPServerSettings:
     """Bytes of JSON in that list."""
 
     identity: Identity | None = field(default=None, metadata=_OF_SERVER)
-    """Who asks where there is no HTTP request to tell: on stdio and in memory."""
+    """The caller on stdio and in memory, where no HTTP request identifies it."""
 
     identify: Resolver | None = None
-    """Who sends an HTTP request."""
+    """Resolves who sends an HTTP request."""
 
     expose_errors: bool = field(default=False, metadata=_OF_SERVER)
     """Show the text of unexpected errors to callers."""
@@ -251,7 +251,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JWTConfig:
-    """Which signed tokens of an identity provider are accepted, and whose they are.
+    """Which signed tokens of an identity provider are accepted, and which identity each gives.
 
     Raises:
         ValueError: If there is no key, or more than one source of keys, or the algorithms do not fit the key.

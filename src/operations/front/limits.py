@@ -18,7 +18,7 @@ from operations._time_limits import ANSWER_SECONDS
 from operations.errors import CallError, ErrorCode
 
 REMEMBERED: Final = 10_000
-"""Callers, addresses or credentials that are told apart."""
+"""Callers, addresses or credentials that are remembered."""
 
 UNCOUNTED_OUTPUT: Final = 32 * 1024
 """Response bytes that a connection may buffer without being counted."""
@@ -96,7 +96,7 @@ class RateLimiter:
     Args:
         per_second: Tokens that a bucket gains; None for no limit.
         burst: Tokens that it holds at most.
-        remembered: Callers that are told apart.
+        remembered: Callers with a bucket of their own.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class AdmissionQueue(Generic[WorkT]):
 
     Args:
         limits: Of the worker: `calls`, `calls_per_caller`, `queue`, `queue_bytes`.
-        start: Starts a call; returns False if it need not be started any more.
+        start: Starts a call; returns False if it has ended meanwhile.
     """
 
     def __init__(self, limits: Limits, start: Callable[[WorkT], bool]) -> None:

@@ -43,14 +43,14 @@ class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_call(spec: OperationSpec, context: OperationContext) -> bool:
-    """Whether a caller may call, and so may see, an operation."""
+    """Return whether a caller may call, and so may see, an operation."""
     return context.trusted or check_access(spec.access_control, context.identity, spec.id)
 
 
 def visible_specs(
     registry: OperationRegistry, context: OperationContext
 ) -> Iterator[OperationSpec]:
-    """What a caller may call, in the order of registration."""
+    """Return the operations that a caller may call, in the order of registration."""
     return (spec for spec in registry.specs() if may_call(spec, context))
 
 
@@ -90,7 +90,7 @@ class Gateway:
         tags: Collection[str] = (),
         type: OperationType | None = None,
     ) -> list[Found]:
-        """The operations that match best, best first; without a query, in the order of their ids.
+        """Return the operations that match best, best first; without a query, in the order of their ids.
 
         Args:
             query: A few plain words, such as `close an issue`; the beginning of a word counts too.
@@ -140,7 +140,7 @@ class Gateway:
         """Return the contract of one operation.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND`, also for what exists but is not the caller's to see.
+            CallError: `OPERATION_NOT_FOUND`, also if the caller may not call it.
         """
         spec = self._registry.get_spec(operation_id)
         if spec is None or not self._shows(spec, context):
@@ -221,7 +221,7 @@ class Gateway:
 
 
 def _as_caller(context: OperationContext) -> OperationContext:
-    """A context for one call on a caller's behalf: its own id, the caller's rights, and no more."""
+    """Return a context for one call on a caller's behalf: its own id, and the caller's rights."""
     return OperationContext(
         parent_request_id=context.request_id,
         identity=context.identity,

@@ -15,7 +15,6 @@ Rule 6: browsers send cookies to every port of a host, so the name contains the 
 """
 
 import hmac
-import inspect
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
@@ -114,12 +113,12 @@ _OTHER_SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate"})
 
 
 def new_key() -> str:
-    """A key nobody can guess: 256 random bits."""
+    """Return a new key of 256 random bits."""
     return token_urlsafe(32)
 
 
 def hash_key(key: str) -> str:
-    """What to keep of a key: its SHA-256 in hex."""
+    """Return the SHA-256 of a key in hex, which is all that a server keeps of it."""
     return sha256(key.encode(errors="replace")).hexdigest()
 
 
@@ -127,8 +126,8 @@ class APIKeys:
     """Resolves `Authorization: Bearer KEY` and `X-API-Key: KEY`.
 
     Args:
-        keys: Identities by the hash of their key (`hash_key`), or what finds one for a hash and may be a
-            coroutine function.
+        keys: Identities by the hash of their key (`hash_key`), or a function that returns the identity for a hash,
+            which may be a coroutine function.
     """
 
     def __init__(
@@ -142,30 +141,30 @@ class APIKeys:
     def from_file(cls, path: str | Path) -> "APIKeys":
         """Keys of a JSON file: `{"SHA-256 of the key": {"id": ..., "scopes": [...], "resources": {...}}}`.
 
-        The file is read again when it changes, so that a key can be withdrawn at once. One that cannot be read any
-        more refuses everybody.
+        The file is read again when it changes, so that a key can be withdrawn at once. If it cannot be read any more,
+        every key is rejected.
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it holds something else.
+            ValueError: If it contains something else.
         """
         return cls(_File(Path(path)).find)
 
-    def __call__(
-        self, connection: HTTPConnection
-    ) -> "Identity | Awaitable[Identity | None] | None":
-        """Whose key the request shows.
+    async def __call__(self, connection: HTTPConnection) -> Identity | None:
+        """Return the identity behind the key of a request; None if it has no key.
 
         Raises:
-            CredentialError: If it is nobody's.
+            CredentialError: If the key is not known.
         """
         key = bearer_token(connection) or header(connection, HEADER)
         if not key:
             return None
         if len(key) > _MAX_KEY:
             raise CredentialError("a key that is too long")
-        found = self._find(hash_key(key))
-        return _later(found) if inspect.isawaitable(found) else _somebody(found)
+        identity = await resolved(self._find(hash_key(key)))
+        if identity is None:
+            raise CredentialError("an unknown key")
+        return identity
 
 
 def credential_resolver(resolve: CredentialResolver) -> IdentityResolver:
@@ -179,16 +178,6 @@ def credential_resolver(resolve: CredentialResolver) -> IdentityResolver:
         return await resolved(resolve(credential)) if credential else None
 
     return resolver
-
-
-async def _later(found: Awaitable[Identity | None]) -> Identity:
-    return _somebody(await found)
-
-
-def _somebody(identity: Identity | None) -> Identity:
-    if identity is None:
-        raise CredentialError("an unknown key")
-    return identity
 
 
 class _Table:

@@ -156,7 +156,7 @@ def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
     The options are the fields of `ListenConfig`.
 
     Raises:
-        InsecureBindError: If the address is not this machine's own, nobody can sign in, and that was not allowed.
+        InsecureBindError: If other machines can reach the address, there is no authentication, and `public` is not set.
     """
     return uvicorn.Server(_config(app, config))
 
@@ -237,7 +237,7 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

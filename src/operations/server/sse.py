@@ -35,7 +35,7 @@ _MAX_ID = 1024
 
 
 class Resuming:
-    """How one operation takes up its stream; does nothing for one that cannot."""
+    """How the stream of one operation is resumed, if it can be."""
 
     def __init__(self, spec: OperationSpec) -> None:
         rule: Any = spec.meta.get("resume")
@@ -43,10 +43,10 @@ class Resuming:
         self._rule: JSONObject | None = rule if isinstance(rule, dict) else None
 
     def resume(self, input: Any, headers: Mapping[bytes, bytes]) -> Any:
-        """The input, with where to go on.
+        """Return the input with the place where the stream goes on.
 
         Raises:
-            RequestError: If what the client last saw is no text.
+            RequestError: If the id of the last event is not text.
         """
         last = headers.get(b"last-event-id")
         given: Any = {} if input is None else input
@@ -65,7 +65,7 @@ class Resuming:
         return {**given, name: text}
 
     def event_id(self, data: Any) -> bytes | None:
-        """The id of an item's event; None where it has none that can be sent."""
+        """Return the id of an item's event; None if it has none that can be sent."""
         if self._rule is None:
             return None
         name = self._rule.get("id", "id")

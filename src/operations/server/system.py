@@ -45,11 +45,11 @@ MAX_RESULTS = 200
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a gateway path takes."""
+    """The arguments of a gateway path."""
 
 
 class Search(_Body, frozen=True, kw_only=True):
-    """Words, and what to look at; all of it without words."""
+    """A search; without a query, all operations."""
 
     query: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESULTS)] = 20
@@ -59,7 +59,7 @@ class Search(_Body, frozen=True, kw_only=True):
 
 
 class Named(_Body, frozen=True, kw_only=True):
-    """One operation, and whether the schema of its output is wanted too."""
+    """One operation, with or without the schema of its output."""
 
     operation: str
     output: bool = False
@@ -141,10 +141,10 @@ class GatewayRoutes:
         many: tuple[str, ...] = (),
         as_json: tuple[str, ...] = (),
     ) -> T:
-        """What a request asks for, in its query or its body.
+        """Return the arguments of a request, from its query or its body.
 
         Raises:
-            CallError: `VALIDATION_ERROR` naming the place that is wrong.
+            CallError: `VALIDATION_ERROR`, with the place of the error.
         """
         is_query = state.scope["method"] == "GET"
         asked = (
@@ -184,7 +184,7 @@ _MAX_DESCRIPTION = 200
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An operation in a few words."""
+    """An operation in a listing."""
 
     id: str
     type: OperationType
@@ -195,7 +195,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     title: str | None = None
 
     description: str = ""
-    """How it begins."""
+    """The beginning of it."""
 
     tags: tuple[str, ...] = ()
 
@@ -227,7 +227,7 @@ class Readiness:
     def __init__(self, ready: Ready | None = None) -> None:
         self._ready = ready
         self.is_up = True
-        """Whether new requests are welcome; not any more once the server is shutting down."""
+        """Whether new requests are accepted; False once the server is shutting down."""
 
     async def look(self) -> JSONObject:
         """Return `{"status": "ok" | "degraded" | "unavailable"}`, with details if there are any."""
@@ -257,7 +257,7 @@ class Overview:
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
     def _tag(self, identity: Identity | None, disconnected: Any) -> bytes:
-        """Return what stands for all that `identity` may call now."""
+        """Return a tag that changes when the operations change that `identity` may call."""
         revision = self._pipeline.front.registry.revision
         who = msgspec.json.encode([self._start, revision, identity, disconnected])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
@@ -285,20 +285,20 @@ class Overview:
 
     def _mine(self, identity: Identity | None) -> list[CallRecord]:
         if identity is None and self._pipeline.resolve is not None:
-            # Nobody is not somebody: those who did not sign in do not share what they did.
+            # Callers without identity do not see the calls of each other.
             return []
         caller = None if identity is None else identity.key
         return [record for record in self._graph if record.identity_id == caller]
 
 
 def _is_held(held: bytes, tag: bytes) -> bool:
-    """Whether `If-None-Match` names a tag: one, several, weak ones as well, or `*` for any."""
+    """Return whether `If-None-Match` contains a tag, also as a weak one, or `*`."""
     tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
     return tag in tags or tags == [b"*"]
 
 
 def source_of(spec: OperationSpec) -> str:
-    """Where an operation runs, as far as its importer noted it."""
+    """Return where an operation runs: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")
     if noted in ("mcp", "remote"):
         return str(noted)
@@ -371,7 +371,7 @@ class Pages:
         key = (self._pipeline.front.registry.revision, root, *(spec.id for spec in specs))
         document = self._documents.pop(key, None)
         if document is None:
-            # A large registry takes a while, which others should not wait for.
+            # In a thread: a large registry takes a while.
             document = await asyncio.to_thread(self._build, specs, root or "/")
         self._documents[key] = document
         if len(self._documents) > _KEPT:

@@ -46,7 +46,7 @@ ASYMMETRIC = (
     "ES512",
     "EdDSA",
 )
-"""Algorithms whose keys can be published. One with a shared secret has to be asked for."""
+"""Algorithms whose keys can be published. Those with a shared secret must be configured."""
 
 _PAUSE = 30.0
 """Seconds between two fetches of the keys."""
@@ -100,10 +100,10 @@ class JWTs(JWTConfig):
         )
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
-        """Whose token the request shows.
+        """Return the identity behind the token of a request; None if it has no token.
 
         Raises:
-            CredentialError: If it does not hold.
+            CredentialError: If the token is not valid.
         """
         token = bearer_token(connection)
         if not token:
@@ -122,8 +122,8 @@ class JWTs(JWTConfig):
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as problem:
-            # The class says what is wrong; the text could repeat parts of the token.
-            raise CredentialError(f"a token that does not hold: {type(problem).__name__}") from None
+            # Only the class: the text could repeat parts of the token.
+            raise CredentialError(f"an invalid token: {type(problem).__name__}") from None
         identity = (self.identity or self._default_identity)(claims)
         if identity.expires_at is None:
             identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)

@@ -4,8 +4,8 @@
 
 The page is plain files, read by the browser as they are. It uses the paths that every client uses.
 
-Rule 1: the browser is told to run nothing but these files, to talk to nobody but this server, and to refuse any
-        attempt to turn text into markup (Trusted Types without a policy).
+Rule 1: the browser may run only these files, connect only to this server, and must not turn text into markup (Trusted
+        Types without a policy).
 Rule 2: no operation can have the console's paths: a namespace has no `~`.
 """
 
