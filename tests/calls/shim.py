@@ -31,6 +31,8 @@ class Shim:
         for changed in self._on_send(body):
             await self._target.send(address, changed)
 
-    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
+        receipt = ""
         for changed in self._on_enqueue(body):
-            await self._target.enqueue(queue, changed, **options)
+            receipt = await self._target.enqueue(queue, changed, **options)
+        return receipt

@@ -36,13 +36,14 @@ class LossyTarget(MemoryTarget):
         self.next_put: list[str] = []
         self.next_send: list[str] = []
 
-    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
         fate = self.next_put.pop() if self.next_put else ""
         if fate == "lose":
-            return
+            return ""
         await super().enqueue(queue, body, **options)
         if fate == "repeat":
             await super().enqueue(queue, body, **options)
+        return ""
 
     async def send(self, address: str, body: bytes) -> None:
         fate = ""

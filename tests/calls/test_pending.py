@@ -315,9 +315,10 @@ async def test_r28_what_is_beside_the_data_is_json_and_measured_too() -> None:
 class Unconfirmed(Shim):
     """Delivers what is put, and never hears that it did."""
 
-    async def enqueue(self, queue: str, body: bytes, **options: Any) -> None:
-        await super().enqueue(queue, body, **options)
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
+        receipt = await super().enqueue(queue, body, **options)
         await asyncio.Event().wait()
+        return receipt
 
 
 @pytest.mark.requirement("R12")

@@ -180,6 +180,9 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The worker's mailbox."""
 
     request_ids: list[Name] = []
+    arrived: bool = False
+    """The worker has connected or reconnected: requests that were on their way to it may be lost."""
+
     leaving: bool = False
     """The worker takes nothing new."""
 

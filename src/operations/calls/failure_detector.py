@@ -1,19 +1,21 @@
-"""Detect lost workers and lost callers long before a deadline, and a blocked event loop.
+"""Detect lost workers long before the deadline of the calls they have.
 
-A client probes calls that take longer than a heartbeat: every worker of the group reports which of them it has, and
-sends again the replies to those that have ended.
+A client probes calls that take longer than a heartbeat: the worker that has a call or, as long as that is unknown, all
+workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
 
-    claimed by a worker                                    -> wait on
-    the broker reports that the worker is gone             -> lost, now
-    the worker is connected but silent                     -> it may be busy: lost only after `silence`
-    every worker responded, and none has the call          -> lost, after a second probe
-    no worker ever responded, and none is present now      -> lost, after a second probe
+    claimed by a worker                                     -> wait
+    the broker still keeps the request                      -> wait
+    the broker reports that the worker is gone              -> lost, now
+    the worker is connected but silent                      -> it may be busy: lost only after `silence`
+    every worker responded, and none has the call           -> lost, after a second probe
+    no worker ever responded, and none is present now       -> lost, after a second probe
 
-Rule 1: a verdict needs the broker's report or a whole group's; a worker that is merely busy loses nothing.
+Rule 1: a worker that is merely busy loses nothing. "Every worker" means as many as the broker counts (Redis). NATS
+        does not count; there it means all that responded before, and only if one of them, or this client, was
+        disconnected since the call was sent. Otherwise a worker that did not respond yet may have the call.
 Rule 2: a lost call runs again if that is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
         Every other one ends with `UNAVAILABLE`: it may have run.
-Rule 3: workers that never respond to probes (other implementations) are not judged by them.
-Rule 4: a worker cancels the calls of callers that are gone.
+Rule 3: workers of other implementations that never respond to probes are not judged by them.
 """
 
 import asyncio
@@ -118,6 +120,8 @@ class FailureDetector:
         self._replayable: dict[str, bool] = {}
         self.restored_at = 0.0
         """The time of the last reconnect, by the loop's clock."""
+        self._changed_at = 0.0
+        """When a worker, or this client, was last found to be gone or back."""
         self._hurry = asyncio.Event()
         # Workers must be known before they can be missed.
         self._roll_call = True
@@ -126,7 +130,9 @@ class FailureDetector:
         """A worker spoke up."""
         self._answers = True
         now = asyncio.get_running_loop().time()
-        if alive.leaving:
+        if alive.arrived:
+            self._changed_at = now
+        if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
             self._workers.pop(alive.worker, None)
         elif alive.worker in self._workers or len(self._workers) < _MAX_WORKERS:
             self._workers[alive.worker] = now
@@ -143,8 +149,9 @@ class FailureDetector:
         return asyncio.get_running_loop().time() < self.restored_at + SETTLING
 
     def restored(self) -> None:
-        """The connection is back: ask at once for what was answered meanwhile."""
-        self.restored_at = asyncio.get_running_loop().time()
+        """The connection is back: ask at once for replies that were sent meanwhile, and for the workers."""
+        self._roll_call = True
+        self.restored_at = self._changed_at = asyncio.get_running_loop().time()
         self._hurry.set()
 
     async def run(self) -> None:
@@ -175,52 +182,96 @@ class FailureDetector:
         ]
         if not self._target.is_connected or not (quiet or self._roll_call):
             return
-        self._roll_call = False
-        for start in range(0, max(1, len(quiet)), _PER_PROBE):
-            await self._probe(call.payload.request_id for call in quiet[start : start + _PER_PROBE])
+        await self._probe_all(quiet)
         if not quiet or self.is_settling:
             return
         await asyncio.sleep(_ANSWER * self._heartbeat)
-        is_known = self._answers or await self._are_there() is False
-        if not is_known or self.is_settling:
+        are_there = await self._are_there(asked_at)
+        if not (self._answers or are_there is False) or self.is_settling:
             return
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
-            gone, busy = await self._silent_since(asked_at)
-            lost = [call for call in missing if self._is_lost(call, gone, busy)]
+            gone, silent, others = await self._silent_since(asked_at)
+            if are_there is False:
+                # A request that the broker keeps will not be consumed, either.
+                lost = [call for call in missing if self._is_missed(call)]
+            else:
+                lost = [call for call in missing if await self._is_lost(call, gone, silent, others)]
             await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
         await self._tend_streams(quiet)
 
-    async def _are_there(self) -> bool | None:
-        """Whether workers are there that answer such questions; None where there never were any."""
+    async def _probe_all(self, quiet: list[PendingCall]) -> None:
+        """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
+        by_address: dict[str, list[str]] = {}
+        if self._roll_call:
+            by_address[self._workers_topic] = []
+            self._roll_call = False
+        for call in quiet:
+            address = call.worker or self._workers_topic
+            by_address.setdefault(address, []).append(call.payload.request_id)
+        for address, ids in by_address.items():
+            for start in range(0, max(1, len(ids)), _PER_PROBE):
+                await self._probe(address, ids[start : start + _PER_PROBE])
+
+    async def _are_there(self, moment: float) -> bool | None:
+        """Return whether workers are present that respond to probes; None if there never were any."""
+        if any(heard_at >= moment for heard_at in self._workers.values()):
+            self._were_there = True
+            return True
         there = await is_there(self._target, self._workers_topic)
         self._were_there = self._were_there or there
         return there if self._were_there else None
 
-    async def _probe(self, request_ids: Iterable[str]) -> None:
-        payload = ProbePayload(request_ids=list(request_ids), reply_to=self._mailbox)
-        await self._target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
+    async def _probe(self, address: str, request_ids: list[str]) -> None:
+        payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox)
+        # A worker that is gone has no address any more; presence tells that below.
+        with suppress(NotSentError):
+            await self._target.send(address, encode_event(CallProbed(payload=payload)))
 
     def _is_open(self, call: PendingCall) -> bool:
         return call.payload.request_id in self._pending
 
-    async def _silent_since(self, moment: float) -> tuple[set[str], set[str]]:
-        """The workers that did not answer: those that are gone, and those that are there but busy."""
+    async def _silent_since(self, moment: float) -> tuple[set[str], set[str], bool | None]:
+        """Return the workers that are gone, those that are connected but silent, and whether there are others.
+
+        The last one is None if the broker does not count them.
+        """
         silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
         present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:
             self._workers.pop(worker, None)
-        return gone, set(silent) - gone
+            self._changed_at = moment
+        count = await self._target.count_present(self._workers_topic)
+        return gone, set(silent) - gone, None if count is None else count > len(self._workers)
 
-    def _is_lost(self, call: PendingCall, gone: set[str], busy: set[str]) -> bool:
+    async def _is_lost(
+        self, call: PendingCall, gone: set[str], silent: set[str], others: bool | None
+    ) -> bool:
         if call.worker in gone:
             return True
-        if call.worker in busy or (call.worker is None and busy):
+        if await self._is_waiting(call):
+            return False
+        if others is None:
+            others = call.sent_at > self._changed_at
+        if call.worker in silent or (call.worker is None and (silent or others)):
             return asyncio.get_running_loop().time() - call.seen_at > self._silence
-        # Everybody who is there has answered, and nobody has it.
+        return self._is_missed(call)
+
+    def _is_missed(self, call: PendingCall) -> bool:
+        """Note that every worker responded and none has a call; return whether it is lost."""
         call.misses += 1
         return call.misses >= _LOOKS
+
+    async def _is_waiting(self, call: PendingCall) -> bool:
+        """Return whether the broker still keeps the request, or does not tell."""
+        if call.worker is not None or not call.receipt:
+            return False
+        try:
+            return await self._target.is_waiting(self._group, call.receipt)
+        except TransportError as error:
+            logger.debug("%s: %s", call.payload.request_id, error)
+            return True
 
     async def _replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""

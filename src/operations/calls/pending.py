@@ -351,6 +351,9 @@ class PendingCall(msgspec.Struct, eq=False):
     sending: Sending | None = None
     """While it is handed over."""
 
+    receipt: str = ""
+    """Identifies the request at a broker that keeps it until a worker begins it."""
+
     sent_at: float = 0.0
 
     seen_at: float = 0.0

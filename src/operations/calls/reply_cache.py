@@ -304,7 +304,8 @@ class Replies:
         """Tell all callers of the group that this worker is here, or leaves."""
         if self._target.direct:
             return
-        payload = AlivePayload(worker=self._mailbox, leaving=self.is_leaving)
+        leaving = self.is_leaving
+        payload = AlivePayload(worker=self._mailbox, arrived=not leaving, leaving=leaving)
         callers = self._target.topic(f"{self._group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))
 

@@ -116,18 +116,18 @@ class RequestSender:
         self._waiting_bytes += size
         try:
             with Sending() as call.sending:
-                await self._enqueue(body, key)
+                call.receipt = await self._enqueue(body, key)
         finally:
             call.sending = None
             self._waiting -= 1
             self._waiting_bytes -= size
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
 
-    async def _enqueue(self, body: bytes, key: str) -> None:
+    async def _enqueue(self, body: bytes, key: str) -> str:
         wait = PATIENCE
         while True:
             try:
-                await self._target.enqueue(
+                return await self._target.enqueue(
                     self._group, body, key=key, reply_to=self._mailbox, wait=wait
                 )
             except NobodyThereError as error:
@@ -142,9 +142,7 @@ class RequestSender:
                 raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
             except TransportError as error:
                 logger.debug("%s may not have been sent: %s", key, error)
-                return
-            else:
-                return
+                return ""
             wait = RETRY
             await asyncio.sleep(RETRY)
 

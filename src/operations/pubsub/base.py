@@ -169,7 +169,7 @@ class EventTarget(Protocol):
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Give a message to one of those who take from `queue`.
 
         Args:
@@ -178,6 +178,9 @@ class EventTarget(Protocol):
             key: Names the message: a second one with the same key may be dropped by the broker.
             reply_to: The mailbox for answers, and for the news that nobody was there.
             wait: Seconds to wait for a connection while there is none.
+
+        Returns:
+            A receipt for `is_waiting`; empty if the broker keeps no messages.
 
         Raises:
             NobodyThereError: If the broker says that nobody takes from it.
@@ -189,6 +192,22 @@ class EventTarget(Protocol):
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`, however busy.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        ...
+
+    async def count_present(self, address: str) -> int | None:
+        """Return how many processes listen at `address`; None if the broker does not count them.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        ...
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether the broker still keeps a message that no consumer has begun.
 
         Raises:
             TransportError: If that cannot be known now.

@@ -81,7 +81,7 @@ class MemoryTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Deliver `body` to one consumer before this returns; a key that was seen before is dropped.
 
         Raises:
@@ -96,10 +96,19 @@ class MemoryTarget:
         if self._seen.add(key):
             self._turn += 1
             takers[self._turn % len(takers)].receive(body, reply_to)
+        return ""
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""
         return address in self._listeners
+
+    async def count_present(self, address: str) -> int | None:
+        """Return how many listen at `address`."""
+        return len(self._listeners.get(address, ()))
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return False: no message is kept."""
+        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep the message in `aside`, the last hundred of them."""

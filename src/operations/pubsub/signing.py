@@ -138,14 +138,22 @@ class SignedTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Sign and put."""
         text = self.signer.sign(body, queue)
-        await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
+        return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""
         return await self._target.is_present(address)
+
+    async def count_present(self, address: str) -> int | None:
+        """Return how many listen at `address`."""
+        return await self._target.count_present(address)
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether the broker still keeps a message."""
+        return await self._target.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message, unsigned: it is for people to look at, and not to be taken again."""

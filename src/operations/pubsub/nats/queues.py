@@ -149,8 +149,22 @@ class DurableQueues:
         except Error as error:
             raise TransportError(f"JetStream: {error}") from error
 
-    async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> None:
-        """Store a request; returns when the server has it.
+    async def is_waiting(self, receipt: str) -> bool:
+        """Return whether a request is in the stream: it is removed when a worker begins it.
+
+        Raises:
+            TransportError: If JetStream does not answer.
+        """
+        try:
+            await self._js.get_msg(self._stream, seq=int(receipt))
+        except NotFoundError:
+            return False
+        except (Error, TimeoutError) as error:
+            raise TransportError(f"JetStream: {error}") from error
+        return True
+
+    async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> str:
+        """Store a request; return its sequence number when the server has it.
 
         Raises:
             NotSentError: If the server refused it.
@@ -158,18 +172,20 @@ class DurableQueues:
         """
         try:
             try:
-                await self._publish(subject, body, key, wait)
+                return await self._publish(subject, body, key, wait)
             except NoStreamResponseError:
                 # Nobody has it: the stream was taken away, with all that waited in it.
                 await self._open_again()
-                await self._publish(subject, body, key, wait)
+                return await self._publish(subject, body, key, wait)
         except TimeoutError as error:
             raise TransportError("JetStream did not confirm a request") from error
         except Error as error:
             raise NotSentError(f"JetStream: {error}") from error
 
-    async def _publish(self, subject: str, body: bytes, key: str, wait: float) -> None:
-        await self._js.publish(subject, body, timeout=max(wait, 1.0), headers={"Nats-Msg-Id": key})
+    async def _publish(self, subject: str, body: bytes, key: str, wait: float) -> str:
+        headers = {"Nats-Msg-Id": key}
+        stored = await self._js.publish(subject, body, timeout=max(wait, 1.0), headers=headers)
+        return str(stored.seq)
 
     async def _open_again(self) -> None:
         """Make the stream again, once for everyone who misses it now."""

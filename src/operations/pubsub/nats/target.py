@@ -354,13 +354,12 @@ class NatsTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
         if not self._nats.is_connected:
             await self._ready(wait)
         if self._durable is not None:
-            await self._durable.enqueue(self._queue(queue), body, key, wait)
-            return
+            return await self._durable.enqueue(self._queue(queue), body, key, wait)
         subject = self._queue(queue)
         consumers = self._consumers.get(queue)
         if consumers is None:
@@ -371,6 +370,7 @@ class NatsTarget:
         if consumer:
             subject, key = f"{subject}.to.{consumer}", f"{key}={consumer}"
         await self._publish(subject, body, f"{reply_to}.{key}")
+        return ""
 
     async def _ask_for(self, queue: str, consumers: Consumers) -> None:
         """Ask the consumers of a queue for their names, which arrive later."""
@@ -387,6 +387,14 @@ class NatsTarget:
             await self._nats.publish(f"{self._queue(queue)}.who", b"1", inbox)
         except _NATS_ERRORS as error:
             logger.debug("the consumers of %s cannot be asked: %s", queue, error)
+
+    async def count_present(self, address: str) -> int | None:
+        """Return None: the server does not count subscribers."""
+        return None
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether a durable queue still has a request."""
+        return self._durable is not None and await self._durable.is_waiting(receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a poisonous request to the subject `aside` of its group."""

@@ -170,13 +170,14 @@ class RedisInteropTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Publish a request to everyone who takes requests."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(wait)
         if not await self._link.request("PUBLISH", self._channel(body), body, size=len(body)):
             raise NobodyThereError("nobody subscribes to requests")
+        return ""
 
     def _channel(self, body: bytes) -> str:
         try:
@@ -187,6 +188,14 @@ class RedisInteropTarget:
     async def is_present(self, address: str) -> bool:
         """Nobody can tell, so nobody is taken for gone."""
         return True
+
+    async def count_present(self, address: str) -> int | None:
+        """Return None: listeners are not counted."""
+        return None
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return False: no message is kept."""
+        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in a stream, the last thousand of them."""

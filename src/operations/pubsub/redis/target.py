@@ -46,15 +46,18 @@ _PUT = """
 local limit, seconds, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
 if workers == 0 then return -1 end
+local ids = {}
 local each = redis.call('GET', KEYS[2])
 if each then limit = math.min(limit, workers * each) end
 if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
 for i = 4, #ARGV, 2 do
+  local id = ''
   if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
-    redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
+    id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
   end
+  ids[#ids + 1] = id
 end
-return 1
+return ids
 """
 
 _NOBODY, _FULL = -1, -2
@@ -250,11 +253,15 @@ class RedisTarget:
 
     async def is_present(self, address: str) -> bool:
         """Whether somebody listens at `address`."""
+        return bool(await self.count_present(address))
+
+    async def count_present(self, address: str) -> int | None:
+        """Return how many listen at `address`."""
         try:
             _, count = await self._link.request("PUBSUB", "NUMSUB", address)
         except ResponseError as error:
             raise TransportError(str(error)) from error
-        return bool(count)
+        return int(count)
 
     # ---------------------------------------------------------------------------------------- queues
 
@@ -280,7 +287,7 @@ class RedisTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
@@ -302,14 +309,17 @@ class RedisTarget:
             raise NobodyThereError(f"nobody serves the group {queue!r}")
         if answer == _FULL:
             raise QueueFullError(f"too many requests wait for {queue!r} already")
+        return str(answer, "ascii")
 
-    async def _add(self, queue: str, key: str, body: bytes) -> int:
+    async def _add(self, queue: str, key: str, body: bytes) -> Any:
+        """Return the id of the new entry, or `_NOBODY` or `_FULL`."""
         batch = self._batches.get(queue)
         if batch is None or batch.size > self.max_bytes:
             batch = self._batches[queue] = _Batch()
             asyncio.get_running_loop().call_soon(self._flush, queue, batch)
-        batch.add(key, body)
-        return await asyncio.shield(batch.answer)
+        position = batch.add(key, body)
+        answer = await asyncio.shield(batch.answer)
+        return answer if isinstance(answer, int) else answer[position]
 
     def _flush(self, queue: str, batch: "_Batch") -> None:
         if self._batches.get(queue) is batch:
@@ -332,7 +342,24 @@ class RedisTarget:
         except TransportError as error:
             batch.fail(error)
         else:
-            batch.answer.set_result(int(answer))
+            batch.answer.set_result(answer)
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether an entry is in the queue: it is removed when a worker begins it."""
+        if not receipt:
+            return False
+        milliseconds, _, number = receipt.partition("-")
+        # Callers may read the queue by XREAD, which returns the entries behind an id.
+        before = f"{milliseconds}-{int(number) - 1}"
+        if number == "0":
+            before = f"{int(milliseconds) - 1}-{2**64 - 1}"
+        try:
+            answer = await self._link.request(
+                "XREAD", "COUNT", 1, "STREAMS", self._queue(queue), before
+            )
+        except ResponseError as error:
+            raise TransportError(str(error)) from error
+        return bool(answer) and answer[0][1][0][0].decode() == receipt
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in the stream `aside:` of its group, the last thousand of them."""
@@ -348,12 +375,14 @@ class _Batch:
     def __init__(self) -> None:
         self.arguments: list[Any] = []
         self.size = 0
-        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def add(self, key: str, body: bytes) -> None:
+    def add(self, key: str, body: bytes) -> int:
+        """Add a request; return its position."""
         self.arguments += (key, body)
         self.size += len(body)
+        return len(self.arguments) // 2 - 1
 
     def fail(self, error: TransportError) -> None:
         self.answer.set_exception(error)

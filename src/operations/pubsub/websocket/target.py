@@ -123,7 +123,7 @@ class WebSocketTarget:
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
-    ) -> None:
+    ) -> str:
         """Send a request to the peer."""
         if self._socket is None:
             try:
@@ -132,10 +132,19 @@ class WebSocketTarget:
             except TimeoutError:
                 raise NotSentError("the WebSocket is not connected") from None
         await self.send(_PEER, body)
+        return ""
 
     async def is_present(self, address: str) -> bool:
         """Whether the peer is there."""
         return self._socket is not None
+
+    async def count_present(self, address: str) -> int | None:
+        """Return None: listeners are not counted."""
+        return None
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return False: no message is kept."""
+        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Only say so: there is nowhere to keep it."""

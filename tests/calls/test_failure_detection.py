@@ -1,0 +1,126 @@
+"""Which workers count as lost, and which messages that takes."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.calls.operations_under_test import note
+from tests.calls.processes import worker_process
+from tests.calls.shim import Shim
+from tests.calls.waiting import caller, lines, started, until
+from tests.calls.worlds import World
+
+from operations.calls import PendingRequestMap
+from operations.registry import OperationRegistry
+
+
+def slow_registry(ledger: Path) -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("slow.pay")
+    async def pay(number: int, seconds: float) -> int:
+        note(str(ledger), str(number))
+        await asyncio.sleep(seconds)
+        return number
+
+    @registry.operation("slow.blocking_pay")
+    async def blocking_pay(number: int, seconds: float) -> int:
+        note(str(ledger), str(number))
+        time.sleep(seconds)  # noqa: ASYNC251 - blocking the loop is the point
+        return number
+
+    return registry
+
+
+@pytest.mark.requirement("F33", "R36")
+async def test_a_busy_worker_that_the_caller_does_not_know_is_not_lost(
+    broker_world: World, tmp_path: Path
+) -> None:
+    """Both workers block their loops; a new caller hears from one of them only late."""
+    ledger = tmp_path / "ledger"
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(worker_process(broker_world))
+        first = await stack.enter_async_context(caller(broker_world))
+        blocking = [
+            asyncio.create_task(
+                first.call("slow.block_loop", {"seconds": seconds, "path": str(ledger)})
+            )
+            for seconds in (0.7, 2.5)
+        ]
+        await until(lambda: len(started(ledger)) == 2)
+        calls = await stack.enter_async_context(caller(broker_world, heartbeat=0.2))
+        written = tmp_path / "written"
+        with anyio.fail_after(20):
+            results = await asyncio.gather(
+                *(
+                    calls.call("slow.write", {"seconds": 1, "path": str(written)}, replayable=False)
+                    for _ in range(8)
+                ),
+            )
+            await asyncio.gather(*blocking)
+
+    assert [result.data for result in results] == ["written"] * 8
+    assert Counter(line.split()[0] for line in lines(written)) == {"started": 8, "finished": 8}
+
+
+async def test_requests_that_wait_at_the_broker_are_not_lost(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    async with (
+        broker_world.serve(slow_registry(ledger), concurrency=1),
+        caller(broker_world, heartbeat=0.1) as calls,
+    ):
+        with anyio.fail_after(20):
+            results = await asyncio.gather(
+                *(
+                    calls.call("slow.pay", {"number": number, "seconds": 0.4}, replayable=False)
+                    for number in range(4)
+                )
+            )
+
+    assert [result.data for result in results] == [0, 1, 2, 3]
+    assert Counter(lines(ledger)) == Counter("0123")
+
+
+async def test_only_the_worker_that_has_a_call_is_probed(
+    broker_world: World, tmp_path: Path
+) -> None:
+    probes: Counter[bool] = Counter()
+    answers: Counter[str] = Counter()
+
+    async with AsyncExitStack() as stack:
+        workers = [
+            await stack.enter_async_context(broker_world.serve(slow_registry(tmp_path / "ledger")))
+            for _ in range(4)
+        ]
+        target = await stack.enter_async_context(broker_world.connect())
+        topic = target.topic("operations.workers")
+
+        class Counting(Shim):
+            async def send(self, address: str, body: bytes) -> None:
+                if b"call.probed" in body:
+                    probes[address == topic] += 1
+                await super().send(address, body)
+
+        calls = await stack.enter_async_context(PendingRequestMap(Counting(target), heartbeat=0.1))
+        receive = calls.receive
+
+        def count(body: bytes, reply_to: str, age: float = 0.0) -> None:
+            answers[json.loads(body)["type"]] += 1
+            receive(body, reply_to, age)
+
+        calls.receive = count  # type: ignore[method-assign]
+        assert len(workers) == 4
+        await calls.call("slow.pay", {"number": 1, "seconds": 1.5}, replayable=False)
+
+    # The roll call and the first probe go to all workers; the other dozen to the one that has the call.
+    assert probes[True] <= 3
+    assert probes[False] >= 3
+    assert answers["call.alive"] <= 4 * probes[True] + probes[False] + 4
