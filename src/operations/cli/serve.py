@@ -1,23 +1,34 @@
 """`operations serve`: everything of a config, for callers from outside."""
 
-from contextlib import AsyncExitStack
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import asdict, replace
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
+from starlette.applications import Starlette
 
 from operations._signals import shutdown_event
 from operations._text import counted
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import Screen
-from operations.cli.session import open_session, settle
+from operations.cli.session import open_file, settle
+from operations.config import ConfigFile
 from operations.errors import OperationsError
+from operations.front.config import ListenConfig
 from operations.hub.hub import Hub
 from operations.hub.journal import writing_logs
+from operations.hub.processes import Process, supervise
 from operations.hub.reload import following
-from operations.hub.serving import build_app, entry_points_of, listen_config, mcp_server
-from operations.server.running import InsecureBindError, is_loopback, running
+from operations.hub.serving import build_app, entry_points_of, is_shared, listen_config, mcp_server
+from operations.server.running import (
+    GRACE,
+    InsecureBindError,
+    is_loopback,
+    listen,
+    running,
+    running_on,
+)
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -31,7 +42,7 @@ async def serve(
     stdio: Annotated[bool, Parameter(negative="")] = False,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
-) -> None:
+) -> int | None:
     """Serve everything until Ctrl-C: the HTTP API, MCP, the call protocol on a WebSocket, and a page to look at it.
 
     Args:
@@ -43,37 +54,84 @@ async def serve(
         common: What every command takes.
     """
     screen = common.screen()
-    async with open_session(common, screen, wait=stdio) as hub, AsyncExitStack() as stack:
+    file, process = common.load(), Process.inherited()
+    if is_shared(file) and process is None and not stdio:
+        return await _serve_shared(file, host, port, entry_point, common)
+    async with (
+        open_file(file, screen, common=common, wait=stdio) as hub,
+        AsyncExitStack() as stack,
+    ):
         stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
         if stdio:
             identity = None if as_ is None else await hub.identity(as_)
             await mcp_server(hub, identity).run_stdio()
-            return
+            return None
         listen = listen_config(hub.file)
         entry_points = entry_point or entry_points_of(hub.file)
         address = host or listen.host
         number = listen.port if port is None else port
-        options: dict[str, Any] = {**asdict(listen), "host": address, "port": number}
+        config = replace(listen, host=address, port=number)
         app = build_app(hub, entry_points=entry_points, host=address)
         try:
-            async with running(app, **options) as url:
+            async with _running(app, config, process) as url:
                 with shutdown_event() as shutdown:
                     await stack.enter_async_context(following(hub))
-                    await settle(hub, screen, common)
-                    announce(url, entry_points, hub, screen)
-                    _point_out_open(address, hub, screen)
-                    screen.note("Ctrl-C ends it")
+                    if process is not None:
+                        hub.reload_others = process.reload_all
+                        process.is_ready(end=shutdown.set)
+                    if process is None or process.announces:
+                        await settle(hub, screen, common)
+                        announce(url, entry_points, hub, screen)
+                        _point_out_open(address, hub, screen)
+                        screen.note("Ctrl-C ends it")
                     await shutdown.wait()
-                screen.note("closing ...")
+                if process is None:
+                    screen.note("closing ...")
+                return None
         except InsecureBindError:
             raise OperationsError(
                 f"{address} lets other machines in, and nobody has to sign in: "
                 "add [access.keys.NAME] to the config, or public = true to [serve]"
             ) from None
         except OSError as error:
-            raise OperationsError(
-                f"cannot listen on {address}:{number}: {error.strerror}"
-            ) from error
+            raise _cannot_listen(address, number, error) from error
+
+
+def _running(
+    app: Starlette, config: ListenConfig, process: Process | None
+) -> AbstractAsyncContextManager[str]:
+    if process is None:
+        return running(app, **asdict(config))
+    return running_on(app, process.listener, config)
+
+
+def _cannot_listen(address: str, port: int, error: OSError) -> OperationsError:
+    return OperationsError(f"cannot listen on {address}:{port}: {error.strerror}")
+
+
+async def _serve_shared(
+    file: ConfigFile,
+    host: str | None,
+    port: int | None,
+    entry_points: tuple[str, ...],
+    common: Common,
+) -> int:
+    """Serve with several processes; this one starts them."""
+    config = listen_config(file)
+    address, number = host or config.host, config.port if port is None else port
+    arguments = ["serve", "--host", address]
+    for each in entry_points:
+        arguments += ["--entry-point", each]
+    if common.config is not None:
+        arguments += ["--config", str(common.config)]
+    arguments += [f"--{name}" for name in ("json", "verbose", "trust") if getattr(common, name)]
+    try:
+        listener = listen(address, number)
+    except OSError as error:
+        raise _cannot_listen(address, number, error) from error
+    with listener:
+        # They have this time to finish calls, and some more to close their sources.
+        return await supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 
 
 def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) -> None:

@@ -76,6 +76,9 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"is the namespace of something else already: {namespace}."
                 yield (*path, "namespace"), message
+        case ToolEntry() if "max_bytes" in entry.options and config.serve.processes > 1:
+            message = "goes with serve.processes = 1 only: a cursor is known to one process."
+            yield (*path, "max_bytes"), message
         case ToolEntry() if "rename" in entry.options and is_pattern(str(path[1])):
             yield (*path, "rename"), "works for one operation, not for a pattern."
         case KeyEntry():
@@ -185,6 +188,11 @@ def _key(entry: KeyEntry, path: Path) -> Found:
 
 def _serve(serve: ServeEntry, config: Config) -> Found:
     options, access = serve.options, config.access
+    if serve.processes > 1 and options.get("console"):
+        yield (
+            ("serve", "console"),
+            "goes with processes = 1 only: a session is known to one process.",
+        )
     origins: list[str] = options.get("allowed_origins", [])
     # The function may add a way to sign in; whether it did is checked before listening.
     guarded = access.keys or access.jwt is not None or config.setup or options.get("public")

@@ -211,7 +211,12 @@ class AccessEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEntry(Entry):
-    """Where `operations serve` listens, and what it serves."""
+    """Where `operations serve` listens, and what it serves.
+
+    Attributes:
+        processes: How many processes serve. Limits, rates and caches are those of each process. With several, MCP has
+            no sessions, and there is no console.
+    """
 
     derived: ClassVar = Derived(
         ("operations.front.config:ListenConfig", "operations.front.config:ServerConfig"),
@@ -223,6 +228,8 @@ class ServeEntry(Entry):
         },
         {"port": 8000, "mcp": True, "websocket": True, "console": True},
     )
+
+    processes: Count = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

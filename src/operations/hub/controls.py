@@ -126,8 +126,12 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     async def read_again() -> list[SourceReport]:
         """Read the config file again."""
         await reload(hub)
+        hub.reload_others()
         return [report(source) for source in hub.sources]
 
+    if hub.file.config.serve.processes > 1:
+        # The others would change the sources of one process alone.
+        return [sources, watch, read_again]
     return [sources, watch, retry, enable, disable, read_again]
 
 

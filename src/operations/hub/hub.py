@@ -95,6 +95,9 @@ class Hub:
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
         """What limits the callers of this hub."""
+        self.reload_others: Callable[[], None] = lambda: None
+        """Lets the other processes that serve the same config read it again."""
+
         self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
         """Changes a config that is read again, as the one this hub was opened with was changed."""
 

@@ -25,7 +25,14 @@ def listen_config(file: ConfigFile) -> ListenConfig:
 def entry_points_of(file: ConfigFile) -> tuple[str, ...]:
     """Return what a config serves: the HTTP API, and what it does not switch off."""
     options = file.options(ServerConfig, file.config.serve)
-    return ("http", *(name for name in ("mcp", "websocket", "console") if options[name]))
+    # Nobody could sign in to a console: a session is known to one process.
+    kinds = ("mcp", "websocket") if is_shared(file) else ("mcp", "websocket", "console")
+    return ("http", *(name for name in kinds if options[name]))
+
+
+def is_shared(file: ConfigFile) -> bool:
+    """Return whether several processes serve a config, so that the next request may reach another one."""
+    return file.config.serve.processes > 1
 
 
 def build_app(
@@ -41,6 +48,10 @@ def build_app(
     if entry_points is not None:
         for name in ("mcp", "websocket", "console"):
             options[name] = name in entry_points and (options[name] or True)
+    if is_shared(file) and options["mcp"]:
+        given = options["mcp"]
+        settings = given if isinstance(given, MCPServerSettings) else MCPServerSettings()
+        options["mcp"] = replace(settings, stateless=True)
     access = config.access
     issuers = access.authorization_servers
     if access.jwt is not None and options.get("public_url") and not issuers:
@@ -59,6 +70,7 @@ def build_app(
         timeout=config.limits.timeout,
     )
     hub.fronts.append(app.state.pipeline.front)
+    app.state.sessions.is_offered = not is_shared(file)
     approvals = approval_operations(hub.registry.authority.approvals)
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
     for each in (*controls, *approvals):

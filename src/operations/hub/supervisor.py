@@ -21,8 +21,8 @@ from operations.scanner import Skipped
 
 logger = logging.getLogger("operations.hub")
 
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
 """Upper bounds of the first pause and of any pause between two attempts, in seconds."""
 
 Open = Callable[[Source], Awaitable[Opened]]
@@ -54,7 +54,7 @@ class Supervisor:
         self._registry = registry
         self._owner = owner
         self._drain_seconds = drain_seconds
-        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._given_doubts = source.doubts
         self._attempted = asyncio.Event()
         self._again = asyncio.Event()

@@ -115,6 +115,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     app.router.redirect_slashes = False
     app.state.pipeline = pipeline
     app.state.readiness = readiness
+    app.state.sessions = sessions
     if recording is not None:
         finalize(app, recording.close)
     return app

@@ -27,6 +27,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 
 from operations.access import Identity
+from operations.errors import CallError, ErrorCode
 from operations.front.http import CREDENTIAL
 from operations.front.identity import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.timing import Scope
@@ -238,10 +239,19 @@ class Sessions:
 
     def __init__(self, seconds: float = 8 * 3600) -> None:
         self.seconds = seconds
+        self.is_offered = True
+        """Whether sessions can begin; not if the next request may reach another process."""
         self._open: OrderedDict[bytes, tuple[Credential, float]] = OrderedDict()
 
     def sign_in(self, credential: Credential) -> str:
-        """Begin a session; return the value of the cookie."""
+        """Begin a session; return the value of the cookie.
+
+        Raises:
+            CallError: `UNAVAILABLE` if sessions are not offered.
+        """
+        if not self.is_offered:
+            message = "This server has several processes and no sessions: send the credential with every request"
+            raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
         secret = token_urlsafe(32)
         # Kept as a digest: a lookup then reveals nothing about how much of a guess was right.
         self._open[_digest(secret)] = (credential, monotonic() + self.seconds)

@@ -213,27 +213,68 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    host, port = config.host, config.port
-    server = _Server(_config(app, config), getattr(app.state, "readiness", None))
+    # What is wrong is found before the port is taken.
+    server = _server(app, config)
+    with listen(config.host, config.port) as listener:
+        async with _served(server, config, listener) as url:
+            yield url
+
+
+@asynccontextmanager
+async def running_on(
+    app: Starlette, listener: socket.socket, config: ListenConfig
+) -> AsyncGenerator[str]:
+    """Serve on a socket that listens already, which several processes may share.
+
+    Raises:
+        InsecureBindError: As `build_server`.
+    """
+    with listener:
+        async with _served(_server(app, config), config, listener) as url:
+            yield url
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: If the port is taken.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol number.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
-        task = asyncio.create_task(server.serve([listener]))
-        ready = asyncio.create_task(server.is_ready.wait())
-        try:
-            await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-            name = f"[{host}]" if ":" in host else host
-            scheme = "http" if config.certificate is None else "https"
-            yield f"{scheme}://{name}:{listener.getsockname()[1]}"
-        finally:
-            ready.cancel()
-            server.should_exit = True
-            await task
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _server(app: Starlette, config: ListenConfig) -> _Server:
+    return _Server(_config(app, config), getattr(app.state, "readiness", None))
+
+
+@asynccontextmanager
+async def _served(
+    server: _Server, config: ListenConfig, listener: socket.socket
+) -> AsyncGenerator[str]:
+    host = config.host
+    task = asyncio.create_task(server.serve([listener]))
+    ready = asyncio.create_task(server.is_ready.wait())
+    try:
+        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        name = f"[{host}]" if ":" in host else host
+        scheme = "http" if config.certificate is None else "https"
+        yield f"{scheme}://{name}:{listener.getsockname()[1]}"
+    finally:
+        ready.cancel()
+        server.should_exit = True
+        await task
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,210 @@
+"""`[serve] processes`: several processes behind one port."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+from mcp import Client
+
+from operations.cli.options import ExitCode
+from operations.config import ConfigError, load_config
+from operations.hub.processes import Process, supervise
+from operations.server.running import listen
+
+pytestmark = pytest.mark.anyio
+
+OPERATIONS = """
+import asyncio, os
+from operations import operation
+
+@operation("work.pid", type="query")
+async def pid(seconds: float = 0, file: str = "") -> int:
+    if file:
+        open(file, "w").close()
+    await asyncio.sleep(seconds)
+    return os.getpid()
+
+@operation("work.end")
+async def end() -> None:
+    os._exit(3)
+"""
+CONFIG = """
+modules = ["ops.py"]
+[trace]
+enabled = false
+[serve]
+port = 0
+processes = 2
+[access.keys.ann]
+key = { env = "ANN_KEY" }
+scopes = ["hub:operate"]
+"""
+HIDDEN = '[tools."work.end"]\nhide = true\n'
+KEY = {"X-API-Key": "key-of-ann"}
+
+
+def write(folder: Path, more: str = "") -> None:
+    (folder / "ops.py").write_text(OPERATIONS)
+    (folder / "operations.toml").write_text(CONFIG + more)
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "operations", "serve", "--json", "--config", str(folder / "operations.toml"),
+        env={**os.environ, "ANN_KEY": "key-of-ann"}, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process, msgspec.json.decode(await process.stdout.readline())
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def call(url: str, path: str, **headers: str) -> tuple[int, Any]:
+    """Call on a connection of its own."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}{path}", json={}, headers=headers) as reply,
+    ):
+        return reply.status, await reply.json()
+
+
+async def serving(url: str) -> set[int]:
+    """Return which processes serve."""
+    found = await asyncio.gather(*(call(url, "/work/pid") for _ in range(20)))
+    return {pid for status, pid in found if status == 200}
+
+
+async def until_serving(url: str, but_not: set[int]) -> set[int]:
+    found = set[int]()
+    while len(found) < 2:
+        with suppress(aiohttp.ClientError):
+            found |= await serving(url) - but_not
+    return found
+
+
+async def until_all(url: str, status: int) -> None:
+    """Wait until `work.end`, called with an input that it rejects, has this status in all processes."""
+    wanted = 422 if status == 200 else status
+    while True:
+        found = await asyncio.gather(*(attempt(url) for _ in range(20)))
+        if set(found) == {wanted}:
+            return
+
+
+async def attempt(url: str) -> int:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/work/end", json={"unknown": 1}) as reply,
+    ):
+        return reply.status
+
+
+async def slow(url: str, folder: Path) -> tuple[int, Any]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(
+            f"{url}/work/pid", json={"seconds": 1, "file": str(folder / "running")}
+        ) as reply,
+    ):
+        return reply.status, await reply.json()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -> None:
+    write(tmp_path)
+    with anyio.fail_after(100):
+        async with started(tmp_path) as (process, said):
+            url = said["url"]
+            assert set(said["entryPoints"]) == {"http", "mcp", "websocket"}
+            first = await until_serving(url, set())
+            assert process.pid not in first
+
+            # One that ends is started again, and the others go on.
+            with suppress(aiohttp.ClientError):
+                await call(url, "/work/end")
+            (lost,) = {pid for pid in first if not is_running(pid)}
+            second = await until_serving(url, {lost})
+            assert len(second & first) == 1
+
+            # MCP has no sessions, with clients of both eras.
+            for mode in ("auto", "legacy"):
+                async with Client(f"{url}/mcp", mode=mode) as agent:
+                    for _ in range(10):
+                        result = await agent.call_tool("work__pid", {})
+                        assert not result.is_error, result
+            # Sessions of browsers are not offered.
+            status, error = await call(url, "/session", **KEY)
+            assert (status, error["code"]) == (503, "UNAVAILABLE")
+
+            # A reload reaches all, by the operation and by SIGHUP.
+            write(tmp_path, HIDDEN)
+            status, _ = await call(url, "/hub/reload", **KEY)
+            assert status == 200
+            assert (await call(url, "/hub/disable", **KEY))[0] == 404
+            await until_all(url, 404)
+            write(tmp_path)
+            process.send_signal(signal.SIGHUP)
+            await until_all(url, 200)
+
+            # Calls under way are finished.
+            waiting = [asyncio.create_task(slow(url, tmp_path)) for _ in range(6)]
+            while not (tmp_path / "running").exists():
+                await anyio.sleep(0.02)
+            process.terminate()
+            results = await asyncio.gather(*waiting)
+            assert {status for status, _ in results} == {200}
+            assert await process.wait() == 0
+            assert not any(map(is_running, second))
+
+
+async def test_a_process_ends_when_the_first_one_has_ended() -> None:
+    (mine, theirs), ended = socket.socketpair(), asyncio.Event()
+    with mine, theirs, socket.socket() as listener, anyio.fail_after(10):
+        process = Process(listener, theirs, announces=False)
+        process.is_ready(end=ended.set)
+        process.reload_all()
+        assert mine.recv(2) == b"rh"
+        mine.close()
+        await ended.wait()
+
+
+async def test_processes_that_cannot_start_are_not_started_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["serve", "--config", str(tmp_path / "missing.toml")]
+    with anyio.fail_after(60), listen("127.0.0.1", 0) as listener:
+        assert await supervise(arguments, 1, listener, grace=30) == ExitCode.CONFIG
+    assert "missing.toml" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes"), ("[serve]\nconsole = true\n", "console")],
+)
+def test_what_needs_one_process_is_a_mistake(tmp_path: Path, more: str, fault: str) -> None:
+    path = tmp_path / "operations.toml"
+    serve = "[serve]\nprocesses = 2\n"
+    path.write_text(more.replace("[serve]\n", serve) if "[serve]" in more else serve + more)
+    with pytest.raises(ConfigError, match=f"{fault} goes with"):
+        load_config(path)
