@@ -61,6 +61,7 @@ MODULES = {
         "operations.server.console": "console_app console_routes",
     },
     "operations.hub": {"operations.hub": ""},
+    "operations.agents": {"operations.agents": ""},
     "operations.tools": {"operations.tools": "ToolConfig configure_tools"},
     "operations.telemetry": {
         "operations.telemetry.audit": "Audit AuditFile AuditRecord",
