@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
-from random import shuffle
+from secrets import SystemRandom
 from time import time
 from typing import Any
 
@@ -113,7 +113,7 @@ class Consumers:
             return ""
         # In another order each time, so that no pattern of requests meets the same consumer.
         self._round = list(self._heard_at)
-        shuffle(self._round)
+        SystemRandom().shuffle(self._round)
         return self._round.pop()
 
 
