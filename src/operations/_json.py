@@ -381,21 +381,25 @@ def canonical(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
+_LEAVES = frozenset({str, int, float, bool, type(None)})
+
+
 def count_values(value: Any, most: int) -> int:
     """Return the number of JSON values in `value`, itself included; stop counting beyond `most`."""
-    count = 0
-    level: list[Any] = [value]
-    while level and count <= most:
-        count += len(level)
-        below: list[Any] = []
-        for held in level:
-            if isinstance(held, dict):
-                below += cast("JSONObject", held).values()
-            elif isinstance(held, (list, tuple)):
-                below += cast("list[Any]", held)
-            if count + len(below) > most:
-                break
-        level = below
+    count = 1
+    waiting: list[Any] = [value]
+    for held in waiting:
+        if isinstance(held, dict):
+            inner: Iterable[Any] = cast("JSONObject", held).values()
+        elif isinstance(held, (list, tuple)):
+            inner = cast("list[Any]", held)
+        else:
+            continue
+        count += len(held)  # pyright: ignore[reportUnknownArgumentType]
+        if count > most:
+            break
+        # The list grows while it is read: what is inside is visited in its turn.
+        waiting += [each for each in inner if type(each) not in _LEAVES]
     return count
 
 

@@ -265,7 +265,7 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
     """A handler's envelope whose data is described by a schema of its own, not by the operation's output schema.
 
     Adapters return it if responses of one operation differ. The pipeline normalises the data with `schema` and
-    returns a plain envelope.
+    returns a plain envelope. The data is JSON that the adapter does not use any more: the caller may get it as it is.
     """
 
     schema: Schema | None = None
@@ -273,6 +273,9 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
 
     is_raw: bool = False
     """Whether the data is text although JSON was declared. No policy replaces it."""
+
+    size: int | None = None
+    """The number of bytes that the data was read from; None if it is not known."""
 
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:

@@ -69,6 +69,22 @@ def test_a_valid_value_stays_valid(schema: Any, value: Any, policy: CastPolicy) 
 
 
 @many
+@given(plain_schemas | any_schemas, st.lists(json_values, min_size=2, max_size=4), policies)
+def test_values_that_nothing_else_refers_to_are_normalised_alike(
+    schema: Any, values: list[Any], policy: CastPolicy
+) -> None:
+    compiled = Schema(schema).compile()
+    normalise, normalise_own = (compiled.normaliser(policy, owns=owns) for owns in (False, True))
+    for value in values:
+        # Its own result is clean, if anything is.
+        for each in (value, normalise(value)[0]):
+            expected, changes = normalise(each)
+            result, own_changes = normalise_own(copy.deepcopy(each))
+            assert json.dumps(result) == json.dumps(expected)
+            assert own_changes == changes
+
+
+@many
 @given(plain_schemas, json_values)
 def test_creating_twice_changes_nothing_more(schema: Any, value: Any) -> None:
     compiled = Schema(schema)

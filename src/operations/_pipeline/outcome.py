@@ -42,13 +42,13 @@ _ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]
 """Describes JSON that was declared without a schema, so that text in its place is a mismatch."""
 
 
-def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" = None) -> Finisher:
+def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     """Return the function that turns a handler's result into the envelope its caller gets."""
     operation_id = spec.id
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise = _normalise(operation_id, compiled, policy)
     certain = frozenset[type]() if compiled is None else compiled.certain
-    log = log or ChangeLog(operation_id)
+    log = ChangeLog(operation_id)
 
     def finish(result: Any) -> Envelope:
         kind = type(result)  # pyright: ignore[reportUnknownVariableType]
@@ -59,6 +59,8 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" 
             if kind is int:
                 to_json(result)  # rejected if it has too many digits
             elif kind not in _PLAIN:
+                if kind is DescribedEnvelope:
+                    return finish_described(result)
                 if isinstance(result, ResponseEnvelope):
                     return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
                 if isinstance(result, (bytes, bytearray, memoryview)):
@@ -80,8 +82,6 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" 
 
     def pass_on(envelope: Envelope) -> Envelope:
         """Return a handler's own envelope with its meta, its data normalised if there is a schema for it."""
-        if isinstance(envelope, DescribedEnvelope):
-            return finish_described(envelope)
         meta: ResponseMeta = envelope.meta
         if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
             not isinstance(meta, LocalResponseMeta)
@@ -94,7 +94,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog | None" 
             meta = add_changes(meta, changes)
         return ResponseEnvelope(data, meta)
 
-    finish_described = _described_finisher(spec, policy, pass_on, log)
+    finish_described = _described_finisher(spec, policy, log)
     return finish
 
 
@@ -111,48 +111,58 @@ ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
 
 def is_large(envelope: Envelope) -> bool:
     """Return whether normalising the result of a service could block the event loop for long."""
-    schema: Schema | None = getattr(envelope, "schema", None)
-    if schema is not None and schema.casts_slowly:
-        return True
     data = envelope.data
+    if type(envelope) is DescribedEnvelope:
+        schema, size = envelope.schema, envelope.size
+        if schema is not None and schema.casts_slowly:
+            return True
+        # A value of JSON takes two bytes at least, its separator included.
+        if size is not None and size <= 2 * _LARGE:
+            return False
     if type(data) is str:
         return len(data) > _LARGE_TEXT
     return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
 
 
 def _described_finisher(
-    spec: OperationSpec, policy: OutputPolicy, finish: Finisher, log: "ChangeLog"
+    spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog"
 ) -> Callable[[DescribedEnvelope[Any]], Envelope]:
     """Return the function that normalises an envelope with the schema that it names.
 
     Args:
         spec: The operation.
         policy: How results are normalised.
-        finish: Normalises an envelope with the operation's own output schema.
         log: Logs changes.
     """
-    finishers: dict[tuple[int, bool], tuple[Schema, Finisher]] = {
-        (id(spec.output_schema), False): (spec.output_schema, finish)
-    }
+    known: dict[tuple[int, bool], tuple[Schema, Normalise | None]] = {}
+
+    def find(schema: Schema, is_raw: bool) -> Normalise | None:
+        # No policy replaces text that came in place of JSON.
+        used: OutputPolicy = "cast" if is_raw and policy == "create" else policy
+        compiled = None if used == "off" else _compiled(spec.id, schema)
+        found = None if compiled is None else _normalise(spec.id, compiled, used, owns=True)
+        # The schema is kept as well, so that its id stays its own.
+        known[id(schema), is_raw] = (schema, found)
+        return found
 
     def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
-        plain: Envelope = ResponseEnvelope(envelope.data, envelope.meta)
-        schema = envelope.schema
-        if envelope.is_raw and (schema is None or schema.is_unknown):
+        data, meta, schema, is_raw = envelope.data, envelope.meta, envelope.schema, envelope.is_raw
+        if is_raw and (schema is None or schema.is_unknown):
             schema = _ANY_BUT_TEXT
-        if schema is None:
-            return proper(plain)
-        is_kept = envelope.is_raw and policy == "create"
-        known = finishers.get((id(schema), is_kept))
-        if known is None:
-            described = msgspec.structs.replace(spec, output_schema=schema)
-            made = finisher(described, "cast" if is_kept else policy, log)
-            # The schema is kept as well, so that its id stays its own.
-            known = finishers[id(schema), is_kept] = (schema, made)
+        if schema is None or type(data) is bytes:
+            return proper(ResponseEnvelope(data, meta))
         if schema.casts_slowly:
             with schema.first_cast():
-                return known[1](plain)
-        return known[1](plain)
+                return finish_described(envelope)
+        entry = known.get((id(schema), is_raw))
+        normalise = find(schema, is_raw) if entry is None else entry[1]
+        if normalise is None:
+            return proper(ResponseEnvelope(data, meta))
+        data, changes = normalise(data)
+        if changes is not None:
+            log.note(changes)
+            meta = add_changes(meta, changes)
+        return ResponseEnvelope(data, meta)
 
     return finish_described
 
@@ -193,13 +203,17 @@ def proper(envelope: Envelope) -> Envelope:
 
 
 def _normalise(
-    operation_id: str, compiled: CompiledSchema | None, policy: OutputPolicy
+    operation_id: str,
+    compiled: CompiledSchema | None,
+    policy: OutputPolicy,
+    *,
+    owns: bool = False,
 ) -> Normalise:
-    """Return what makes a result JSON and deals with a mismatch under `policy`."""
+    """Return what makes a result JSON and deals with a mismatch under `policy`; for `owns` see `normaliser`."""
     if compiled is None:
         return lambda value: (to_json(without_objects(value)), None)
     if policy == "cast" or policy == "keep" or policy == "create":
-        return compiled.normaliser(policy)
+        return compiled.normaliser(policy, owns=owns)
     is_valid = compiled.is_valid
 
     def warn(value: Any) -> tuple[Any, list[Change] | None]:

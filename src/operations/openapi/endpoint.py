@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from operations._hosts import normal_url, origin_of
-from operations._json import object_of
+from operations._json import canonical, object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
@@ -206,20 +206,22 @@ class Endpoint:
         arguments: JSONObject = dict(input)
         draft = self._draft(arguments)
         asked: set[tuple[str, str, bytes | StreamedBody | None]] = set()
-        last: Any = object()
+        last = b""
         for _ in range(MAX_PAGES):
             here = _question(draft)
             asked.add(here)
             response = await shared.client.exchange(draft, shared.security, context)
             envelope = await self._read(response)
-            if paging.counts and envelope.data == last:
+            this = canonical(envelope.data) if paging.counts else b""
+            if this and this == last:
                 # Asked for what is behind the end, many servers give the last page again.
                 return
-            last = envelope.data
-            yield envelope
+            last = this
             following = paging.following(
                 Page(arguments, response.url, response.headers, envelope.data)
             )
+            # From here on the data belongs to the caller.
+            yield envelope
             if isinstance(following, NextArguments):
                 arguments = following.arguments
                 draft = self._draft(arguments)
@@ -299,6 +301,7 @@ class Endpoint:
             headers=shown_headers(response.headers),
             content_type=kind,
             schema=described.listed if described.is_stream else described.schema,
+            size=len(response.content),
         )
 
     def _describe(self, status: int, content_type: str) -> Described:

@@ -58,12 +58,17 @@ class CompiledSchema:
         # Made when it is first needed: an input is validated, but never cast.
         return caches_of(self._checker.scope, "cast")
 
-    def normaliser(self, policy: CastPolicy) -> Normalise:
-        """Return the cast under `policy`; made once."""
+    def normaliser(self, policy: CastPolicy, *, owns: bool = False) -> Normalise:
+        """Return the cast under `policy`; made once.
+
+        Args:
+            policy: What to do with a value that does not fit.
+            owns: Whether nothing else refers to the values, which are JSON: then those that are clean are not copied.
+        """
         found = self._normalisers.get(policy)
         if found is None:
             found = self._normalisers[policy] = Normaliser(self._checker, policy)
-        return found.normalise
+        return found.normalise_own if owns else found.normalise
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the parts of a JSON value that do not fit, one entry per location."""

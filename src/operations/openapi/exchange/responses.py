@@ -239,12 +239,13 @@ def described_envelope(
     schema: Schema | None,
     sequence: str | None = None,
     is_raw: bool = False,
+    size: int | None = None,
 ) -> DescribedEnvelope[Any]:
     """Return the envelope of a successful response, with the schema that describes its data."""
     meta = HTTPResponseMeta(
         status_code=status, headers=headers, content_type=content_type, sequence=sequence
     )
-    return DescribedEnvelope(data, meta, schema, is_raw)
+    return DescribedEnvelope(data, meta, schema, is_raw, size)
 
 
 def event_data(text: str, *, as_text: bool = False) -> Any:

@@ -102,6 +102,8 @@ class Normaliser:
         self._place = caches.places.place([self._root])
         self._stage = caches.stripper.stage(self._root)
         self._quick: _Quick = self._choose
+        self._is_clean: Callable[[Any], bool] | None = None
+        """Whether a JSON value is known to need no change; None if that is not known in advance."""
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
@@ -120,6 +122,12 @@ class Normaliser:
             if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
         return result, (report and report(value, result)) or None
+
+    def normalise_own(self, value: Any) -> tuple[Any, list[Change] | None]:
+        """Do the same for JSON that nothing else refers to: what needs no change is not copied."""
+        if self._is_clean is not None and self._is_clean(value):
+            return value, None
+        return self.normalise(value)
 
     def _stripped(self, value: Any, result: Any) -> list[Change]:
         """Return what the quick pass changed."""
@@ -167,6 +175,18 @@ class Normaliser:
             typed = TypedStrip(shape, lambda: self._caches.closed.shape(self._root))
         except (TypeError, ValueError):
             return None
+
+        check = typed.check
+
+        def is_clean(value: Any) -> bool:
+            try:
+                check(pack(value))  # type: ignore[misc]
+            except REFUSALS:
+                return False
+            return shape.exact or self._accepts(value)
+
+        if check is not None:
+            self._is_clean = is_clean
 
         def quick(value: Any) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped

@@ -317,14 +317,15 @@ class TypedStrip:
             raise NeedsRepair from None
 
     @cached_property
-    def _check(self) -> Callable[[bytes], Any] | None:
+    def check(self) -> Callable[[bytes], Any] | None:
+        """Raises `REFUSALS` unless a packed value has exactly the types that need no change; None if there are none."""
         closed = self._closed()
         return None if closed is None else msgpack.Decoder(closed.type).decode
 
     def _is_clean(self, packed: bytes) -> bool:
         """Return whether a value is known to need no change."""
         try:
-            return self._check is not None and self._check(packed) is not None
+            return self.check is not None and self.check(packed) is not None
         except ValidationError:
             return False
 
