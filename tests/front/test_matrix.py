@@ -144,7 +144,7 @@ async def _over_socket(url: str, operation: str, value: Any, key: str | None) ->
         ):
             await calls.call(operation, value)
     except CallError as error:
-        return error.code
+        return f"leaked {error}" if "CANARY" in str(error.to_wire()) else error.code
     except Exception as error:  # noqa: BLE001 - the handshake was rejected
         return f"rejected {type(error).__name__}"
     return "fine"
@@ -158,7 +158,7 @@ async def over_socket_credential(hub: Hub, operation: str, value: Any, key: str 
         ):
             await calls.call(operation, value, credential=key)
     except CallError as error:
-        return error.code
+        return f"leaked {error}" if "CANARY" in str(error.to_wire()) else error.code
     return "fine"
 
 
@@ -311,7 +311,7 @@ async def test_sizes_are_limited_before_anything_runs(
     async with hub(limits) as served:
         if call is over_socket_credential:
             # The client of the library would find it out by itself.
-            found = await _raw_event(served, {"value": value}, "ann")
+            found = await _raw_event(_socket_url(served), {"value": value}, credential="ann")
         else:
             found = await call(served, "test.open", {"value": value}, "ann")
         if limits.body_bytes < 30_000 and call is over_socket_credential:
@@ -323,12 +323,26 @@ async def test_sizes_are_limited_before_anything_runs(
         assert await call(served, "test.open", {"value": 1}, "ann") == "fine"
 
 
-async def _raw_event(hub: Hub, value: Any, key: str) -> str:
+@pytest.mark.requirement("R12", "R54")
+@EVERY
+async def test_calls_have_a_default_deadline(call: Call) -> None:
+    async with hub(Limits(), timeout=0.2) as served:
+        if "socket" in call.__name__ or call is over_peer:
+            # The client of the library would send a time limit of its own.
+            url = served.socket_url if call is over_peer else _socket_url(served)
+            found = await _raw_event(url, {}, operationId="test.wait")
+        else:
+            found = await call(served, "test.wait", {}, "ann")
+
+    assert found == "TIMEOUT"
+
+
+async def _raw_event(url: str, value: Any, **more: str) -> str:
     """Send a request as JSON; return the code of the reply, or the code with which the socket was closed."""
-    payload = {"requestId": "1", "operationId": "test.open", "input": value, "credential": key}
+    payload = {"requestId": "1", "operationId": "test.open", "input": value, **more}
     text = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
     try:
-        async with connect(_socket_url(hub)) as socket:
+        async with connect(url) as socket:
             await socket.send(text, text=True)
             while True:
                 event = msgspec.json.decode(await socket.recv())

@@ -12,6 +12,7 @@ from operations.calls.deadlines import NEVER
 from operations.calls.events import RequestPayload
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode
+from operations.front.front import Front
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationType
@@ -156,10 +157,23 @@ def job_for(
     reply_to: str,
     size: int,
     now: float,
+    front: Front | None = None,
 ) -> Job:
-    """Return the job of a request that has just arrived; `registry` is the one that has its operation."""
+    """Return the job of a request that has just arrived.
+
+    Args:
+        registry: The one that has its operation.
+        target: The target that it came from.
+        request: The request.
+        reply_to: Where its replies go.
+        size: Bytes of the request.
+        now: The time of its arrival, by the loop's clock.
+        front: Its time limits count if the request is from outside.
+    """
     credit = request.credit
     limit = remaining_seconds(request)
+    if limit is not None and front is not None:
+        limit = min(limit, front.max_timeout)
     idle = NEVER
     if (limit is None or request.idle_timeout is not None) and is_stream(registry, request):
         limit = NEVER if limit is None else limit
@@ -169,7 +183,8 @@ def job_for(
             # Whoever knows of credit and names no time wants none.
             idle = DEFAULT_TIMEOUT
     elif limit is None:
-        limit = DEFAULT_TIMEOUT
+        spec = None if front is None else registry.get_spec(request.operation_id)
+        limit = DEFAULT_TIMEOUT if front is None or spec is None else front.timeout_of(spec)
     return Job(
         request,
         reply_to,

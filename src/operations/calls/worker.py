@@ -298,7 +298,8 @@ class CallServer:
             _set_after(self._replies.refuse(request_id, reply_to, error), replied)
         else:
             registry = self._registry_of(request.operation_id)
-            job = job_for(registry, self.target, request, reply_to, size, self._loop.time())
+            now = self._loop.time()
+            job = job_for(registry, self.target, request, reply_to, size, now, self._shared)
             job.replied = replied
             self.jobs[request_id] = job
             if job.expires_at < self._deadlines.next:
