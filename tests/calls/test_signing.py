@@ -16,7 +16,7 @@ from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import encode_response
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.bounded import BoundedSet
+from operations.pubsub.base import BoundedSet
 from operations.pubsub.signing import MAX_AGE, SignedTarget, Signer
 
 SECRET = "correct horse battery staple"

@@ -2,7 +2,7 @@
 
 import logging
 
-from operations.pubsub.bounded import LogThrottle
+from operations.pubsub.base import LogThrottle
 
 
 def test_the_same_thing_is_a_warning_once_a_minute() -> None:

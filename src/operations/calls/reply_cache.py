@@ -31,8 +31,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front
 from operations.front.limits import UNCOUNTED_OUTPUT, Slot
 from operations.front.public_errors import public_error
-from operations.pubsub.base import EventTarget
-from operations.pubsub.bounded import BoundedSet
+from operations.pubsub.base import BoundedSet, EventTarget
 
 logger = logging.getLogger("operations")
 

@@ -1,14 +1,18 @@
-"""The options of connections to brokers, each described once: for `connect_redis`, `connect_nats` and config files."""
+"""The options of connections to brokers, each described once, and the check of their addresses.
 
-from collections.abc import Mapping
+An address may contain a password. The libraries quote what they cannot read, so they get only addresses that they can.
+"""
+
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from ssl import SSLContext
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
+from operations.errors import TransportError
 from operations.types import Count, Seconds
 
 
@@ -112,3 +116,39 @@ class NatsConfig(BrokerConfig):
             "tls": self.tls,
         }
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
+
+
+def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:
+    """Make sure that a library can read `url`.
+
+    Raises:
+        TransportError: Naming what is wrong with it, and nothing of it.
+    """
+    flaw = _flaw(url, schemes, needs_host)
+    # Not while an exception is handled that quotes the address: it would hang on to this one.
+    if flaw:
+        raise TransportError(f"the address cannot be read: {flaw}")
+
+
+def _flaw(url: str, schemes: Collection[str], needs_host: bool) -> str:
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        return "its host is malformed"
+    if parts.scheme not in schemes:
+        return "it does not start with " + " or ".join(f"{scheme}://" for scheme in schemes)
+    try:
+        _ = parts.port
+    except ValueError:
+        return (
+            "its port is no number up to 65535; "
+            "in a user name or password, / ? # @ : , are written %2F %3F %23 %40 %3A %2C"
+        )
+    if needs_host and not host:
+        return "it names no host"
+    try:
+        unquote(parts.netloc, errors="strict")
+    except UnicodeError:
+        return "its user name or password is not UTF-8"
+    return ""

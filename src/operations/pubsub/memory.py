@@ -8,8 +8,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError
-from operations.pubsub.base import Receiver
-from operations.pubsub.bounded import BoundedSet
+from operations.pubsub.base import BoundedSet, Receiver
 
 _MAX_SEEN = 40_000
 """Keys that are remembered, so that nothing is put twice."""

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from time import time
 
 from operations.access import Identity
-from operations.pubsub.base import EventTarget, Receiver, Subscription
-from operations.pubsub.bounded import BoundedSet, LogThrottle
+from operations.pubsub.base import BoundedSet, EventTarget, LogThrottle, Receiver, Subscription
 
 logger = logging.getLogger("operations")
 

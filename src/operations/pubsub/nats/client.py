@@ -21,7 +21,7 @@ from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
 
 from operations.errors import TransportError
-from operations.pubsub.bounded import LogThrottle
+from operations.pubsub.base import LogThrottle
 
 logger = logging.getLogger("operations")
 

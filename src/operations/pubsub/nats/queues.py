@@ -25,8 +25,7 @@ from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import Receiver, deliver
-from operations.pubsub.bounded import IDLE, BatchSize
+from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
 
 logger = logging.getLogger("operations")
 

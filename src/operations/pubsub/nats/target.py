@@ -24,17 +24,16 @@ from operations._backoff import Backoff
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.addresses import enforce_address
 from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
     EventTarget,
+    LogThrottle,
     LoopAffinity,
     Receiver,
     Subscription,
 )
-from operations.pubsub.bounded import LogThrottle
-from operations.pubsub.config import NatsConfig
+from operations.pubsub.config import NatsConfig, enforce_address
 from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.queues import Consumers, DurableQueues
 from operations.pubsub.signing import signed

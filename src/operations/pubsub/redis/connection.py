@@ -17,9 +17,8 @@ from redis.exceptions import BusyLoadingError, NoPermissionError, RedisError, Re
 
 from operations._backoff import Backoff
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.addresses import enforce_address
-from operations.pubsub.base import NOT_PERMITTED
-from operations.pubsub.bounded import LogThrottle
+from operations.pubsub.base import NOT_PERMITTED, LogThrottle
+from operations.pubsub.config import enforce_address
 
 logger = logging.getLogger("operations")
 

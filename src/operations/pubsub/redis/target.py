@@ -29,14 +29,13 @@ from operations.errors import (
 )
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig
-from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.connection import (
     Connector,
     PipelinedConnection,
     WrongServerError,
     ask,
 )
-from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.redis.readers import Channels, MailboxReader, QueueReader
 from operations.pubsub.signing import signed
 from operations.types import options_of
 

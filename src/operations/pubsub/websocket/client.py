@@ -14,7 +14,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._text import without_secrets
 from operations.access import Identity
 from operations.errors import TransportError
-from operations.pubsub.addresses import enforce_address
+from operations.pubsub.config import enforce_address
 from operations.pubsub.websocket.sockets import ANNOUNCED, MAX_BYTES, SETTINGS, LibrarySocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
