@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -32,6 +32,8 @@ async def silent_port() -> AsyncGenerator[int]:
         server.close()
         for writer in writers:
             writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 @pytest.mark.requirement("R35", "F6")
