@@ -17,7 +17,6 @@ ROW = re.compile(r"^\| (R\d\d|F\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
 
 PENDING = {
     "R61": "the broker recipes are not yet tested as an attacker on Redis 7 and NATS 2",
-    "R63": "grants, approvals and delegation are not built yet",
 }
 """Promises that are not kept yet, and why. Remove a row when its test exists."""
 

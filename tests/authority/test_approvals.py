@@ -411,7 +411,7 @@ async def test_a_missing_end_is_reported_as_not_checked_without_a_head(tmp_path:
     assert (found.problem, found.tail_checked, found.lines) == (None, False, 3)
     with pytest.raises(LedgerError, match="ends at line 3"):
         (tmp_path / "head").write_text("4 abc")
-        Ledger(path, KEY, head=tmp_path / "head")
+        Ledger(path, KEY, head=tmp_path / "head").open()
 
 
 async def test_rotation_and_restarts_go_on_with_the_chain(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ async def test_rotation_and_restarts_go_on_with_the_chain(tmp_path: Path) -> Non
     ledger.begin("a.b", {}, OperationContext(), None)
     ledger.begin("a.b", {}, OperationContext(), None)
     with pytest.raises(LedgerError, match="another process"):
-        Ledger(path, KEY)
+        Ledger(path, KEY).open()
     ledger.close()
 
     found = verify([tmp_path / "old", path], KEY, head)
@@ -434,9 +434,8 @@ async def test_rotation_and_restarts_go_on_with_the_chain(tmp_path: Path) -> Non
 
 async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Path) -> None:
     for strict in (True, False):
-        ledger = Ledger(tmp_path / "ledger.jsonl", KEY, strict=strict)
+        ledger = Ledger(tmp_path / "no folder" / "ledger.jsonl", KEY, strict=strict)
         office = Office(ledger=ledger, when={"not": {}})
-        ledger.close()
 
         assert await office.call() == (ErrorCode.UNAVAILABLE if strict else "deleted")
         assert len(office.ran) == (not strict)

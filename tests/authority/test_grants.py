@@ -63,6 +63,7 @@ blocks = st.builds(
 inputs = st.sampled_from([{}, {"n": 1}, {"n": 5}, None])
 
 
+@pytest.mark.requirement("R63")
 @settings(max_examples=300, deadline=None)
 @given(st.lists(blocks, min_size=1, max_size=5), ids, inputs)
 def test_no_sequence_of_narrowings_allows_what_a_prefix_rejects(

@@ -22,6 +22,10 @@ _DEFAULT_RULE = ApprovalRule()
 class Recorder(Protocol):
     """A ledger, see `operations.authority.ledger`."""
 
+    def open(self) -> None:
+        """Find problems before the first call."""
+        ...
+
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
     ) -> None:

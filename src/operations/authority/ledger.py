@@ -40,13 +40,12 @@ class Ledger:
     """Writes a ledger.
 
     Args:
-        path: The file; its folder must exist. Only its owner can read it.
+        path: The file; its folder must exist. Only its owner can read it. It is opened for the first line.
         key: At least 32 random bytes.
         head: A file elsewhere, for the last number and HMAC.
         strict: Reject calls whose lines cannot be written.
 
     Raises:
-        LedgerError: If the file cannot be written, has another writer, or does not end as `head` says.
         ValueError: If the key is too short.
     """
 
@@ -65,12 +64,21 @@ class Ledger:
         self._file = -1
         self._inode = 0
         self._number, self._mac = 0, ""
+
+    def open(self) -> None:
+        """Open the file now, so that problems are found before the first call.
+
+        Raises:
+            LedgerError: If the file cannot be written, has another writer, or does not end as `head` says.
+        """
+        if self._file != -1:
+            return
         try:
             self._open()
             self._number, self._mac = self._last()
         except (OSError, ValueError, KeyError) as error:
             self.close()
-            raise LedgerError(f"cannot use the ledger {path}: {error}") from error
+            raise LedgerError(f"cannot use the ledger {self._path}: {error}") from error
         if self._head is not None:
             number, mac = read_head(self._head)
             if self._number == 0:
@@ -78,7 +86,8 @@ class Ledger:
                 self._number, self._mac = number, mac
             elif (number, mac) != (self._number, self._mac) and number:
                 self.close()
-                raise LedgerError(f"{path} ends at line {self._number}, but its head is {number}")
+                ends = f"ends at line {self._number}, but its head is {number}"
+                raise LedgerError(f"{self._path} {ends}")
 
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
@@ -117,8 +126,9 @@ class Ledger:
         if context.authority is not None:
             line["authority"] = context.authority[0]
         try:
+            self.open()
             self._write(line)
-        except OSError as error:
+        except (OSError, LedgerError) as error:
             logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
             if self.strict:
                 raise CallError(

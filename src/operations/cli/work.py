@@ -61,6 +61,8 @@ async def work(
     ):
         with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
             hub.adjust = adjusted
+            if hub.registry.authority.ledger is not None:
+                hub.registry.authority.ledger.open()
             await settle(hub, screen, common)
             if screen.json:
                 screen.item({"broker": name, "group": group, "operations": len(hub.registry)})

@@ -167,9 +167,11 @@ class AuthorityEntry:
 
     Attributes:
         file: A file, relative to this one, which survives restarts; the processes of one machine may share it.
+        broker: The name of a broker in `brokers`, whose Redis or NATS server keeps them for several hubs.
     """
 
     file: str | None = None
+    broker: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +179,7 @@ class LedgerEntry:
     """A tamper-evident record of calls: `operations ledger verify` checks it.
 
     Attributes:
-        file: The record, relative to this file. Each process needs a file of its own.
+        file: The record, relative to this file. Each process needs a file of its own: `{pid}` is its number.
         key: At least 32 random bytes, which sign the lines.
         head: A file elsewhere for the last number and signature, so that a missing end is detected.
         strict: Reject calls whose lines cannot be written.

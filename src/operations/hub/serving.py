@@ -71,6 +71,8 @@ def build_app(
     )
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
+    if hub.registry.authority.ledger is not None:
+        hub.registry.authority.ledger.open()
     approvals = approval_operations(hub.registry.authority.approvals)
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
     for each in (*controls, *approvals):

@@ -1,0 +1,89 @@
+"""Values in a NATS key-value bucket that change by compare-and-set: what several hubs share."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import nats
+from nats.js.api import KeyValueConfig
+from nats.js.errors import (
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoKeysError,
+)
+
+from operations.pubsub.config import NatsConfig
+
+
+class NatsStore:
+    """Values in a bucket of JetStream.
+
+    Args:
+        bucket: The bucket.
+    """
+
+    is_shared = True
+
+    def __init__(self, bucket: Any) -> None:
+        self._bucket = bucket
+
+    async def get(self, key: str) -> tuple[bytes | None, int]:
+        """Return a value and its revision."""
+        try:
+            entry = await self._bucket.get(key)
+        except KeyNotFoundError:
+            return None, 0
+        return entry.value or b"", entry.revision
+
+    async def put(self, key: str, value: bytes, revision: int) -> bool:
+        """Set a value if its revision is still this one."""
+        try:
+            if revision:
+                await self._bucket.update(key, value, last=revision)
+            else:
+                await self._bucket.create(key, value)
+        except KeyWrongLastSequenceError:
+            return False
+        return True
+
+    async def delete(self, key: str) -> None:
+        """Remove a value."""
+        with suppress(KeyNotFoundError):
+            await self._bucket.delete(key)
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        """Return all values of a table, by name."""
+        prefix, found = f"{table}/", dict[str, bytes]()
+        try:
+            keys: list[str] = await self._bucket.keys()
+        except NoKeysError:
+            return found
+        for key in keys:
+            if key.startswith(prefix):
+                value, revision = await self.get(key)
+                if value is not None and revision:
+                    found[key.removeprefix(prefix)] = value
+        return found
+
+
+@asynccontextmanager
+async def open_nats_store(config: NatsConfig) -> AsyncGenerator[NatsStore]:
+    """Yield a store in the NATS server of a config; JetStream must be enabled.
+
+    Raises:
+        nats.errors.Error: If the server cannot be reached.
+    """
+    connect: Any = nats.connect  # pyright: ignore[reportUnknownMemberType]
+    client = await connect(
+        config.url.split(","), connect_timeout=int(config.connect_timeout) or 1, **config.login
+    )
+    try:
+        stream, name = client.jetstream(), f"{config.prefix}_authority".replace(".", "_")
+        try:
+            bucket = await stream.key_value(name)
+        except BucketNotFoundError:
+            bucket = await stream.create_key_value(KeyValueConfig(bucket=name, history=1))
+        yield NatsStore(bucket)
+    finally:
+        await client.close()

@@ -1,0 +1,589 @@
+"""Authority has the same outcome at every entry point: reach, resources, grants, budgets, approvals.
+
+Each entry point runs the whole table against one hub of its own.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import msgspec
+import pytest
+from mcp import Client
+from mcp.types import ElicitResult
+from tests.mcp_serving.support import ERAS, error_of
+from tests.servers import NatsServer, RedisServer
+from tests.servers import running as broker_running
+
+from operations import (
+    AccessControl,
+    CallError,
+    Identity,
+    OperationContext,
+    OperationRegistry,
+)
+from operations.__main__ import main
+from operations._text import tool_name
+from operations.authority import (
+    ApprovalRule,
+    Authority,
+    Grants,
+    MemoryStore,
+    SQLiteStore,
+    approval_operations,
+    narrow,
+    new_block,
+    read_token,
+)
+from operations.authority import grants as resolving
+from operations.calls import PendingRequestMap, serve_calls
+from operations.mcp import to_mcp
+from operations.pubsub.config import NatsConfig, RedisConfig
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.nats.store import open_nats_store
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.redis.store import open_redis_store
+from operations.pubsub.websocket import connect_websocket
+from operations.server import APIKeys, create_app, credential_resolver, hash_key
+from operations.server.running import running
+from operations.tools import ToolConfig, configure_tools
+
+pytestmark = pytest.mark.anyio
+
+KEY = b"k" * 32
+RESOURCES = {"project:7": ["edit"]}
+CALLERS = {
+    "alice": Identity("alice", ["task", "approvals:answer"], RESOURCES),
+    "bob": Identity("bob", ["task"]),
+    "boss": Identity("boss", ["approvals:answer"]),
+}
+MODERN = "2026-07-28"
+RENAME = AccessControl(resource_type="project", resource_action="edit", resource_input="/project")
+
+
+class Failed(Exception):  # noqa: N818
+    """A call that failed with a code."""
+
+
+@dataclass
+class World:
+    """A hub, its grants, and how to reach it."""
+
+    registry: OperationRegistry
+    grants: Grants
+    url: str = ""
+    ran: list[Any] = field(default_factory=list[Any])
+    targets: dict[str, PendingRequestMap] = field(default_factory=dict[str, PendingRequestMap])
+
+    def resolve(self, credential: str) -> Any:
+        return CALLERS.get(credential) or self.grants.resolve(credential)
+
+
+Call = Callable[[World, str, Any, str], Coroutine[Any, Any, Any]]
+"""Call an operation with an input and a credential; return the data, or raise `Failed`."""
+
+
+def build(store: Any = None) -> World:
+    store = store or MemoryStore()
+    registry = OperationRegistry(authority=Authority(store))
+    world = World(registry, Grants(KEY, store=store, subjects=CALLERS.get))
+
+    @registry.operation("task.add", scopes=["task"])
+    async def add(n: int) -> int:
+        return n
+
+    @registry.operation("task.delete", scopes=["task"])
+    async def delete(id: int) -> str:
+        world.ran.append(id)
+        return "deleted"
+
+    @registry.operation("project.rename", access=RENAME)
+    async def rename(project: int) -> int:
+        return project
+
+    @registry.operation("open.ping")
+    async def ping() -> str:
+        return "pong"
+
+    @registry.operation("admin.drop", scopes=["admin"])
+    async def drop() -> str:
+        return "dropped"
+
+    @registry.operation("price.of", scopes=["internal"])
+    async def price() -> int:
+        return 7
+
+    @registry.operation("order.total", calls=["price.*"])
+    async def total(context: OperationContext) -> Any:
+        return (await context.env.price.of()).data
+
+    @registry.operation("agent.run", calls=["task.delete"])
+    async def run(tool: str, context: OperationContext) -> Any:
+        return (await context.env.call(tool, {"id": 9} if tool == "task.delete" else {})).data
+
+    configure_tools(registry, {"task.delete": ToolConfig(approve=ApprovalRule())})
+    registry.register_all(approval_operations(registry.authority.approvals))
+    return world
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncGenerator[World]:
+    """Serve a world over HTTP, MCP and WebSocket."""
+    keys = APIKeys({hash_key(key): caller for key, caller in CALLERS.items()})
+    app = create_app(
+        world.registry,
+        identity=[keys, credential_resolver(world.grants.resolve)],
+        mcp=True,
+        websocket=True,
+        resolve=world.resolve,
+    )
+    async with running(app) as url:
+        world.url = url
+        yield world
+
+
+# ------------------------------------------------------------ entry points
+
+
+async def in_python(world: World, operation: str, value: Any, key: str) -> Any:
+    try:
+        found = world.resolve(key)
+        identity = found if isinstance(found, Identity) else await found
+        assert identity is not None
+    except ValueError:
+        raise Failed("ACCESS_DENIED") from None
+    try:
+        context = OperationContext(identity=identity)
+        return (await world.registry.execute(operation, value, context)).data
+    except CallError as error:
+        raise Failed(error.code) from None
+
+
+async def over_http(world: World, operation: str, value: Any, key: str) -> Any:
+    status, _, text = await _posted(world, "/" + operation.replace(".", "/"), value, key, {})
+    if status != 200:
+        code = json.loads(text)["code"]
+        assert (status == 428) == (code == "APPROVAL_REQUIRED")
+        raise Failed(code)
+    return json.loads(text) if text else None
+
+
+async def over_gateway(world: World, operation: str, value: Any, key: str) -> Any:
+    body = {"operation": operation, "input": value}
+    status, _, text = await _posted(world, "/call", body, key, {})
+    if status != 200:
+        raise Failed(json.loads(text)["code"])
+    return json.loads(text)["data"]
+
+
+_number = count()
+
+
+async def over_modern_mcp(world: World, operation: str, value: Any, key: str) -> Any:
+    name = tool_name(operation)
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+    }
+    headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": name}
+    params = {"name": name, "arguments": value, "_meta": meta}
+    return _of_mcp(await _rpc(world, "tools/call", params, key, headers))
+
+
+async def over_legacy_mcp(world: World, operation: str, value: Any, key: str) -> Any:
+    version = "2025-06-18"
+    hello = {
+        "protocolVersion": version,
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
+    headers = {"mcp-protocol-version": version}
+    status, answered, text = await _rpc(world, "initialize", hello, key, {})
+    if status != 200:
+        raise Failed(json.loads(text)["code"])
+    headers["mcp-session-id"] = answered["mcp-session-id"]
+    params = {"name": tool_name(operation), "arguments": value}
+    return _of_mcp(await _rpc(world, "tools/call", params, key, headers))
+
+
+async def _rpc(
+    world: World, method: str, params: Any, key: str, headers: dict[str, str]
+) -> tuple[int, Any, str]:
+    body = {"jsonrpc": "2.0", "id": next(_number), "method": method, "params": params}
+    headers = {"accept": "application/json, text/event-stream", **headers}
+    return await _posted(world, "/mcp", body, key, headers)
+
+
+def _of_mcp(answer: tuple[int, Any, str]) -> Any:
+    _, _, text = answer
+    if text.startswith(("event:", "data:", "id:", ":")):
+        found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]  # fmt: skip
+        text = found[-1]
+    body = json.loads(text)
+    if "jsonrpc" not in body:
+        raise Failed(body["code"])
+    if "error" in body:
+        raise Failed("OPERATION_NOT_FOUND")
+    result = body["result"]
+    if result.get("isError"):
+        raise Failed(error_of(result)["code"])
+    text = result["content"][0]["text"]
+    return json.loads(text) if text[0] in "[{0123456789" else text
+
+
+async def _posted(
+    world: World, path: str, body: Any, key: str, headers: dict[str, str]
+) -> tuple[int, Any, str]:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(world.url + path, data=msgspec.json.encode(body), headers=headers) as response,
+    ):
+        return response.status, response.headers, await response.text()
+
+
+async def over_socket(world: World, operation: str, value: Any, key: str) -> Any:
+    url = world.url.replace("http", "ws") + "/ws"
+    try:
+        async with (
+            connect_websocket(url, headers={"authorization": f"Bearer {key}"}) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            return await _called(calls, operation, value, None)
+    except Failed:
+        raise
+    except Exception as error:  # the handshake was rejected
+        raise Failed("ACCESS_DENIED") from error
+
+
+def through(name: str) -> Call:
+    async def over_target(world: World, operation: str, value: Any, key: str) -> Any:
+        return await _called(world.targets[name], operation, value, key)
+
+    return over_target
+
+
+async def _called(
+    calls: PendingRequestMap, operation: str, value: Any, credential: str | None
+) -> Any:
+    try:
+        return (await calls.call(operation, value, credential=credential)).data
+    except CallError as error:
+        raise Failed(error.code) from None
+
+
+ENTRY_POINTS: dict[str, Call] = {
+    "python": in_python,
+    "http": over_http,
+    "gateway": over_gateway,
+    "mcp 2026": over_modern_mcp,
+    "mcp 2025": over_legacy_mcp,
+    "websocket": over_socket,
+    "websocket credential": through("websocket credential"),
+    "redis": through("redis"),
+    "nats": through("nats"),
+}
+
+
+@asynccontextmanager
+async def opened(name: str) -> AsyncGenerator[World]:
+    """Yield a world that an entry point can reach; over Redis and NATS, that is also where its store is."""
+    async with AsyncExitStack() as stack:
+        stack.enter_context(anyio.fail_after(30))
+        store: Any = None
+        target: Any = None
+        client: Any = None
+        if name == "redis":
+            broker = stack.enter_context(broker_running(RedisServer()))
+            config = RedisConfig(broker.url)
+            store = await stack.enter_async_context(open_redis_store(config))
+            target = await stack.enter_async_context(connect_redis(broker.url))
+            client = await stack.enter_async_context(connect_redis(broker.url))
+        elif name == "nats":
+            broker = NatsServer("-js")
+            broker.options = (*broker.options, "-sd", broker.folder)
+            stack.enter_context(broker_running(broker))
+            store = await stack.enter_async_context(open_nats_store(NatsConfig(broker.url)))
+            target = await stack.enter_async_context(connect_nats(broker.url))
+            client = await stack.enter_async_context(connect_nats(broker.url))
+        world = build(store)
+        if target is not None:
+            await stack.enter_async_context(
+                serve_calls(world.registry, target, resolve=world.resolve)
+            )
+        elif name != "python":
+            await stack.enter_async_context(served(world))
+        if name == "websocket credential":
+            url = world.url.replace("http", "ws") + "/ws"
+            client = await stack.enter_async_context(connect_websocket(url))
+        if client is not None:
+            world.targets[name] = await stack.enter_async_context(PendingRequestMap(client))
+        yield world
+
+
+# ------------------------------------------------------------ scenarios
+
+
+REJECTED = {"ACCESS_DENIED", "OPERATION_NOT_FOUND"}
+"""An operation that a caller may not see looks as if it did not exist, unless there is no front."""
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+async def test_authority_only_narrows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+    async with opened(name) as world:
+
+        async def outcome(operation: str, key: str, **value: Any) -> Any:
+            try:
+                return await ENTRY_POINTS[name](world, operation, value, key)
+            except Failed as failed:
+                return failed.args[0]
+
+        # Composition.
+        assert await outcome("order.total", "bob") == 7
+        assert await outcome("price.of", "bob") in REJECTED
+        assert await outcome("agent.run", "bob", tool="admin.drop") == "ACCESS_DENIED"
+        assert await outcome("agent.run", "bob", tool="task.delete") == "APPROVAL_REQUIRED"
+        assert await outcome("agent.run", "bob", tool="open.ping") == "pong"
+
+        # The resource in the input.
+        assert await outcome("project.rename", "alice", project=7) == 7
+        assert await outcome("project.rename", "alice", project=8) == "ACCESS_DENIED"
+
+        # Narrowing, and what a grant does not give.
+        parent = world.grants.create("alice", "bot", operations=["task.*", "admin.*", "agent.*"])
+        schema = {"properties": {"n": {"maximum": 3}}}
+        child = narrow(parent, new_block("sub", operations=["*"], input={"task.add": schema}))
+        assert await outcome("task.add", parent, n=9) == 9
+        assert await outcome("task.add", child, n=3) == 3
+        assert await outcome("task.add", child, n=9) == "ACCESS_DENIED"
+        for token in (parent, child):
+            assert await outcome("open.ping", token) in REJECTED
+            assert await outcome("admin.drop", token) in REJECTED
+            assert await outcome("agent.run", token, tool="open.ping") == "ACCESS_DENIED"
+
+        # Truncated, forged, expired and foreign tokens.
+        *head, _, signature = child.split(".")
+        expired = world.grants.create("alice", "bot", operations=["*"], seconds=0)
+        foreign = Grants(b"x" * 32).create(CALLERS["alice"], "bot", operations=["*"])
+        for token in (".".join([*head, signature]), child[:-4] + "AAAA", expired, foreign):
+            assert await outcome("task.add", token, n=1) == "ACCESS_DENIED"
+
+        # Budgets.
+        budget = world.grants.create("alice", "bot", operations=["*"], calls={"task.*": 2})
+        assert [await outcome("task.add", budget, n=1) for _ in range(3)] == [
+            1,
+            1,
+            "RESOURCE_EXHAUSTED",
+        ]
+
+        # Approvals: the exact call, once, by another person.
+        assert await outcome("task.delete", parent, id=1) == "APPROVAL_REQUIRED"
+        waiting = await outcome("approvals.list", "boss")
+        (record,) = [each for each in waiting if each["input"] == {"id": 1}]
+        assert (record["operation"], record["caller"], record["acting"]) == (
+            "task.delete",
+            "alice",
+            ["bot"],
+        )
+        answer = {"id": record["id"], "approve": True}
+        assert await outcome("approvals.answer", parent, **answer) in REJECTED
+        assert await outcome("approvals.answer", "bob", **answer) in REJECTED
+        assert (await outcome("approvals.answer", "boss", **answer))["state"] == "approved"
+        assert await outcome("task.delete", parent, id=2) == "APPROVAL_REQUIRED"
+        assert await outcome("task.delete", child, id=1) == "APPROVAL_REQUIRED"
+        assert await outcome("task.delete", parent, id=1) == "deleted"
+        assert await outcome("task.delete", parent, id=1) == "APPROVAL_REQUIRED"
+        assert world.ran == [1]
+        await outcome("task.delete", "alice", id=5)
+        (own,) = [e for e in await outcome("approvals.list", "alice") if e["input"] == {"id": 5}]
+        assert await outcome("approvals.answer", "alice", id=own["id"], approve=True) == "ACCESS_DENIED"  # fmt: skip
+
+        # Revocation of a parent.
+        await world.grants.revoke(read_token(parent)[1][0].id)
+        assert await outcome("task.add", child, n=1) == "ACCESS_DENIED"
+
+
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize("era", ERAS)
+@pytest.mark.parametrize(("action", "expected"), [("accept", "deleted"), ("decline", None)])
+async def test_an_mcp_client_confirms_or_declines(era: str, action: Any, expected: Any) -> None:
+    world = build()
+    rule = {"task.delete": ToolConfig(approve=ApprovalRule(ask_caller=True))}
+    configure_tools(world.registry, rule)
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action=action, content={} if action == "accept" else None)
+
+    server = to_mcp(world.registry, identity=CALLERS["alice"])
+    async with Client(server, mode=era, elicitation_callback=answer) as client:
+        result = await client.call_tool("task__delete", {"id": 1})
+
+    assert asked == ['Run task.delete with {"id":1}?']
+    if expected is None:
+        assert error_of(result)["code"] == "ACCESS_DENIED"
+        assert world.ran == []
+    else:
+        assert result.content[0].text == expected  # type: ignore[union-attr]
+        assert world.ran == [1]
+
+
+async def test_listings_show_only_what_a_grant_covers() -> None:
+    async with opened("http") as world:
+        token = world.grants.create("alice", "bot", operations=["task.*"])
+        headers = {"authorization": f"Bearer {token}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            async with session.get(world.url + "/openapi.json") as response:
+                paths = (await response.json())["paths"]
+            async with session.get(world.url + "/search") as response:
+                found = await response.json()
+        listed = await _rpc(world, "tools/list", {}, token, {"mcp-protocol-version": "2025-06-18"})
+
+    assert {path for path in paths if path.startswith(("/open", "/admin", "/order"))} == set()
+    assert "/task/add" in paths
+    assert "open.ping" not in json.dumps(found)
+    assert "task.add" in json.dumps(found)
+    assert "open__ping" not in listed[2]
+
+
+# ------------------------------------------------------------ the command line
+
+FILE = """
+modules = ["work.py"]
+[access.keys.alice]
+sha256 = "{hash}"
+scopes = ["task"]
+[access.grants]
+key = {{ env = "GRANTS_KEY" }}
+[authority]
+file = "authority.db"
+[ledger]
+file = "ledger.jsonl"
+key = {{ env = "GRANTS_KEY" }}
+head = "head"
+strict = true
+[tools."task.delete"]
+approve = {{ seconds = 60 }}
+[trace]
+enabled = false
+"""
+
+MODULE = """
+from operations import operation
+
+@operation("task.add", scopes=["task"])
+async def add(n: int) -> int:
+    return n
+
+@operation("task.delete", scopes=["task"])
+async def delete(id: int) -> str:
+    return "deleted"
+
+@operation("open.ping")
+async def ping() -> str:
+    return "pong"
+"""
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    (tmp_path / "operations.toml").write_text(FILE.format(hash=hash_key("alice")))
+    (tmp_path / "work.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRANTS_KEY", "k" * 32)
+
+    def command(*arguments: str) -> tuple[int, str]:
+        code = main(list(arguments))
+        return code, capsys.readouterr().out.strip()
+
+    return command
+
+
+@pytest.mark.requirement("R63")
+def test_grants_approvals_and_the_ledger_at_the_command_line(
+    run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    limits = ("-o", "task.*", "--calls", "task.add=1", "--until", "1h")
+    code, token = run("grant", "create", "alice", "--holder", "bot", *limits)
+    assert code == 0
+    assert run("call", "task.add", "n=3", "--as", token) == (0, "3")
+    assert run("call", "task.add", "n=3", "--as", token)[0] == 1, "the budget is spent"
+    assert run("call", "open.ping", "--as", token)[0] == 4
+    assert "open.ping" not in run("list", "--as", token)[1]
+    _, child = run("grant", "narrow", token, "--holder", "sub", "-o", "task.delete")
+    assert json.loads(run("grant", "show", child, "--json")[1])["blocks"][1]["holder"] == "sub"
+
+    assert run("call", "task.delete", "id=1", "--as", child)[0] == 9
+    (waiting,) = json.loads(run("approvals", "list", "--json")[1])
+    assert (waiting["input"], waiting["acting"]) == ({"id": 1}, ["bot", "sub"])
+    assert run("approvals", "approve", waiting["id"])[0] == 0
+    assert run("call", "task.delete", "id=2", "--as", child)[0] == 9
+    assert run("call", "task.delete", "id=1", "--as", child) == (0, '"deleted"')
+    assert run("call", "task.delete", "id=1", "--as", child)[0] == 9
+
+    assert run("grant", "revoke", token)[0] == 0
+    assert run("call", "task.delete", "id=1", "--as", child)[0] != 0
+    assert run("call", "task.add", "n=1", "--as", token[:-2])[0] != 0
+
+    assert run("ledger", "verify")[0] == 0
+    assert '"acting":["bot","sub"]' in run("ledger", "tail", "9")[1]
+    lines = (tmp_path / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
+    assert run("ledger", "verify")[0] == 1
+    assert run("call", "open.ping")[0] == 8, "a ledger whose end is missing is not continued"
+
+
+# ------------------------------------------------------------ stores
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "nats"])
+async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        if kind == "redis":
+            broker = stack.enter_context(broker_running(RedisServer()))
+            stores: list[Any] = [
+                await stack.enter_async_context(open_redis_store(RedisConfig(broker.url)))
+                for _ in range(2)
+            ]
+        elif kind == "nats":
+            server = NatsServer("-js", "-sd", str(tmp_path))
+            stack.enter_context(broker_running(server))
+            stores = [
+                await stack.enter_async_context(open_nats_store(NatsConfig(server.url)))
+                for _ in range(2)
+            ]
+        elif kind == "sqlite":
+            stores = [SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")]
+            for store in stores:
+                stack.callback(store.close)
+        else:
+            stores = [MemoryStore()] * 2
+        one, other = stores
+
+        assert await one.get("a/x") == (None, 0)
+        assert await one.items("a") == {}
+        assert await one.put("a/x", b"1:2", 0)
+        assert not await other.put("a/x", b"2", 0)
+        value, revision = await other.get("a/x")
+        assert value == b"1:2"
+        assert await other.put("a/x", b"\x00\xff", revision)
+        assert not await one.put("a/x", b"4", revision)
+        assert await one.put("a/y", b"5", 0)
+        assert await one.put("ab/x", b"6", 0)
+        assert await one.items("a") == {"x": b"\x00\xff", "y": b"5"}
+        await one.delete("a/x")
+        await one.delete("a/never")
+        assert await other.get("a/x") == (None, 0)
+        assert await other.put("a/x", b"7", 0)
