@@ -43,6 +43,7 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.calls import PendingRequestMap, serve_calls
+from operations.config import ConfigError, load_config
 from operations.mcp import to_mcp
 from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.pubsub.nats import connect_nats
@@ -587,3 +588,27 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
         await one.delete("a/never")
         assert await other.get("a/x") == (None, 0)
         assert await other.put("a/x", b"7", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '[access.grants]\nkey = { env = "K" }\n[serve]\nprocesses = 2',
+            "store that processes share",
+        ),
+        ('[tools."a.b"]\napprove = true\n[serve]\nprocesses = 2', "store that processes share"),
+        (
+            '[ledger]\nfile = "a"\nkey = { env = "K" }\n[serve]\nprocesses = 2',
+            "each process needs a file",
+        ),
+        ('[authority]\nbroker = "main"', "no broker of this file"),
+    ],
+)
+def test_several_processes_need_a_store_that_they_share(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "operations.toml").write_text(text)
+
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "operations.toml")

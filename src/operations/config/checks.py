@@ -52,9 +52,29 @@ def check(config: Config, folder: FilePath) -> Found:
             yield ("modules", number), "is empty. Name a package, a folder or a file."
     for path, secret in secrets_of(config):
         yield from _secret(secret, path)
+    yield from _authority(config)
     for path, entry in entries_of(config):
         faults = list(_entry(entry, path, config))
         yield from faults or _rejected(entry, path, folder)
+
+
+def _authority(config: Config) -> Found:
+    authority, ledger = config.authority, config.ledger
+    is_kept = config.access.grants is not None or any(
+        each.options.get("approve") for each in config.tools.values()
+    )
+    if config.serve.processes > 1:
+        if is_kept and authority.file is None and authority.broker is None:
+            yield (
+                ("serve", "processes"),
+                "needs a store that processes share for grants and approvals: add [authority] file or broker.",
+            )
+        if ledger is not None and "{pid}" not in ledger.file:
+            yield ("ledger", "file"), "must contain {pid}: each process needs a file of its own."
+    if authority.broker is not None and authority.broker not in config.brokers:
+        yield ("authority", "broker"), "is no broker of this file."
+    if authority.broker is not None and authority.file is not None:
+        yield ("authority", "file"), "goes without broker only."
 
 
 def _entry(entry: Entry, path: Path, config: Config) -> Found:

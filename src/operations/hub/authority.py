@@ -39,9 +39,7 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
 async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store | None:
     entry = file.config.authority
     if entry.broker is not None:
-        broker = file.config.brokers.get(entry.broker)
-        if broker is None or entry.file is not None:
-            raise file.fault("needs the name of a broker, and no file beside it.", "authority")
+        broker = file.config.brokers[entry.broker]
         module, _, function = _STORES[broker.is_nats].partition(":")
         config = file.options(broker.classes()[0], broker)
         opened = getattr(import_module(module), function)(

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import nats
 from nats.js.api import KeyValueConfig
@@ -74,8 +74,7 @@ async def open_nats_store(config: NatsConfig) -> AsyncGenerator[NatsStore]:
     Raises:
         nats.errors.Error: If the server cannot be reached.
     """
-    connect: Any = nats.connect  # pyright: ignore[reportUnknownMemberType]
-    client = await connect(
+    client = await cast("Any", nats).connect(
         config.url.split(","), connect_timeout=int(config.connect_timeout) or 1, **config.login
     )
     try:
