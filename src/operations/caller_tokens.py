@@ -171,7 +171,7 @@ class TokenExchange:
             raise CallError(
                 ErrorCode.ACCESS_DENIED,
                 "This operation acts for its caller at another service: call it with an access token."
-                " An API key, or no credential, cannot be exchanged.",
+                " An API key, a grant, or no credential cannot be exchanged.",
             )
         expires = None if identity is None else identity.expires_at
         return await self._state.get(subject or "", expires, lambda: self._fetch(subject))

@@ -200,11 +200,16 @@ async def test_processes_that_cannot_start_are_not_started_again(
 
 @pytest.mark.parametrize(
     ("more", "fault"),
-    [('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes"), ("[serve]\nconsole = true\n", "console")],
+    [
+        ('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes goes with"),
+        ('[tools."a.*"]\napprove = true\n', r"processes needs \[authority\]"),
+        ('[access.grants]\nkey = { env = "X" }\n', r"processes needs \[authority\]"),
+        ('[ledger]\nfile = "a"\nkey = { env = "X" }\n', "ledger goes with"),
+        ("console = true\n", "console goes with"),
+    ],
 )
 def test_what_needs_one_process_is_a_mistake(tmp_path: Path, more: str, fault: str) -> None:
     path = tmp_path / "operations.toml"
-    serve = "[serve]\nprocesses = 2\n"
-    path.write_text(more.replace("[serve]\n", serve) if "[serve]" in more else serve + more)
-    with pytest.raises(ConfigError, match=f"{fault} goes with"):
+    path.write_text(f"[serve]\nprocesses = 2\n{more}")
+    with pytest.raises(ConfigError, match=fault):
         load_config(path)

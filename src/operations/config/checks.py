@@ -96,9 +96,6 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"is the namespace of something else already: {namespace}."
                 yield (*path, "namespace"), message
-        case ToolEntry() if "max_bytes" in entry.options and config.serve.processes > 1:
-            message = "goes with serve.processes = 1 only: a cursor is known to one process."
-            yield (*path, "max_bytes"), message
         case ToolEntry() if "rename" in entry.options and is_pattern(str(path[1])):
             yield (*path, "rename"), "works for one operation, not for a pattern."
         case KeyEntry():
@@ -208,11 +205,8 @@ def _key(entry: KeyEntry, path: Path) -> Found:
 
 def _serve(serve: ServeEntry, config: Config) -> Found:
     options, access = serve.options, config.access
-    if serve.processes > 1 and options.get("console"):
-        yield (
-            ("serve", "console"),
-            "goes with processes = 1 only: a session is known to one process.",
-        )
+    if serve.processes > 1:
+        yield from _shared(config)
     origins: list[str] = options.get("allowed_origins", [])
     # The function may add a way to sign in; whether it did is checked before listening.
     guarded = access.keys or access.jwt is not None or config.setup or options.get("public")
@@ -228,6 +222,22 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
                 ("serve", "allowed_origins", number),
                 "must be an origin such as https://example.com, without a path.",
             )
+
+
+def _shared(config: Config) -> Found:
+    """Report what several processes cannot do, because each does not know what the others do."""
+    only = "goes with serve.processes = 1 only:"
+    if config.serve.options.get("console"):
+        yield ("serve", "console"), f"{only} a session is known to one process."
+    if config.ledger is not None:
+        yield ("ledger",), f"{only} each process needs a file of its own."
+    for name, tool in config.tools.items():
+        if "max_bytes" in tool.options:
+            yield ("tools", name, "max_bytes"), f"{only} a cursor is known to one process."
+    approves = any(each.options.get("approve") for each in config.tools.values())
+    if (config.access.grants is not None or approves) and config.authority.file is None:
+        message = "needs [authority] file: all must know revocations, budgets and approvals."
+        yield ("serve", "processes"), message
 
 
 def _web_address(url: str, path: Path) -> Found:
