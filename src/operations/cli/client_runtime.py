@@ -9,6 +9,9 @@ from typing import Any, Self, cast
 
 import aiohttp
 
+ErrorCode = str
+"""The codes of the library and those that operations declare. Servers may add others."""
+
 
 class OperationError(Exception):
     """Raised when an operation fails.
@@ -18,9 +21,9 @@ class OperationError(Exception):
         details: JSON details of the error.
     """
 
-    def __init__(self, code: str, message: str, details: Any = None) -> None:
+    def __init__(self, code: ErrorCode, message: str, details: Any = None) -> None:
         super().__init__(f"{code}: {message}")
-        self.code = code
+        self.code: ErrorCode = code
         self.message = message
         self.details = details
 

@@ -8,13 +8,14 @@ Rule 3: a module is returned only after it has compiled.
 import builtins
 import keyword
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from operations._json import object_of
 from operations.cli import client_runtime as runtime_module
 from operations.cli.render import first_line
+from operations.errors import ErrorCode
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.schema.scopes import Scopes
@@ -64,7 +65,10 @@ def python_client(specs: Sequence[OperationSpec]) -> str:
         _namespace(classes[name], name, group, types) for name, group in by_namespace.items()
     ]
     body = "\n\n\n".join([*types.classes, *namespaces, _client(classes)])
-    source = f"{_HEADER.format(count=len(specs))}{client_runtime(body)}\n\n{body}\n"
+    declared = (error.code for spec in specs for error in spec.error_schemas)
+    codes = _open_literal(dict.fromkeys([*ErrorCode, *declared]))
+    runtime = client_runtime(body + codes).replace("ErrorCode = str\n", f"ErrorCode = {codes}\n", 1)
+    source = f"{_HEADER.format(count=len(specs))}{runtime}\n\n{body}\n"
     compile(source, "<operations export python>", "exec", dont_inherit=True)
     return source
 
@@ -209,7 +213,7 @@ class _Types:
             or (isinstance(choice, int) and abs(choice) < _MAX_LITERAL)
             for choice in choices
         ):
-            return f"Literal[{', '.join(map(repr, choices))}]"
+            return _open_literal(choices)
         if outline.properties:
             return self._typed_dict(outline, hint, home)
         if members := outline.members:
@@ -297,6 +301,13 @@ def _free(wanted: str, taken: set[str]) -> str:
 def _union(kinds: Iterable[str]) -> str:
     found = list(dict.fromkeys(kinds))
     return "Any" if not found or "Any" in found else " | ".join(found)
+
+
+def _open_literal(values: Collection[Any]) -> str:
+    """Return the annotation of an enum: editors suggest its values, and others are accepted as they may be new."""
+    literals = [repr(str(value) if isinstance(value, str) else value) for value in values]
+    rest = ["str"] if any(isinstance(value, str) for value in values) else []
+    return " | ".join([f"Literal[{', '.join(literals)}]", *rest])
 
 
 def _literal(text: str) -> str:
