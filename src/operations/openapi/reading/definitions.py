@@ -3,9 +3,9 @@
 import hashlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from operations._json import is_list, is_object, list_of, object_of, unescape
@@ -129,28 +129,82 @@ class Definitions:
             "required": [name for part in parts for name in list_of(part.get("required"))],
         }
 
-    def without_required(self, schema: Any, name: str, depth: int = 10) -> Any:
-        """Return `schema` if it does not require the property `name`, otherwise a copy that does not."""
-        node = self.resolve(schema)
-        if depth == 0 or self.has_subtypes(schema):
+    def variants(self, schema: Any) -> list[JSONObject]:
+        """Return `schema`, its `allOf` parts, and those of its alternatives: union members and subtypes; each once."""
+        found: dict[int, JSONObject] = {}
+        waiting = [schema]
+        for each in waiting:
+            for part in self.parts(self.resolve(each)):
+                if id(part) not in found and len(found) < MAX_PARTS:
+                    found[id(part)] = part
+                    for union in UNIONS:
+                        waiting += self._references.list_at(part.get(union))
+            waiting += [ref for ref in self._subtypes_of(each) if ref not in waiting]
+        return list(found.values())
+
+    def declarations(self, schema: Any, name: str) -> list[Any]:
+        """Return the schemas of the property `name` in all variants of `schema` that have it."""
+        properties = [
+            self._references.object_at(part.get("properties")) for part in self.variants(schema)
+        ]
+        return [each[name] for each in properties if name in each]
+
+    def without_required(
+        self,
+        schema: Any,
+        name: str,
+        allows: Callable[[Any], bool],
+        outer: Sequence[Any] = (),
+        depth: int = 10,
+    ) -> Any:
+        """Return `schema`, or a copy that does not require the property `name`.
+
+        Args:
+            schema: An object schema, a union of those, or a base with subtypes.
+            name: The property.
+            allows: Whether the property need not be given, by its schema. Other alternatives go on requiring it.
+            outer: Schemas of the property beside this schema.
+            depth: How many levels are left.
+        """
+        declared = [*outer, *self.declarations(schema, name)]
+        is_required = any(name in list_of(part.get("required")) for part in self.variants(schema))
+        if depth == 0 or not is_required or not any(map(allows, declared)):
             return schema
-        changed: JSONObject = {}
-        required = list_of(node.get("required"))
-        if name in required:
-            changed["required"] = [each for each in required if each != name]
-        parts = self._references.list_at(node.get("allOf"))
-        copies = [self.without_required(part, name, depth - 1) for part in parts]
-        if any(copy is not part for copy, part in zip(copies, parts, strict=True)):
-            changed["allOf"] = copies
-        return {**node, **changed} if changed else schema
+        again = partial(self.without_required, name=name, allows=allows, depth=depth - 1)
+        if subtypes := self._subtypes_of(schema):
+            return {"anyOf": [again(self._inlined(ref)) for ref in (*subtypes, schema)]}
+        copy = dict(self.resolve(schema))
+        if "required" in copy:
+            copy["required"] = [each for each in list_of(copy["required"]) if each != name]
+        own = self.properties(schema).get(name)
+        beside = list(outer) if own is None else [*outer, own]
+        parts = [
+            again(part, outer=declared) for part in self._references.list_at(copy.get("allOf"))
+        ]
+        for union in UNIONS:
+            members = self._references.list_at(copy.pop(union, None))
+            if members:
+                # Without the requirement, a value may fit several.
+                parts.append({"anyOf": [again(member, outer=beside) for member in members]})
+        return {**copy, "allOf": parts} if parts else copy
+
+    def _inlined(self, ref: JSONObject) -> JSONObject:
+        """Return a schema that says the same as a base's own part, or a subtype with its bases."""
+        skipped = {"allOf", "discriminator"}
+        parts = self.parts(self.resolve(ref))
+        return {"allOf": [{k: v for k, v in part.items() if k not in skipped} for part in parts]}
+
+    def _subtypes_of(self, schema: Any) -> list[JSONObject]:
+        """Return references to the subtypes of a base that `schema` refers to; empty if it does not."""
+        ref = object_of(schema).get("$ref")
+        try:
+            return self._subtype_refs(self._references.locate(ref)[0]) if type(ref) is str else []
+        except DocumentError:
+            return []
 
     def has_subtypes(self, schema: Any) -> bool:
         """Return whether `schema` is a reference to a base with subtypes."""
-        ref = object_of(schema).get("$ref")
-        try:
-            return type(ref) is str and bool(self.subtypes.of(self._references.locate(ref)[0]))
-        except DocumentError:
-            return False
+        return bool(self._subtypes_of(schema))
 
     def parts(self, schema: JSONObject) -> list[JSONObject]:
         """Return `schema` and its `allOf` parts at any depth, each once."""

@@ -71,6 +71,9 @@ class BodyPlan:
         offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
         self._media = media.ranked(offered) or [Media(media_type="application/json")]
         self._requires_stream = False
+        self._stream_schemas: dict[str, list[Any]] = {}
+        """By media type: the schemas of the property `stream` that allow what is wanted."""
+
         if streams is not None:
             self._media = [self._without_stream(m) for m in self._media]
         self.flat = self._flattened() if flatten else []
@@ -147,10 +150,8 @@ class BodyPlan:
 
     def _without_stream(self, offered: Media) -> Media:
         """Return a media type that does not require the property `stream`, if it can be set here."""
-        declared = self._schemas.properties(offered.schema).get(STREAM)
-        if declared is None or not self._schemas.allows_boolean(declared, bool(self._streams)):
-            return offered
-        schema = self._schemas.without_required(offered.schema, STREAM)
+        allows = partial(self._schemas.allows_boolean, value=bool(self._streams))
+        schema = self._schemas.without_required(offered.schema, STREAM, allows)
         if schema is offered.schema:
             return offered
         self._requires_stream = True
@@ -158,14 +159,21 @@ class BodyPlan:
 
     def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
         """Return a body that asks for a stream, or for none, if the document declares how."""
-        schema = self._schemas.properties(chosen.schema).get(STREAM)
         wanted = bool(self._streams)
-        if schema is None or not self._schemas.allows_boolean(schema, wanted):
+        known = self._stream_schemas.get(chosen.media_type)
+        if known is None:
+            found = self._schemas.declarations(chosen.schema, STREAM)
+            known = [each for each in found if self._schemas.allows_boolean(each, wanted)]
+            self._stream_schemas[chosen.media_type] = known
+        is_default = any(self._schemas.resolve(each).get("default") is True for each in known)
+        is_needed = wanted or (STREAM not in value and (self._requires_stream or is_default))
+        if not known or not is_needed:
             return value
-        if wanted:
-            return {**value, STREAM: True}
-        is_needed = self._requires_stream or self._schemas.resolve(schema).get("default") is True
-        return {STREAM: False, **value} if is_needed else value
+        asking = {**value, STREAM: wanted}
+        if STREAM in self._schemas.properties(chosen.schema):
+            return asking
+        # Only some alternatives have the property.
+        return asking if self._check(chosen).check(without_files(asking)) else value
 
     def _chosen(self, value: Any, wanted: Any) -> Media:
         """Return the media type to send `value` in."""
