@@ -99,6 +99,15 @@ class CircuitBreaker:
         if is_probe:
             self._is_probing = False
 
+    def record(self, responds: bool | None, *, is_probe: bool) -> None:
+        """End a call by whether the upstream responded; None if that is unknown."""
+        if responds:
+            self.succeed()
+        elif responds is None:
+            self.abandon(is_probe=is_probe)
+        else:
+            self.fail(is_probe=is_probe)
+
 
 class Bulkhead:
     """Limits the calls to one source that run at a time, for each event loop.

@@ -5,8 +5,9 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,25 @@ import pytest
 from tests.servers import RedisServer, free_port
 from tests.servers import running as broker_running
 
-from operations import OperationContext, OperationRegistry
+from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.hub import Hub, open_hub
+from operations.hub.controls import readiness
 from operations.hub.reload import following, reload
+from operations.mcp import MCPClientConfig, connect_mcp
 from operations.pubsub.redis import connect_redis
 from operations.server.running import running
 
 OPERATOR = OperationContext(trusted=True)
 
-TOOLS = """
-import sys
-from mcp.server.mcpserver import MCPServer
+HELLO = """
+from operations import operation
 
-server = MCPServer("tools")
-
-@server.tool()
-def {name}(number: int) -> int:
-    return {factor} * number
-
-server.run("streamable-http", port=int(sys.argv[1]))
+@operation("hello.greet")
+async def greet() -> str:
+    return "hi"
 """
+SERVER = Path(__file__).with_name("tool_server.py")
 
 SHOP = {
     "openapi": "3.1.0",
@@ -59,13 +58,11 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 
 @asynccontextmanager
 async def tools(
-    folder: Path, port: int, name: str = "double", factor: int = 2
+    port: int, name: str = "double", factor: int = 2, *, delay: float = 0
 ) -> AsyncGenerator[Any]:
     """Run an MCP server in a process of its own."""
-    path = folder / f"{name}.py"
-    path.write_text(TOOLS.format(name=name, factor=factor))
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(path), str(port), stderr=asyncio.subprocess.DEVNULL
+        sys.executable, "-I", "-S", str(SERVER), str(port), name, str(factor), str(delay)
     )
     try:
         yield process
@@ -110,7 +107,7 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
             assert states(hub) == {"tools": "disconnected"}
             # There is nothing to serve.
             assert await ready() == (503, {"status": "unavailable", "disconnected": ["tools"]})
-            async with tools(tmp_path, port):
+            async with tools(port):
                 await until(lambda: states(hub) == {"tools": "connected"})
                 assert await double(hub, 21) == {"result": 42}
                 assert await ready() == (200, {"status": "ok"})
@@ -121,7 +118,7 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
                 assert (response.status, (await response.json())["code"]) == (503, "UNAVAILABLE")
             assert await ready() == (200, {"status": "degraded", "disconnected": ["tools"]})
 
-            async with tools(tmp_path, port):
+            async with tools(port):
                 await until(lambda: states(hub) == {"tools": "connected"})
                 assert await double(hub, 5) == {"result": 10}
 
@@ -131,9 +128,7 @@ async def test_a_source_that_never_answers_delays_nothing(tmp_path: Path) -> Non
         await reader.read()
         writer.close()
 
-    (tmp_path / "hello.py").write_text(
-        'from operations import operation\n\n@operation("hello.greet")\nasync def greet() -> str:\n    return "hi"\n'
-    )
+    (tmp_path / "hello.py").write_text(HELLO)
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         path = written(
@@ -144,6 +139,78 @@ async def test_a_source_that_never_answers_delays_nothing(tmp_path: Path) -> Non
                 await until(lambda: "hello.greet" in hub.registry)
                 assert states(hub)["silent"] == "connecting"
                 assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"
+
+
+@pytest.mark.requirement("R62")
+async def test_a_slow_source_delays_only_its_own_calls(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    port = free_port()
+    path = written(
+        tmp_path, f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"'
+    )
+    with anyio.fail_after(30):
+        async with tools(port, delay=0.3), open_hub(path, wait=0) as hub:
+            await until(lambda: "hello.greet" in hub.registry)
+            assert readiness(hub) == {"status": "degraded", "disconnected": ["tools"]}
+            await until(lambda: states(hub)["tools"] == "connected")
+            assert readiness(hub) is True
+            slow = asyncio.create_task(double(hub, 21))
+            for _ in range(10):
+                assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"
+            assert not slow.done()
+            assert await slow == {"result": 42}
+
+
+@pytest.mark.requirement("R62")
+async def test_a_source_that_hangs_costs_its_calls_their_time_and_is_used_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    port = free_port()
+    path = written(
+        tmp_path, f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"'
+    )
+    with anyio.fail_after(30):
+        async with tools(port) as process, open_hub(path, wait=0) as hub:
+            await until(lambda: states(hub)["tools"] == "connected")
+            process.send_signal(signal.SIGSTOP)
+            soon = OperationContext(trusted=True, deadline=int(time.time() * 1000) + 300)
+            with pytest.raises(CallError) as caught:
+                await hub.registry.execute("tools.double", {"number": 1}, soon)
+            assert caught.value.code == ErrorCode.TIMEOUT
+            assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"
+            process.send_signal(signal.SIGCONT)
+            assert await double(hub, 21) == {"result": 42}
+
+
+@pytest.mark.requirement("R62")
+async def test_clients_follow_a_source_that_returns_with_other_tools(tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    port = free_port()
+    path = written(
+        tmp_path,
+        f'modules = ["hello.py"]\n[mcp.tools]\nurl = "http://127.0.0.1:{port}/mcp"\nreconnect_timeout = 0.2',
+    )
+
+    async def offers(name: str) -> bool:
+        # A call finds out that the server is away; nothing else does at once.
+        with suppress(CallError):
+            await double(hub, 1)
+        return name in {each.spec.id for each in client}
+
+    with anyio.fail_after(60):
+        async with (
+            open_hub(path, wait=0) as hub,
+            running(hub.app) as url,
+            connect_mcp("hub", MCPClientConfig(url=f"{url}/mcp")) as client,
+        ):
+            async with tools(port):
+                await hub.supervisor("tools").open_again()
+                await until(lambda: offers("hub.tools__double"))
+            async with tools(port, "triple", 3):
+                await until(lambda: offers("hub.tools__triple"))
+                assert "hub.tools__double" not in {each.spec.id for each in client}
+                assert await double(hub, 5, "triple") == {"result": 15}
 
 
 async def test_a_document_that_is_served_late_is_imported(tmp_path: Path) -> None:
@@ -287,8 +354,8 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
     config = f'[serve]\nport = {port}\n[mcp.tools]\nurl = "http://127.0.0.1:{{}}/mcp"\n'
     written(tmp_path, config.format(first))
     async with (
-        tools(tmp_path, first),
-        tools(tmp_path, second, factor=2),
+        tools(first),
+        tools(second, factor=2),
     ):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "operations", "serve", "--config", str(tmp_path / "operations.toml"),

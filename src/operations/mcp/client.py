@@ -92,6 +92,7 @@ class MCPClient:
         self._breaker = CircuitBreaker(name)
         self._bulkhead = Bulkhead(name, self.config.concurrency)
         self._connection = Connection(name, self.config, self._callbacks, self._opened)
+        self._connection.on_away = self._stale.set
         self._own_connections: OrderedDict[str, Connection] = OrderedDict()
         """The connections of single callers, least recently used first."""
 
@@ -133,7 +134,7 @@ class MCPClient:
 
     @property
     def next_attempt(self) -> float | None:
-        """When a lost connection is opened again, by the loop's clock; None if no attempt is planned."""
+        """When a server that is away is asked again, by the loop's clock; None if no attempt is planned."""
         return self._connection.next_attempt
 
     @property
@@ -290,7 +291,7 @@ class MCPClient:
                 return result
         finally:
             if breaker is not None:
-                _record(breaker, responds, is_probe=is_probe)
+                breaker.record(responds, is_probe=is_probe)
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
@@ -412,6 +413,7 @@ class MCPClient:
             self._connection.is_away()
             raise timed_out(self.name, self.config.connect_timeout, "answer") from None
         self._connection.is_there()
+        self._breaker.succeed()
 
     async def _follow(self) -> None:
         """Refresh whenever the server says that something changed, once for many notifications."""
@@ -429,7 +431,7 @@ class MCPClient:
             try:
                 await self.refresh()
                 if reported:
-                    logger.warning("%s is listed again", self.name)
+                    logger.info("%s is listed again", self.name)
                 reported = ""
             except CallError as error:
                 # A server may stay away for hours: one line, until it is back or fails otherwise.
@@ -438,6 +440,8 @@ class MCPClient:
                 reported = error.message
             except Exception:
                 logger.exception("%s: what it listed could not be taken over", self.name)
+            if self._connection.away_since is not None:
+                continue
             is_telling = was_quiet or changes != self._changes
             pause = _REFRESH_SECONDS if is_telling else min(2 * pause, _LONGEST_REFRESH_SECONDS)
             changes = self._changes
@@ -447,7 +451,9 @@ class MCPClient:
         """Return the seconds until an HTTP server is checked again; None if its transport reports a lost connection."""
         if self.config.kind not in ("http", "sse"):
             return None
-        return _CHECK_SECONDS if self._connection.away_since is None else _LISTEN_AGAIN_SECONDS
+        connection = self._connection
+        is_away = connection.away_since is not None and connection.session is not None
+        return connection.plan_attempt() if is_away else _CHECK_SECONDS
 
     async def _listen(self, session: RelaySession) -> None:
         """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""
@@ -555,15 +561,6 @@ def _is_away(error: CallError) -> bool:
     """Return whether a request got no response; an HTTP status is one."""
     status = object_of(error.details).get("statusCode")
     return error.code == ErrorCode.UNAVAILABLE and status is None
-
-
-def _record(breaker: CircuitBreaker, responds: bool | None, *, is_probe: bool) -> None:
-    if responds:
-        breaker.succeed()
-    elif responds is None:
-        breaker.abandon(is_probe=is_probe)
-    else:
-        breaker.fail(is_probe=is_probe)
 
 
 def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:

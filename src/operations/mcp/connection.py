@@ -74,6 +74,9 @@ class Connection:
         self.away_since: float | None = None
         """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
 
+        self.on_away: Callable[[], None] = lambda: None
+        """Called when that begins."""
+
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
         self.redactor = redactor_for(config)
@@ -115,7 +118,8 @@ class Connection:
     @property
     def next_attempt(self) -> float | None:
         """When a lost connection is opened again, by the loop's clock; None if it is open or being opened."""
-        return self._resumes_at if math.isfinite(self._resumes_at) else None
+        is_planned = self._resumes_at > asyncio.get_running_loop().time()
+        return self._resumes_at if is_planned else None
 
     @property
     def is_closed(self) -> bool:
@@ -161,13 +165,22 @@ class Connection:
 
     def is_there(self) -> None:
         """Say that the server answered a call."""
-        self.away_since = None
+        if self.away_since is not None:
+            self.away_since, self._resumes_at = None, -math.inf
+            self._backoff.reset()
         self._has_served = True
+
+    def plan_attempt(self) -> float:
+        """Return the seconds to wait before the server is asked again, which are longer each time."""
+        pause = self._backoff.pause()
+        self._resumes_at = asyncio.get_running_loop().time() + pause
+        return pause
 
     def is_away(self) -> float:
         """Say that a request found nobody; return since when that is so, by the loop's clock."""
         if self.away_since is None:
             self.away_since = asyncio.get_running_loop().time()
+            self.on_away()
         return self.away_since
 
     def give_up(self, session: RelaySession) -> None:
@@ -230,8 +243,7 @@ class Connection:
 
     async def _pause(self, attempts: int) -> None:
         """Wait before the next attempt: not at all before the first, and never past the closing."""
-        pause = self._backoff.pause() if attempts else 0.0
-        self._resumes_at = asyncio.get_running_loop().time() + pause
+        pause = self.plan_attempt() if attempts else 0.0
         if self._failure is not None and self._is_beyond_patience():
             self._fail_waiters(self._failure)
         with anyio.CancelScope(deadline=anyio.current_time() + pause) as self._opening:
