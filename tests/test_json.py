@@ -8,6 +8,8 @@ import ipaddress
 import json
 import os
 import re
+import subprocess
+import sys
 import tracemalloc
 import uuid
 from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
@@ -639,3 +641,25 @@ def test_counting_stops_beyond_the_limit(value: Any, most: int) -> None:
     exact = count_values(value, 10**9)
 
     assert min(count_values(value, most), most + 1) == min(exact, most + 1)
+
+
+def test_garbage_is_collected_however_often_the_collector_is_paused() -> None:
+    # In a process of its own: here, pytest has frozen what there was.
+    code = """
+import gc
+from operations._collector import gc_paused
+
+most, kept = 0, []
+for _ in range(40):
+    with gc_paused():
+        kept = [[] for _ in range(20_000)]
+        for one in kept:
+            one.append(one)
+    most = max(most, len(gc.get_objects()))
+print(most)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert int(run.stdout) < 400_000

@@ -9,11 +9,9 @@ Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decode
 """
 
 import dataclasses
-import gc
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set, ValuesView
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -21,11 +19,12 @@ from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeGuard, cast
 from uuid import UUID
 
 import msgspec
 
+from operations._collector import build_from
 from operations.types import JSONObject
 
 MAX_DEPTH = 64
@@ -434,46 +433,6 @@ def decode_json(
 
 
 _decode = msgspec.json.Decoder().decode
-
-ValueT = TypeVar("ValueT")
-
-_LARGE = 64 * 1024
-"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
-
-
-def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Return what a decoder of msgspec builds.
-
-    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
-    again and again takes several times as long as building it.
-    """
-    if len(raw) < _LARGE or not gc.isenabled():
-        return decode(raw)
-    gc.disable()
-    try:
-        return decode(raw)
-    finally:
-        gc.enable()
-
-
-@contextmanager
-def gc_paused() -> Generator[None]:
-    """Pause the garbage collector while objects are made that are here to stay, such as what is read from a document.
-
-    There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
-    holds the interpreter for longer than the work itself takes.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            if not gc.get_freeze_count():
-                # Count them as old at once, instead of visiting them as new.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
 
 
 def enforce_bounds(

@@ -9,8 +9,6 @@ Rule 3: allowed origins may read responses (CORS), at every entry point.
 Rule 4: a chunked request is rejected (411) under a server that may append trailers to its headers.
 """
 
-import asyncio
-import gc
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -104,16 +102,6 @@ def decode_json(body: bytes | str, limits: Limits) -> Any:
         )
     except JSONValueError as error:
         raise _request_error(error) from None
-
-
-def pause_collector() -> None:
-    """Let the garbage collector wait until the next turn of the event loop, while another library decodes a large body.
-
-    As `build_from` does for our own decoders.
-    """
-    if gc.isenabled():
-        gc.disable()
-        asyncio.get_running_loop().call_soon(gc.enable)
 
 
 def _request_error(error: JSONValueError) -> RequestError:

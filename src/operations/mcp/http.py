@@ -59,6 +59,7 @@ from operations.mcp.plain import (
     READ_SECONDS,
     OpenStream,
     PlainCalls,
+    tls_context,
 )
 from operations.types import JSONObject
 
@@ -187,6 +188,7 @@ def build_http_client(
         config,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
+        verify=tls_context(),
         auth=_authentication(config),
         transport=_BoundedTransport(config, _named_by_operator(config)),
     )
@@ -317,12 +319,14 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Bounds responses, and connects to hosts that only the server names at public addresses only."""
 
     def __init__(self, config: MCPClientConfig, trusted: TrustedHosts) -> None:
-        super().__init__()
+        super().__init__(verify=tls_context())
         self._limit = config.max_message_bytes
         self._max_values = config.max_message_values
         self._trusted = trusted
         # Connections are not kept: their key is an address, which hosts may share.
-        self._public = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_keepalive_connections=0))
+        self._public = httpx2.AsyncHTTPTransport(
+            verify=tls_context(), limits=httpx2.Limits(max_keepalive_connections=0)
+        )
 
     async def aclose(self) -> None:
         await self._public.aclose()

@@ -7,8 +7,10 @@ Rule 2: limits and failures are those of `http`.
 
 import asyncio
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import Any, Final, Self, cast
 
@@ -28,6 +30,13 @@ from operations._mcp_config import MCPClientConfig
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import refusal, seal
 from operations.types import JSONObject
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return what all connections trust: reading the certificates takes a megabyte and milliseconds."""
+    return httpx2.create_ssl_context()
+
 
 METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
 """The requests that are sent here."""
@@ -109,9 +118,7 @@ class PlainCalls:
         is_secure = self._url.lower().startswith("https")
         self._http = aiohttp.ClientSession(
             # The certificates that the SDK's client trusts.
-            connector=aiohttp.TCPConnector(
-                limit=0, ssl=httpx2.create_ssl_context() if is_secure else True
-            ),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls_context() if is_secure else True),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds
             ),

@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from operations._collector import gc_paused
 from operations._hosts import TrustedHosts
-from operations._json import gc_paused, text_of
+from operations._json import text_of
 from operations._text import counted, without_secrets
 from operations.context import NO_CALL
 from operations.errors import CallError, DocumentError

@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from operations._json import JSONValueError, as_json, canonical, gc_paused
+from operations._collector import gc_paused
+from operations._json import JSONValueError, as_json, canonical
 from operations.errors import SchemaError
 from operations.schema.casting import (
     Caches,

@@ -15,6 +15,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import Message, Receive, Scope, Send
 
+from operations._collector import pause_collector
 from operations._host_rules import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError
@@ -30,7 +31,6 @@ from operations.front.messages import (
     HostGuard,
     Reply,
     enforce_size,
-    pause_collector,
     read_body,
     route_path,
 )

@@ -13,7 +13,7 @@ from mcp import MCPError
 from mcp_types import SERVER_INFO_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from operations._json import build_from
+from operations._collector import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply

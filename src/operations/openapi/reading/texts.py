@@ -8,13 +8,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from operations._collector import gc_paused
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     JSONLimitError,
     JSONValueError,
     decode_json,
-    gc_paused,
 )
 from operations.errors import DocumentError
 

@@ -1,0 +1,87 @@
+"""Keep the garbage collector out of the way while many objects are made, and let it find garbage afterwards."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+ValueT = TypeVar("ValueT")
+
+_MANY = 10_000
+"""New objects that are worth being aged."""
+
+_LARGE = 64 * 1024
+"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+
+
+def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
+    """Return what a decoder of msgspec builds.
+
+    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
+    again and again takes several times as long as building it.
+    """
+    if len(raw) < _LARGE or not gc.isenabled():
+        return decode(raw)
+    gc.disable()
+    try:
+        return decode(raw)
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def gc_paused() -> Generator[None]:
+    """Pause the garbage collector while objects are made that are here to stay, such as what is read from a document.
+
+    There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
+    holds the interpreter for longer than the work itself takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            _collector.age()
+            gc.enable()
+
+
+def pause_collector() -> None:
+    """Let the garbage collector wait until the next turn of the event loop, while another library decodes a large body.
+
+    As `build_from` does for our own decoders.
+    """
+    if gc.isenabled():
+        gc.disable()
+        asyncio.get_running_loop().call_soon(gc.enable)
+
+
+class _Collector:
+    """Counts new objects as old at once, instead of visiting them as new, if they are many.
+
+    The interpreter does not know that there are more old objects then, and would never look for garbage among them.
+    """
+
+    def __init__(self) -> None:
+        self._aged = 0
+        """Objects that were aged since the last full collection."""
+        self._kept = 0
+        """Objects that were there then."""
+
+    def age(self) -> None:
+        new = gc.get_count()[0]
+        if new < _MANY or gc.get_freeze_count():
+            return
+        gc.freeze()
+        gc.unfreeze()
+        if not self._kept:
+            self._kept = len(gc.get_objects())
+            return
+        self._aged += new
+        if self._aged > self._kept:
+            gc.collect()
+            self._aged, self._kept = 0, len(gc.get_objects())
+
+
+_collector = _Collector()
