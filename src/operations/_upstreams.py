@@ -125,6 +125,11 @@ class Bulkhead:
         self._loops: dict[asyncio.AbstractEventLoop, _Slots] = {}
         self._last: _Slots | None = None
 
+    @property
+    def calls(self) -> int:
+        """How many calls run or wait, on all event loops."""
+        return sum(each.taken + len(each.waiting) for each in self._loops.values())
+
     def try_enter(self) -> bool:
         """Take a slot if one is free; then `leave` must follow. Return whether it was."""
         slots = self._slots()

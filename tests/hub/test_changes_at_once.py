@@ -52,7 +52,7 @@ class Service:
     """A source that offers one operation, and counts how often it was opened and closed."""
 
     def __init__(self) -> None:
-        self.opened = self.closed = 0
+        self.opened = self.closed = self.calls = 0
         self.may_open = asyncio.Event()
         self.may_open.set()
         self.opening = asyncio.Event()
@@ -73,7 +73,7 @@ class Service:
         operation = Operation(
             OperationSpec(namespace="tools", name="one", type=OperationType.QUERY), handle
         )
-        return Opened(operations=[operation], origin="here", close=close)
+        return Opened(operations=[operation], origin="here", close=close, calls=lambda: self.calls)
 
     def supervised(self, registry: OperationRegistry, drain_seconds: float = 60) -> Supervisor:
         return Supervisor(
@@ -120,6 +120,27 @@ async def test_a_source_is_either_disabled_or_has_operations() -> None:
     await supervisor.aclose()
     assert service.opened == service.closed
     assert len(registry) == 0
+
+
+async def test_what_was_replaced_is_closed_soon_after_its_last_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.hub.supervisor.QUIET_SECONDS", 0.3)
+    service = Service()
+    with anyio.fail_after(30):
+        for drain_seconds, is_busy in ((60, False), (0.5, True)):
+            supervisor = service.supervised(OperationRegistry(), drain_seconds)
+            service.calls, service.closed = 1, 0
+            await supervisor.open_again()
+            await supervisor.open_again()
+            if not is_busy:
+                await anyio.sleep(0.4)
+                assert service.closed == 0
+                service.calls = 0
+            while service.closed == 0:
+                await anyio.sleep(0.05)
+            await supervisor.aclose()
+            assert service.closed == 2
 
 
 async def test_a_library_that_cancels_itself_does_not_end_the_retries() -> None:

@@ -60,6 +60,9 @@ class Opened:
     next_attempt: Callable[[], float | None] = lambda: None
     """Returns when it connects again by itself, by the loop's clock; None if no attempt is planned."""
 
+    calls: Callable[[], int] = lambda: 0
+    """Returns how many calls run on it."""
+
     close: Callable[[], Awaitable[object]] | None = None
     """Closes it."""
 

@@ -3,7 +3,8 @@
 Rule 1: a source that fails does not affect any other.
 Rule 2: operations of a source that was open once stay registered while it is disconnected; calls of them fail with
         `UNAVAILABLE`. They are removed when the source is closed.
-Rule 3: a source that is replaced is opened anew first. Calls that run on the old one are finished before it is closed.
+Rule 3: a source that is replaced is opened anew first. Calls that run on the old one are finished before it is closed,
+        which is some seconds after the last one, and after the time limit of a call at the latest.
 """
 
 import asyncio
@@ -24,6 +25,11 @@ logger = logging.getLogger("operations.hub")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 """Upper bounds of the first pause and of any pause between two attempts, in seconds."""
+
+QUIET_SECONDS = 5.0
+"""Seconds without a call after which a source that was replaced is closed."""
+
+_LOOK_SECONDS = 0.2
 
 Open = Callable[[Source], Awaitable[Opened]]
 """Opens a source. Raises `OperationsError`, `OSError` or `ValueError` if that fails."""
@@ -231,6 +237,20 @@ class Supervisor:
             if self._registry.registered(operation_id) is not None:
                 self._registry.unregister(operation_id)
 
+    async def _quiet(self, opened: Opened) -> None:
+        """Wait until no call has run on something for a while, or the source is closed.
+
+        Not just until none runs: a call may be on its way there, or pause before it is repeated.
+        """
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while not self._closing.is_set() and loop.time() - since < QUIET_SECONDS:
+            if opened.calls():
+                since = loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._closing.wait()
+
     def _retire(self, opened: Opened) -> None:
         """Close something later, so that the calls that run on it can finish; it no longer changes the registry."""
         opened.detach(self._registry)
@@ -239,7 +259,7 @@ class Supervisor:
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._drain_seconds):
-                        await self._closing.wait()
+                        await self._quiet(opened)
             finally:
                 try:
                     await asyncio.shield(asyncio.ensure_future(opened.aclose()))

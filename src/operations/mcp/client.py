@@ -249,6 +249,11 @@ class MCPClient:
 
     # ------------------------------------------------------------ calls
 
+    @property
+    def calls(self) -> int:
+        """How many calls run or wait."""
+        return self._bulkhead.calls
+
     async def request(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> JSONObject:

@@ -86,6 +86,11 @@ class OpenAPIService:
     def __len__(self) -> int:
         return len(self.operations)
 
+    @property
+    def calls(self) -> int:
+        """How many calls run or wait."""
+        return self._client.bulkhead.calls
+
     def endpoints(self) -> Iterator[tuple[Operation, Endpoint]]:
         """Yield each operation that is one of the document's, with what is known of it."""
         for operation in self.operations:

@@ -40,6 +40,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     return Opened(
         operations=service.operations,
         close=stack.aclose,
+        calls=lambda: service.calls.pending_count,
         origin=entry.url,
         title=f"group {worker_config(entry, file).group}",
     )

@@ -36,6 +36,7 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
     return Opened(
         operations=client,
         close=client.aclose,
+        calls=lambda: client.calls,
         origin=origin,
         skipped=_skipped(client),
         title=info.title or info.name if info is not None else "",

@@ -33,6 +33,7 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
     return Opened(
         operations=service,
         close=service.aclose,
+        calls=lambda: service.calls,
         origin=entry.document,
         skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
         doubts=_doubts(name, service),
