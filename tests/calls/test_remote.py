@@ -240,6 +240,50 @@ async def test_spokes_register_what_they_serve_and_it_goes_when_they_do() -> Non
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
 
 
+async def test_operations_that_a_spoke_registers_or_removes_later_reach_its_hub() -> None:
+    center, spoke = OperationRegistry(), OperationRegistry()
+
+    @spoke.operation("spoke.first", type="query")
+    async def first() -> int:
+        return 1
+
+    async with serve_websocket(WebSocketHub(center).attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url) as target, serve_calls(spoke, target, heartbeat=0.05):
+            await until(lambda: "spoke.first" in center)
+
+            @spoke.operation("spoke.later", type="query")
+            async def later() -> int:
+                return 2
+
+            await until(lambda: "spoke.later" in center)
+            assert (await center.execute("spoke.later")).data == 2
+            spoke.unregister("spoke.first")
+            await until(lambda: "spoke.first" not in center)
+        await until(lambda: "spoke.later" not in center)
+
+
+async def test_an_import_has_its_own_idle_timeout() -> None:
+    registry, here, target = OperationRegistry(), OperationRegistry(), MemoryTarget()
+
+    @registry.operation("quiet.watch")
+    async def watch() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    async with (
+        serve_calls(registry, target),
+        from_calls(target, idle_timeout=0.1) as service,
+    ):
+        here.register_all(service)
+        items = here.subscribe("quiet.watch", {})
+        assert (await anext(items)).data == 1
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await anext(items)
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+
 async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
     center = OperationRegistry()
     hub = WebSocketHub(center)

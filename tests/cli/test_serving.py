@@ -220,7 +220,7 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
     with broker_running(RedisServer()) as broker, anyio.fail_after(110):
         with (folder / "operations.toml").open("a") as config:
             config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
-        async with started(environment, "work") as (process, ready):
+        async with started(environment, "work", "--grace", "20") as (process, ready):
             assert ready == {"broker": "main", "group": "operations", "operations": 12}
             async with connect_redis(broker.url) as target, from_calls(target) as service:
                 assert "work.add" in [each.spec.id for each in service]

@@ -123,6 +123,43 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
                 assert await double(hub, 5) == {"result": 10}
 
 
+@pytest.mark.requirement("R62", "R38")
+async def test_a_hub_follows_the_workers_of_a_broker(tmp_path: Path) -> None:
+    first, second = OperationRegistry(), OperationRegistry()
+    for registry, names in ((first, ["pay"]), (second, ["pay", "refund"])):
+        for name in names:
+            registry.operation(f"shop.{name}")(_nothing)
+    with broker_running(RedisServer()) as broker, anyio.fail_after(60):
+        path = written(tmp_path, f'[brokers.main]\nurl = "{broker.url}"\nworkers = true')
+        async with (
+            open_hub(path) as hub,
+            running(hub.app) as url,
+            aiohttp.ClientSession(url) as http,
+            connect_redis(broker.url) as target,
+        ):
+
+            async def ready() -> Any:
+                async with http.get("/readyz") as response:
+                    return await response.json()
+
+            # It started before its workers.
+            assert "shop.pay" not in hub.registry
+            async with serve_calls(first, target):
+                await until(lambda: states(hub) == {"main": "connected"})
+                assert "shop.pay" in hub.registry
+                assert await ready() == {"status": "ok"}
+            await until(lambda: states(hub) == {"main": "disconnected"})
+            assert (await ready())["disconnected"] == ["main"]
+            async with serve_calls(second, target):
+                await until(lambda: "shop.refund" in hub.registry)
+                await until(lambda: states(hub) == {"main": "connected"})
+                assert (await hub.registry.execute("shop.refund", {}, OPERATOR)).data is None
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
 async def test_a_source_that_never_answers_delays_nothing(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -10,7 +10,6 @@ Rule 4: no message can stop the client: a malformed one is counted, and an event
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from math import isnan
 from time import time
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ from operations.calls.events import (
     CallRequested,
     CallResponded,
     ConfirmPayload,
+    ErrorPayload,
     MalformedEvent,
     OfferPayload,
     RequestPayload,
@@ -40,7 +40,14 @@ from operations.calls.events import (
     read_output,
 )
 from operations.calls.failure_detector import FailureDetector
-from operations.calls.pending import CallStream, PendingCall, StreamEntry
+from operations.calls.pending import (
+    CallStream,
+    PendingCall,
+    StreamEntry,
+    closed_error,
+    enforce_number,
+    remaining,
+)
 from operations.calls.sending import PATIENCE, RETRY, ReplyPublisher, RequestSender, not_json
 from operations.calls.states import Expects, Verdict, judge
 from operations.context import OperationContext, new_request_id
@@ -60,6 +67,9 @@ DEFAULT_GROUP = "operations"
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_WINDOW = 256
 """Items of a subscription that a worker may send before its consumer has read any."""
+
+MAX_SENDS = 10
+"""How often a request is sent that workers do not begin."""
 
 _CLOSING = 1.0
 """Seconds for the last messages when the map is closed."""
@@ -86,6 +96,7 @@ class PendingRequestMap(ReplyPublisher):
         pending: The calls and subscriptions that have not ended, by request id.
         ignored: Events for calls that are not open, and events of unknown types.
         malformed: Messages that are not events.
+        on_specs_changed: Called when the workers serve other operations than before.
     """
 
     def __init__(
@@ -103,6 +114,7 @@ class PendingRequestMap(ReplyPublisher):
         super().__init__(MemoryTarget() if target is None else usable(target), group)
         self.timeout = timeout
         self.idle_timeout = idle_timeout
+        self.on_specs_changed: Callable[[], None] = lambda: None
         self.ignored = 0
         self.malformed = 0
         self._credential = credential
@@ -116,6 +128,7 @@ class PendingRequestMap(ReplyPublisher):
             end=self._end,
             resend=self._resend,
             call=self.call,
+            specs_changed=self._specs_changed,
             heartbeat=heartbeat,
             silence=silence,
         )
@@ -161,7 +174,7 @@ class PendingRequestMap(ReplyPublisher):
                     if not self.target.direct:
                         self._detecting = self._spawn(self._detector.run())
         if self._closed:
-            raise _closed_error()
+            raise closed_error()
 
     async def aclose(self) -> None:
         """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
@@ -198,16 +211,24 @@ class PendingRequestMap(ReplyPublisher):
         """
         if self._closed:
             await close()
-            raise _closed_error()
+            raise closed_error()
         self._closers.append(close)
 
-    def __len__(self) -> int:
-        return len(self.pending)
-
     @property
-    def pending_count(self) -> int:
-        """The number of calls and subscriptions that have not ended."""
-        return len(self.pending)
+    def workers_by_specs(self) -> dict[str, str]:
+        """The mailbox of one worker for each version of the operations that the group serves, by a digest of them."""
+        return self._detector.workers_by_specs
+
+    async def has_workers(self) -> bool:
+        """Return whether any worker of the group is connected to the broker.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        return self.target.direct or await self._detector.find_workers()
+
+    def _specs_changed(self) -> None:
+        self.on_specs_changed()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(work)
@@ -250,12 +271,12 @@ class PendingRequestMap(ReplyPublisher):
             await self._ready()
         limit = self.timeout
         if timeout is not None:
-            _enforce_number("timeout", timeout)
+            enforce_number("timeout", timeout)
             limit = timeout
         if context is not None:
-            limit = _remaining(context, limit)
+            limit = remaining(context, limit)
         if not limit > 0:
-            _enforce_number("timeout", limit)
+            enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"
             raise timeout_error(message, None if context is None else context.deadline)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
@@ -285,11 +306,12 @@ class PendingRequestMap(ReplyPublisher):
         credential: str | None = None,
         metadata: JSONObject | None = None,
         window: int = DEFAULT_WINDOW,
+        worker: str = "",
     ) -> CallStream:
         """Open a subscription on one worker of the group: an async iterator of envelopes.
 
         Nothing is sent before it is iterated. A slow reader slows the producer: the worker sends at most `window`
-        items ahead of the reader.
+        items ahead of the reader. `worker` is the mailbox of the worker to call, instead of any.
 
         Raises:
             CallError: When iterated; as `call`, and `TIMEOUT` when no item came for `idle_timeout` seconds.
@@ -299,8 +321,8 @@ class PendingRequestMap(ReplyPublisher):
         async def start() -> StreamEntry:
             await self._ready()
             if idle is not None:
-                _enforce_number("idle_timeout", idle)
-            limit = _remaining(context, NEVER)
+                enforce_number("idle_timeout", idle)
+            limit = remaining(context, NEVER)
             payload = self._request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
@@ -309,7 +331,9 @@ class PendingRequestMap(ReplyPublisher):
             )
             expires_at = asyncio.get_running_loop().time() + limit
             stream = StreamEntry(payload.request_id, window)
-            call = PendingCall(payload, False, expires_at, limit, Expects.MANY, stream=stream)
+            call = PendingCall(
+                payload, False, expires_at, limit, Expects.MANY, stream=stream, to=worker
+            )
             self._add(call)
             try:
                 await self._sender.send(call)
@@ -434,6 +458,8 @@ class PendingRequestMap(ReplyPublisher):
         if call is None or verdict is Verdict.IGNORE:
             self.ignored += 1
             return
+        if isinstance(event, CallFailed) and self._send_elsewhere(call, event.payload):
+            return
         if call.stream is None:
             self._finish(call, event)
             return
@@ -444,6 +470,26 @@ class PendingRequestMap(ReplyPublisher):
             self.pending.pop(request_id, None)
             if call.stream.must_stop:
                 self._sender.abort(call)
+
+    def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
+        """Send a request again that its worker did not begin; return False if no other worker may have it."""
+        if failure.begun is not False or not failure.retryable or self.target.direct:
+            return False
+        if call.sends >= MAX_SENDS or call.payload.request_id not in self.pending:
+            return False
+        if failure.code == ErrorCode.OPERATION_NOT_FOUND:
+            # One worker of each version is asked, directly.
+            call.refused += (self._detector.specs_of(failure.worker),)
+            others = self._detector.workers_by_specs
+            call.to = next((others[each] for each in others if each not in call.refused), "")
+            if not call.to:
+                return False
+        elif failure.code != ErrorCode.UNAVAILABLE:
+            return False
+        else:
+            call.to = ""
+        self._spawn(self._resend(call, may_have_begun=False))
+        return True
 
     def _finish(self, call: PendingCall, event: CallEvent) -> None:
         """End a call that expects one reply."""
@@ -549,20 +595,3 @@ class PendingRequestMap(ReplyPublisher):
         call = self.pending.pop(request_id, None)
         if call is not None and not self._closed:
             self._sender.abort(call)
-
-
-def _remaining(context: OperationContext | None, limit: float) -> float:
-    if context is None or context.deadline is None:
-        return limit
-    return min(limit, context.deadline / 1000 - time())
-
-
-def _enforce_number(name: str, seconds: object) -> None:
-    if not isinstance(seconds, (int, float)) or isnan(seconds):
-        # NaN is neither before nor after any time: the call would never end.
-        reason = f"{name} is not a number: give seconds, or None for the default"
-        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-
-
-def _closed_error() -> CallError:
-    return CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)

@@ -96,6 +96,9 @@ class RemoteConfig:
     timeout: Seconds = 30
     """Seconds a call may take unless its caller sets a deadline."""
 
+    idle_timeout: Seconds | None = 30
+    """Seconds a subscription may go without an item; None for no limit."""
+
     concurrent_calls: Count | None = None
     """Calls that run there at a time; others wait. By default there is no limit."""
 

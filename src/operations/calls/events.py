@@ -187,6 +187,9 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     leaving: bool = False
     """The worker takes nothing new."""
 
+    specs: Name = ""
+    """A digest of the operations that the worker serves."""
+
 
 class OfferPayload(_Payload, frozen=True, kw_only=True):
     """A request that a worker starts only if its caller still waits for it."""

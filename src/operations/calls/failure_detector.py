@@ -1,4 +1,4 @@
-"""Detect lost workers long before the deadline of the calls they have.
+"""Detect lost workers long before the deadline of the calls they have, and a blocked event loop.
 
 A client probes calls that take longer than a heartbeat: the worker that has a call or, as long as that is unknown, all
 workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
@@ -32,6 +32,7 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
+from operations.calls.jobs import Job
 from operations.calls.pending import PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
@@ -87,6 +88,7 @@ class FailureDetector:
         end: Ends a call with an error.
         resend: Sends a call again.
         call: Calls an operation of the group.
+        specs_changed: Called when the workers serve other operations than before.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
     """
@@ -101,6 +103,7 @@ class FailureDetector:
         end: Callable[[str, CallError], None],
         resend: Callable[[PendingCall], Awaitable[None]],
         call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
+        specs_changed: Callable[[], None],
         heartbeat: float,
         silence: float,
     ) -> None:
@@ -115,6 +118,8 @@ class FailureDetector:
         self._heartbeat = heartbeat
         self._silence = silence
         self._workers: dict[str, float] = {}
+        self._specs: dict[str, str] = {}
+        self._specs_changed = specs_changed
         self._answers = False
         self._were_there = False
         self._replayable: dict[str, bool] = {}
@@ -133,15 +138,45 @@ class FailureDetector:
         if alive.arrived:
             self._changed_at = now
         if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
-            self._workers.pop(alive.worker, None)
+            self._forget(alive.worker)
         elif alive.worker in self._workers or len(self._workers) < _MAX_WORKERS:
             self._workers[alive.worker] = now
+            if alive.specs and self._specs.get(alive.worker) != alive.specs:
+                self._specs.pop(alive.worker, None)
+                self._specs[alive.worker] = alive.specs
+                self._specs_changed()
         for request_id in alive.request_ids:
             call = self._pending.get(request_id)
             if call is not None:
                 call.worker = alive.worker
                 call.seen_at = now
                 call.misses = 0
+
+    def _forget(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+        if self._specs.pop(worker, None) is not None:
+            self._specs_changed()
+
+    @property
+    def workers_by_specs(self) -> dict[str, str]:
+        """One worker for each digest of specs in the group; the one that came last is the last."""
+        return {digest: worker for worker, digest in self._specs.items()}
+
+    def specs_of(self, worker: str | None) -> str:
+        """Return the digest of the specs of a worker; empty if it is not known."""
+        return self._specs.get(worker or "", "")
+
+    async def find_workers(self) -> bool:
+        """Return whether any worker is connected to the broker; forget all if none is.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        if await is_there(self._target, self._workers_topic):
+            return True
+        for worker in tuple(self._workers):
+            self._forget(worker)
+        return False
 
     @property
     def is_settling(self) -> bool:
@@ -240,7 +275,7 @@ class FailureDetector:
         present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:
-            self._workers.pop(worker, None)
+            self._forget(worker)
             self._changed_at = moment
         count = await self._target.count_present(self._workers_topic)
         return gone, set(silent) - gone, None if count is None else count > len(self._workers)
@@ -340,3 +375,24 @@ class FailureDetector:
             elif call.worker is not None:
                 # The grant itself may have been lost; it says a total, so twice does no harm.
                 await self._target.send(call.worker, call.stream.credit())
+
+
+_BLOCKED = 1.0
+"""Seconds for which the event loop may be blocked without a warning."""
+
+
+async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
+    """Warn when the event loop of a worker was blocked."""
+    loop = asyncio.get_running_loop()
+    tick = _BLOCKED / 4
+    while True:
+        before = loop.time()
+        await asyncio.sleep(tick)
+        lag = loop.time() - before - tick
+        if lag > _BLOCKED:
+            suspects = sorted({job.request.operation_id for job in jobs.values()})
+            logger.warning(
+                "the event loop was blocked for %.1f s; running then: %s",
+                lag,
+                ", ".join(suspects[:10]) or "nothing that still runs",
+            )

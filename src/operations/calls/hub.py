@@ -121,6 +121,7 @@ class WebSocketHub:
             try:
                 for operation in offered.values():
                     self._register(operation)
+                service.on_change = partial(self._update, offered)
                 await target.wait_closed()
             finally:
                 # Not by equality: another peer may offer the very same.
@@ -140,6 +141,20 @@ class WebSocketHub:
                 "%s of a peer is not registered: the name is taken. Set WebSocketHub(namespace=...)",
                 operation.spec.id,
             )
+
+    def _update(
+        self, offered: dict[str, Operation], before: list[Operation], after: list[Operation]
+    ) -> None:
+        """Register and remove what a peer has added, changed and removed."""
+        wanted = {each.spec.id: each for each in after[: self._max_operations]}
+        for operation_id, operation in tuple(offered.items()):
+            if wanted.get(operation_id) is not operation:
+                del offered[operation_id]
+                self._give_on(operation)
+        for operation_id, operation in wanted.items():
+            if operation_id not in offered:
+                offered[operation_id] = operation
+                self._register(operation)
 
     def _give_on(self, operation: Operation) -> None:
         """Take away what a peer that has gone offered; the next peer with that name has it then."""

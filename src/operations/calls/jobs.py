@@ -9,9 +9,9 @@ import msgspec
 from operations._json import JSONLimitError, enforce_bounds
 from operations.access import Identity
 from operations.calls.deadlines import NEVER
-from operations.calls.events import RequestPayload
+from operations.calls.events import PROTOCOL_VERSION, RequestPayload
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timed_out, timeout_error
 from operations.front.front import Front
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
@@ -233,3 +233,45 @@ def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity |
     if target.trusted and request.identity is not None:
         return request.identity
     return target.identity
+
+
+class RefusedError(Exception):
+    """A call that was not started; its id may come again."""
+
+    def __init__(self, error: CallError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def enforce_version(request: RequestPayload) -> None:
+    """Raise `VALIDATION_ERROR` if a request requires a newer version of the protocol."""
+    if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
+        raise CallError(
+            ErrorCode.VALIDATION_ERROR,
+            f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
+        )
+
+
+def aged(request: RequestPayload, age: float) -> RequestPayload:
+    """Return a request without the time that it waited at the broker."""
+    spent = age * 1000
+    left = None
+    if request.timeout_ms is not None:
+        left = request.timeout_ms - spent
+    elif request.idle_timeout is not None and spent >= request.idle_timeout:
+        left = 0.0
+    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
+
+
+def late(job: Job) -> CallError:
+    """Return the error of a job whose time has run out."""
+    if job.expires_at < job.ends_at:
+        return timeout_error(f"no item came for {job.idle:g} seconds")
+    request = job.request
+    seconds = job.expires_at - job.arrived_at
+    return timed_out(request.operation_id, seconds, deadline=request.deadline)
+
+
+def exhausted(reason: str) -> CallError:
+    """Return the error of a request beyond the limits of a worker."""
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)

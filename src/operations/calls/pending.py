@@ -11,6 +11,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from math import isnan
+from time import time
 from typing import Any, Self, cast
 
 import msgspec
@@ -28,6 +30,7 @@ from operations.calls.events import (
     read_output,
 )
 from operations.calls.states import Expects, SequenceError, Sequencer
+from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError, timeout_error
 
@@ -339,8 +342,11 @@ class PendingCall(msgspec.Struct, eq=False):
     sends: int = 0
     """How often it was sent."""
 
-    refused_by: tuple[str, ...] = ()
-    """The workers that do not have the operation."""
+    to: str = ""
+    """The mailbox of the worker to which it is sent; empty if any worker may take it."""
+
+    refused: tuple[str, ...] = ()
+    """The digests of the specs of workers that do not have the operation."""
 
     misses: int = 0
     """How often in a row nobody had it."""
@@ -374,3 +380,23 @@ class PendingCall(msgspec.Struct, eq=False):
             self.future.set_exception(error)
         if self.sending is not None:
             self.sending.interrupt()
+
+
+def remaining(context: OperationContext | None, limit: float) -> float:
+    """Return the seconds that a call may take: `limit`, or the rest of its context's time."""
+    if context is None or context.deadline is None:
+        return limit
+    return min(limit, context.deadline / 1000 - time())
+
+
+def enforce_number(name: str, seconds: object) -> None:
+    """Raise `VALIDATION_ERROR` if a timeout is not a number."""
+    if not isinstance(seconds, (int, float)) or isnan(seconds):
+        # NaN is neither before nor after any time: the call would never end.
+        reason = f"{name} is not a number: give seconds, or None for the default"
+        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
+
+
+def closed_error() -> CallError:
+    """Return the error of calls on a map that is closed."""
+    return CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)

@@ -1,13 +1,15 @@
 """The operations of a registry elsewhere, as operations here.
 
-Rule 1: what is imported is what the other side lists to us: no more than we may call.
+Rule 1: an import consists of the operations that the other side lists for us, which we may call.
 Rule 2: one spec that cannot be read does not hide the others.
-Rule 3: what every worker says about itself is not imported: here it would speak for us.
+Rule 3: the operations that describe a worker are not imported: here they would describe us.
+Rule 4: an import follows its workers: registries that it was registered in get new, changed and removed operations.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Self, cast
 
 from msgspec.structs import replace
@@ -21,8 +23,9 @@ from operations.calls.pending import CallStream
 from operations.calls.services import DESCRIBE, LIST, SERVICES
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, timeout_error
+from operations.errors import CallError, ErrorCode, TransportError, timeout_error
 from operations.pubsub.base import EventTarget
+from operations.registry import OperationRegistry
 from operations.specs import (
     Operation,
     OperationSpec,
@@ -39,19 +42,32 @@ _PATIENCE_IN_ALL = 60.0
 
 _MAX_REASON = 500
 
+_LOOK = 1.0
+"""Seconds between two checks that workers are connected."""
+
 
 class RemoteService:
     """What a worker group, or the peer of a WebSocket, offers. Made by `from_calls`.
 
     Attributes:
         calls: The calls under way there.
-        operations: What was imported, once it is open.
+        operations: The imported operations, once it is open; replaced by another list when they change.
+        problem: Why the operations cannot be called now; None if they can.
+        on_change: Called with the operations before and after a change.
     """
 
     def __init__(self, calls: PendingRequestMap, config: RemoteConfig) -> None:
         self.calls = calls
         self.operations: list[Operation] = []
+        self.problem: str | None = None
+        self.on_change: Callable[[list[Operation], list[Operation]], None] = lambda before, after: (
+            None
+        )
         self._is_open = False
+        self._registries: list[OperationRegistry] = []
+        self._imported: set[str] = set()
+        self._changed = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
         self._config = config
         self._bulkhead = None
         if config.concurrent_calls is not None:
@@ -87,31 +103,89 @@ class RemoteService:
             CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer cannot be read.
         """
         try:
+            self.calls.on_specs_changed = self._changed.set
             await self.calls.open()
             specs = await self._specs()
         except BaseException:
             await self.aclose()
             raise
-        self.operations = []
+        self.operations = self._import_all(specs)
+        # If all workers serve the same, these are their operations.
+        if len(self.calls.workers_by_specs) == 1:
+            self._imported = set(self.calls.workers_by_specs)
+        self._is_open = True
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    def _import_all(self, specs: Iterable[OperationSpec]) -> list[Operation]:
+        known = {operation.spec.id: operation for operation in self.operations}
+        operations: list[Operation] = []
         for spec in specs:
             try:
                 imported = self._import(spec)
             except ValueError as error:
                 _left_out(str(error))
-            else:
-                if (
-                    imported.spec.id not in self._config.exclude
-                    and imported.spec.id not in SERVICES
-                ):
-                    self.operations.append(imported)
-        self._is_open = True
+                continue
+            operation_id = imported.spec.id
+            if operation_id not in self._config.exclude and operation_id not in SERVICES:
+                old = known.get(operation_id)
+                is_same = old is not None and old.spec.encode() == imported.spec.encode()
+                operations.append(old if old is not None and is_same else imported)
+        return operations
 
-    async def _specs(self) -> list[OperationSpec]:
+    # ---------------------------------------------------------------------------------------- following
+
+    def attach(self, registry: OperationRegistry) -> None:
+        """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
+        if registry not in self._registries:
+            self._registries.append(registry)
+
+    def detach(self, registry: OperationRegistry) -> None:
+        """Leave `registry` alone from now on."""
+        if registry in self._registries:
+            self._registries.remove(registry)
+
+    async def _follow(self) -> None:
+        """Notice that the workers change, leave or come back."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._changed.wait()
+            try:
+                is_served = await self.calls.has_workers()
+                self.problem = (
+                    None if is_served else f"no worker of group {self._config.group} is connected"
+                )
+                if self._changed.is_set():
+                    self._changed.clear()
+                    await self._refresh()
+            except (CallError, TransportError) as error:
+                if not self.calls.target.is_connected:
+                    self.problem = str(error)
+                logger.debug("the workers cannot be asked for their operations: %s", error)
+                await asyncio.sleep(_LOOK)
+                self._changed.set()
+
+    async def _refresh(self) -> None:
+        """Import the operations again, of one worker of each version; those of the newest one win."""
+        versions = self.calls.workers_by_specs
+        if not versions or set(versions) == self._imported:
+            return
+        specs: dict[str, OperationSpec] = {}
+        for worker in versions.values():
+            to = "" if self.calls.target.direct else worker
+            specs |= {spec.id: spec for spec in await self._specs(to)}
+        self._imported = set(versions)
+        before, self.operations = self.operations, self._import_all(specs.values())
+        for registry in self._registries:
+            _update(registry, before, self.operations)
+        self.on_change(before, self.operations)
+
+    async def _specs(self, worker: str = "") -> list[OperationSpec]:
         told = SpecDecoder()
         try:
             async with (
                 asyncio.timeout(_PATIENCE_IN_ALL),
-                self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE) as pieces,
+                self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE, worker=worker) as pieces,
             ):
                 async for piece in pieces:
                     told.hear(piece.data)
@@ -141,6 +215,10 @@ class RemoteService:
 
     async def aclose(self) -> None:
         """End what is under way there; the target stays open. Closing twice is harmless."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
         await self.calls.aclose()
 
     def _import(self, spec: OperationSpec) -> Operation:
@@ -171,6 +249,23 @@ class RemoteService:
         return Operation(here, call, self._config.output)
 
 
+def _update(registry: OperationRegistry, before: list[Operation], after: list[Operation]) -> None:
+    """Replace the operations of an import in a registry; those of others are left alone."""
+    old = {operation.spec.id: operation for operation in before}
+    new = {operation.spec.id: operation for operation in after}
+    for operation_id, operation in old.items():
+        if operation_id not in new and registry.registered(operation_id) is operation:
+            registry.unregister(operation_id)
+    for operation_id, operation in new.items():
+        registered = registry.registered(operation_id)
+        if registered is operation:
+            continue
+        if registered is None or registered is old.get(operation_id):
+            registry.register(operation, replace=True)
+        else:
+            logger.warning("%s is not imported: another operation has this id", operation_id)
+
+
 def _left_out(reason: str) -> None:
     # What a stranger says stays on its line.
     logger.warning("an operation cannot be imported: %s", printable(reason[:_MAX_REASON]))
@@ -191,5 +286,6 @@ def from_calls(config: RemoteConfig, target: EventTarget) -> RemoteService:
         credential=config.credential,
         send_identity=config.send_identity,
         timeout=config.timeout,
+        idle_timeout=config.idle_timeout,
     )
     return RemoteService(calls, config)

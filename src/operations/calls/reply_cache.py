@@ -122,6 +122,8 @@ class Replies:
         self._deadlines = deadlines
         self._spawn = spawn
         self._recent = Recent()
+        self.specs = ""
+        """A digest of the operations that the worker serves."""
         self.offered: set[str] = set()
         """The jobs that wait for the confirmation of their callers, by request id."""
 
@@ -296,15 +298,16 @@ class Replies:
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
         leaving = self.is_leaving and not held
-        payload = AlivePayload(worker=self._mailbox, request_ids=held, leaving=leaving)
+        payload = AlivePayload(
+            worker=self._mailbox, request_ids=held, leaving=leaving, specs=self.specs
+        )
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
-    async def announce(self) -> None:
-        """Tell all callers of the group that this worker is here, or leaves."""
-        if self._target.direct:
-            return
-        leaving = self.is_leaving
-        payload = AlivePayload(worker=self._mailbox, arrived=not leaving, leaving=leaving)
+    async def announce(self, *, arrived: bool = False) -> None:
+        """Tell all callers of the group that this worker is here, leaves, or serves other operations."""
+        payload = AlivePayload(
+            worker=self._mailbox, arrived=arrived, leaving=self.is_leaving, specs=self.specs
+        )
         callers = self._target.topic(f"{self._group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))
 

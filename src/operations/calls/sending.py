@@ -116,12 +116,23 @@ class RequestSender:
         self._waiting_bytes += size
         try:
             with Sending() as call.sending:
-                call.receipt = await self._enqueue(body, key)
+                call.receipt = await self._deliver(body, key, call.to)
         finally:
             call.sending = None
             self._waiting -= 1
             self._waiting_bytes -= size
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    async def _deliver(self, body: bytes, key: str, worker: str) -> str:
+        if not worker:
+            return await self._enqueue(body, key)
+        try:
+            await self._target.send(worker, body)
+        except NotSentError as error:
+            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+        except TransportError as error:
+            logger.debug("%s may not have been sent: %s", key, error)
+        return ""
 
     async def _enqueue(self, body: bytes, key: str) -> str:
         wait = PATIENCE
@@ -185,6 +196,14 @@ class ReplyPublisher(ABC):
         self._callers_topic = target.topic(f"{group}.callers")
         self._addresses: dict[str, str] = {}
         self._served_streams: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def pending_count(self) -> int:
+        """The number of calls and subscriptions that have not ended."""
+        return len(self.pending)
 
     @abstractmethod
     def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:

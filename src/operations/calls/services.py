@@ -5,6 +5,7 @@ Rule 1: a caller sees what it may call, and nothing else. What it may not call d
 
 import asyncio
 from collections.abc import AsyncGenerator
+from hashlib import sha256
 from time import monotonic
 from typing import Any
 
@@ -29,6 +30,9 @@ MAX_LIST = 4 * 1024 * 1024
 
 _AT_ONCE = 0.005
 """Seconds of looking at specs before others get their turn."""
+
+_MAX_DIGESTED = 500
+"""Operations of a registry whose schemas are part of its digest."""
 
 _LIST_SPEC = OperationSpec(
     name="list",
@@ -67,6 +71,15 @@ _SCHEMA_SPEC = OperationSpec(
     ),
     output_schema=from_schema({"type": "object"}),
 )
+
+
+def digest_of(registry: OperationRegistry) -> str:
+    """Return a digest of the operations of a registry, by which callers notice changes."""
+    specs = registry.specs()
+    # The schemas of a large API take seconds to encode; its ids and versions change with it often enough.
+    small = len(specs) <= _MAX_DIGESTED
+    texts = [spec.encode() if small else f"{spec.id} {spec.version}".encode() for spec in specs]
+    return sha256(b"\n".join(sorted(texts))).hexdigest()[:32]
 
 
 def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:

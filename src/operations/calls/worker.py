@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from functools import partial
+from operator import is_not
 from time import time
 from typing import Any, cast
-
-import msgspec
 
 from operations._signals import shutdown_event
 from operations._text import printable
@@ -26,7 +25,6 @@ from operations.access import Identity
 from operations.calls.config import WorkerConfig
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
-    PROTOCOL_VERSION,
     CallAborted,
     CallConfirmed,
     CallCredited,
@@ -38,19 +36,24 @@ from operations.calls.events import (
     check_request,
     read_event,
 )
-from operations.calls.failure_detector import SETTLING, is_there
+from operations.calls.failure_detector import SETTLING, is_there, watch_loop_lag
 from operations.calls.jobs import (
     Job,
+    RefusedError,
+    aged,
     claimed_identity,
     context_for,
+    enforce_version,
+    exhausted,
     is_stream,
     job_for,
+    late,
     principal_of,
 )
 from operations.calls.reply_cache import Replies, quietly
-from operations.calls.services import SERVICES, serves_itself, service_operations
+from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.context import CallerChannel, OperationContext
-from operations.errors import CallError, ErrorCode, TransportError, timed_out, timeout_error
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front
 from operations.front.identity import caller_key, identify_credential
 from operations.front.limits import AdmissionQueue, Limits
@@ -66,9 +69,6 @@ _CLOSING = 1.0
 
 _CHECK_CALLERS = 0.25
 """Seconds between two checks of the callers; a caller that misses two is gone."""
-
-_BLOCKED = 1.0
-"""Seconds for which the event loop may be blocked without a warning."""
 
 
 class CallServer:
@@ -164,9 +164,11 @@ class CallServer:
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
         self._replies.is_leaving = False
-        await self._replies.announce()
+        self._replies.specs = digest_of(self.registry)
+        if not self.target.direct:
+            await self._replies.announce(arrived=True)
         self._is_serving = True
-        self._watching = [self._spawn(self._watch_loop_lag())]
+        self._watching = [self._spawn(watch_loop_lag(self.jobs)), self._spawn(self._watch_specs())]
         if not self.target.direct:
             self._watching.append(self._spawn(self._watch_callers()))
 
@@ -191,7 +193,8 @@ class CallServer:
     async def aclose(self) -> None:
         """Accept no more requests, give running calls `grace` seconds, end the rest with `UNAVAILABLE`.
 
-        The error is retryable except for mutations that have begun.
+        The error is retryable except for mutations that have begun. Behind a broker, requests that wait for a slot are
+        rejected at once, because their callers send them to other workers.
         """
         was_serving, self._is_serving = self._is_serving, False
         consuming, self._consuming = self._consuming, None
@@ -199,8 +202,11 @@ class CallServer:
             with suppress(TransportError):
                 await consuming.aclose()
         self._replies.is_leaving = True
-        if was_serving:
+        if was_serving and not self.target.direct:
             await self._replies.announce()
+            offered = [self.jobs[request_id] for request_id in self._replies.offered]
+            for job in (*self._admission.empty(), *offered):
+                self._give_up(job, "the worker stops")
         if self.jobs:
             self._replies.idle.clear()
             with suppress(TimeoutError):
@@ -246,7 +252,7 @@ class CallServer:
         """Process an event that arrived through the target."""
         event = read_event(body, self.target.max_values)
         if type(event) is CallRequested:
-            request = _aged(event.payload, age) if age else event.payload
+            request = aged(event.payload, age) if age else event.payload
             self._admit(request, reply_to or request.reply_to or "", len(body), age=age)
         elif type(event) is CallConfirmed:
             self._confirm(event.payload.request_id)
@@ -330,7 +336,7 @@ class CallServer:
         """Start a job, or let it wait for a slot."""
         reason = self._admission.offer(job)
         if reason is not None:
-            self._refuse(job, _exhausted(reason))
+            self._refuse(job, exhausted(reason))
 
     def _refuse(self, job: Job, error: CallError) -> None:
         """Reply to a job that does not run."""
@@ -374,7 +380,8 @@ class CallServer:
     def restored(self) -> None:
         """The connection is back: announce this worker again."""
         self._restored_at = self._connected_at = self._loop.time()
-        self._spawn(self._replies.announce())
+        if not self.target.direct:
+            self._spawn(self._replies.announce(arrived=True))
 
     # ---------------------------------------------------------------------------------------- running
 
@@ -422,7 +429,7 @@ class CallServer:
     async def _attend(self, job: Job) -> None:
         # The timer cannot fire while a handler blocks the loop.
         if job.expires_at <= self._loop.time():
-            await quietly(self._replies.fail(job, _late(job)))
+            await quietly(self._replies.fail(job, late(job)))
             return
         request = job.request
         try:
@@ -433,7 +440,7 @@ class CallServer:
                 await self._execute(job, identity)
             else:
                 await self._execute_through(self._shared, job, identity)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             self._refuse(job, refused.error)
         except CallError as error:
             await quietly(self._replies.fail(job, error))
@@ -444,9 +451,9 @@ class CallServer:
         )
         reason = self._admission.identified(job, principal_of(identity))
         if reason is not None:
-            raise _RefusedError(_exhausted(reason))
+            raise RefusedError(exhausted(reason))
         if job.expires_at <= self._loop.time():
-            raise _late(job)
+            raise late(job)
         return identity
 
     async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
@@ -459,7 +466,7 @@ class CallServer:
                 front.enforce_visible(spec, identity)
             slot = front.admit(caller, is_stream=is_stream(registry, job.request))
         except CallError as error:
-            raise _RefusedError(error) from error
+            raise RefusedError(error) from error
         with slot:
             await self._execute(job, identity)
 
@@ -470,7 +477,7 @@ class CallServer:
         context = self._context_for(job, identity, registry)
         sequence: int | None = None
         try:
-            _enforce_version(request)
+            enforce_version(request)
             job.begun = registry.get_spec(request.operation_id) is not None
             if not is_stream(registry, request):
                 envelope = await registry.execute(request.operation_id, request.input, context)
@@ -486,6 +493,9 @@ class CallServer:
                 await stream.aclose()
             await replies.complete(job, sequence)
         except CallError as error:
+            if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
+                # Another worker of the group may have it: its code may be newer.
+                error = CallError(error.code, error.message, error.details, retryable=True)
             await quietly(replies.fail(job, error, sequence))
         except TransportError as error:
             # The caller will ask for the reply.
@@ -508,7 +518,7 @@ class CallServer:
         return self.registry
 
     def _expire(self, job: Job) -> None:
-        self._replies.stop(job, _late(job))
+        self._replies.stop(job, late(job))
 
     # ---------------------------------------------------------------------------------------- watching
 
@@ -544,59 +554,16 @@ class CallServer:
         is_mutation = spec is not None and spec.type is OperationType.MUTATION
         return self._patience if job.begun and is_mutation else 0.0
 
-    async def _watch_loop_lag(self) -> None:
-        """Warn when the event loop was blocked."""
-        tick = _BLOCKED / 4
+    async def _watch_specs(self) -> None:
+        """Announce operations that were registered, replaced or removed."""
+        known = self.registry.specs()
         while True:
-            before = self._loop.time()
-            await asyncio.sleep(tick)
-            late = self._loop.time() - before - tick
-            if late > _BLOCKED:
-                suspects = sorted({job.request.operation_id for job in self.jobs.values()})
-                logger.warning(
-                    "the event loop was blocked for %.1f s; running then: %s",
-                    late,
-                    ", ".join(suspects[:10]) or "nothing that still runs",
-                )
-
-
-class _RefusedError(Exception):
-    """A call that was not started; its id may come again."""
-
-    def __init__(self, error: CallError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _enforce_version(request: RequestPayload) -> None:
-    if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
-        raise CallError(
-            ErrorCode.VALIDATION_ERROR,
-            f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
-        )
-
-
-def _aged(request: RequestPayload, age: float) -> RequestPayload:
-    """Return a request without the time that it waited at the broker."""
-    spent = age * 1000
-    left = None
-    if request.timeout_ms is not None:
-        left = request.timeout_ms - spent
-    elif request.idle_timeout is not None and spent >= request.idle_timeout:
-        left = 0.0
-    return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
-
-
-def _late(job: Job) -> CallError:
-    if job.expires_at < job.ends_at:
-        return timeout_error(f"no item came for {job.idle:g} seconds")
-    request = job.request
-    seconds = job.expires_at - job.arrived_at
-    return timed_out(request.operation_id, seconds, deadline=request.deadline)
-
-
-def _exhausted(reason: str) -> CallError:
-    return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+            await asyncio.sleep(self._heartbeat)
+            specs = self.registry.specs()
+            if len(specs) != len(known) or any(map(is_not, specs, known)):
+                known = specs
+                self._replies.specs = digest_of(self.registry)
+                await self._replies.announce()
 
 
 def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:

@@ -22,6 +22,7 @@ async def work(
     /,
     *,
     concurrency: int | None = None,
+    grace: float | None = None,
     common: Common = DEFAULTS,
 ) -> None:
     """Serve everything to callers on a broker until Ctrl-C; calls under way are finished first.
@@ -29,6 +30,7 @@ async def work(
     Args:
         broker: Its name in [brokers]; may be left out where there is one.
         concurrency: How many calls run at a time, instead of the config's number.
+        grace: Seconds that running calls have to finish at the end, instead of the config's number.
         common: What every command takes.
     """
     screen = common.screen()
@@ -48,6 +50,8 @@ async def work(
     options = file.options(WorkerConfig, entry)
     if concurrency is not None:
         options["concurrency"] = concurrency
+    if grace is not None:
+        options["grace"] = grace
     async with (
         open_file(file, screen, common=common, wait=False) as hub,
         connect_broker(entry, file) as target,

@@ -38,7 +38,8 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         await stack.aclose()
         raise
     return Opened(
-        operations=service.operations,
+        operations=service,
+        problem=lambda: service.problem,
         close=stack.aclose,
         calls=lambda: service.calls.pending_count,
         origin=entry.url,

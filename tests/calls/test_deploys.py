@@ -1,0 +1,111 @@
+"""Rolling deploys: workers stop, start and change their operations while callers go on."""
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.calls.operations_under_test import note
+from tests.calls.waiting import caller, lines, until
+from tests.calls.worlds import World
+
+from operations.calls import from_calls, serve_calls
+from operations.errors import CallError, ErrorCode
+from operations.registry import OperationRegistry
+
+
+def release(ledger: Path, *operations: str, seconds: float = 0.0) -> OperationRegistry:
+    """The operations of one release; each writes its executions to the ledger."""
+    registry = OperationRegistry()
+    for operation_id in operations:
+
+        @registry.operation(operation_id)
+        async def run(number: int, operation_id: str = operation_id) -> int:
+            note(str(ledger), f"{operation_id} {number}")
+            await asyncio.sleep(seconds)
+            return number
+
+    return registry
+
+
+@pytest.mark.requirement("F25", "F26", "R38")
+async def test_requests_that_a_stopping_worker_did_not_begin_run_elsewhere(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    slow = release(ledger, "shop.pay", seconds=0.3)
+    async with AsyncExitStack() as stack:
+        calls = await stack.enter_async_context(caller(broker_world))
+        async with broker_world.serve(slow, concurrency=1, grace=5):
+            paying = [
+                asyncio.create_task(calls.call("shop.pay", {"number": number}, replayable=False))
+                for number in range(6)
+            ]
+            await until(lambda: lines(ledger))
+            await stack.enter_async_context(broker_world.serve(release(ledger, "shop.pay")))
+        with anyio.fail_after(10):
+            results = await asyncio.gather(*paying)
+
+    assert [result.data for result in results] == list(range(6))
+    assert Counter(lines(ledger)) == Counter(f"shop.pay {number}" for number in range(6))
+
+
+async def test_calls_of_new_operations_find_the_workers_that_have_them(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    old, new = release(ledger, "shop.pay"), release(ledger, "shop.pay", "shop.refund")
+    async with AsyncExitStack() as stack:
+        for registry in (old, old, old, new):
+            await stack.enter_async_context(broker_world.serve(registry))
+        calls = await stack.enter_async_context(caller(broker_world))
+        await calls.call("shop.pay", {"number": 0})
+        await until(lambda: len(calls.workers_by_specs) == 2)
+        with anyio.fail_after(10):
+            results = await asyncio.gather(
+                *(calls.call("shop.refund", {"number": number}) for number in range(20))
+            )
+            with pytest.raises(CallError) as caught:
+                await calls.call("shop.nothing", {"number": 1})
+
+    assert [result.data for result in results] == list(range(20))
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert caught.value.retryable
+    assert max(Counter(lines(ledger)).values()) == 1
+
+
+async def test_an_import_follows_its_workers(broker_world: World, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    hub = OperationRegistry()
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(broker_world.serve(release(ledger, "shop.pay")))
+        target = await stack.enter_async_context(broker_world.connect())
+        service = await stack.enter_async_context(from_calls(target))
+        hub.register_all(service)
+        assert [spec.id for spec in hub.specs()] == ["shop.pay"]
+        assert service.problem is None
+
+        async with broker_world.serve(release(ledger, "shop.pay", "shop.refund")) as (worker,):
+            await until(lambda: "shop.refund" in hub)
+            assert (await hub.execute("shop.refund", {"number": 1})).data == 1
+            worker.registry.unregister("shop.refund")
+            await until(lambda: "shop.refund" not in hub)
+
+        assert "shop.pay" in hub
+        assert service.problem is None
+
+
+async def test_an_import_reports_that_no_worker_is_left(
+    broker_world: World, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(broker_world.connect())
+        served = await stack.enter_async_context(broker_world.connect())
+        registry = release(tmp_path / "ledger", "shop.pay")
+        async with serve_calls(registry, served):
+            service = await stack.enter_async_context(from_calls(target))
+        await until(lambda: service.problem is not None)
+        async with serve_calls(registry, served):
+            await until(lambda: service.problem is None)
