@@ -4,7 +4,7 @@ import json
 import logging
 import zlib
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -12,11 +12,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from operations import OperationContext, OperationRegistry
+from operations import Identity, OperationContext, OperationRegistry
 from operations.calls.hub import WebSocketHub
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
-from operations.server import APIKeys, create_app
+from operations.server import APIKeys, Limits, create_app
 from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
@@ -54,7 +54,8 @@ async def serving(
     registry = files([] if ran is None else ran)
     with anyio.fail_after(20):
         if kind == "hub":
-            async with WebSocketHub(registry).serve(**options) as server:
+            hub = WebSocketHub(registry, limits=options.pop("limits", None))
+            async with hub.serve(**options) as server:
                 yield server.sockets[0].getsockname()[1], "/"
         else:
             app = create_app(
@@ -128,6 +129,51 @@ async def test_names_and_origins_can_be_allowed(kind: str) -> None:
         with pytest.raises(TransportError, match=r"HTTP 421: add the name .* to allowed_hosts"):
             async with connect_websocket(f"ws://127.0.0.1:{port}{path}"):
                 pass
+
+
+@pytest.mark.requirement("R39", "R54")
+@SERVERS
+async def test_open_sockets_are_limited_for_each_caller(kind: str) -> None:
+    limits = Limits(streams_per_caller=2)
+    async with serving(kind, limits=limits) as (port, path), AsyncExitStack() as stack:
+        url = f"ws://127.0.0.1:{port}{path}"
+        for _ in range(2):
+            socket = await stack.enter_async_context(connect(url))
+            assert (await answer(socket, event("files.read")))["payload"]["output"]
+        with pytest.raises((InvalidStatus, ConnectionClosed)):
+            async with connect(url) as rejected:
+                await answer(rejected, event("files.read"))
+        await socket.close()
+        with anyio.fail_after(5):
+            while True:
+                with suppress(InvalidStatus, ConnectionClosed):
+                    async with connect(url) as accepted:
+                        await answer(accepted, event("files.read"))
+                        break
+
+
+@pytest.mark.requirement("R54", "R60")
+@SERVERS
+async def test_wrong_credentials_in_handshakes_are_slowed_down(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.front.identity.DELAY_SECONDS", 0.01)
+    limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
+
+    def identify(request: Any) -> Identity | None:
+        key = request.headers.get("x-api-key")
+        if key is not None and key != "right":
+            raise PermissionError(key)
+        return None if key is None else Identity("ann")
+
+    name = "identify" if kind == "hub" else "identity"
+    async with serving(kind, limits=limits, **{name: identify}) as (port, path):
+        statuses = [
+            await status_of(port, path, additional_headers={"x-api-key": key})
+            for key in ("a", "b", "c", "right")
+        ]
+
+    assert statuses == [401, 401, 429, 101]
 
 
 @pytest.mark.requirement("R21")

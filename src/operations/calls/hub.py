@@ -26,7 +26,7 @@ from operations.calls.remote import RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.errors import CallError, RegistrationError
 from operations.front.front import Front
-from operations.front.identity import Credential, address_prefix, credentials_in
+from operations.front.identity import Credential, address_prefix, caller_key, credentials_in
 from operations.front.limits import Limits
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 from operations.pubsub.websocket.server import Headers
@@ -99,7 +99,13 @@ class WebSocketHub:
     async def attach(self, target: AcceptedTarget) -> None:
         """Serve one connection until it closes or its credential expires. What its peer registered goes with it."""
         address = address_prefix(target.address)
+        try:
+            slot = self.front.sockets.enter(caller_key(target.identity, address))
+        except CallError as error:
+            logger.warning("a peer was disconnected: %s", error)
+            return
         async with AsyncExitStack() as stack:
+            stack.enter_context(slot)
             worker = serve_calls(
                 self.registry, target, front=self.front, address=address, **self._options
             )

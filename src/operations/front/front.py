@@ -69,6 +69,9 @@ class Front:
         )
         """Slots for answers of clients whose calls hold all other slots while they wait for them."""
         self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
+        self.sockets = ConcurrencyLimiter(
+            limits.streams, limits.streams_per_caller, "open WebSockets"
+        )
         self.output = ConcurrencyLimiter(
             limits.output_bytes, limits.output_bytes_per_caller, "response bytes that were not read"
         )
@@ -84,6 +87,7 @@ class Front:
         self.calls.configure(limits.calls, limits.calls_per_caller)
         self.answers.configure(limits.calls, limits.calls_per_caller)
         self.streams.configure(limits.streams, limits.streams_per_caller)
+        self.sockets.configure(limits.streams, limits.streams_per_caller)
         self.output.configure(limits.output_bytes, limits.output_bytes_per_caller)
         self.rate.configure(limits.rate_per_caller, limits.burst)
         self.auth.configure(limits)

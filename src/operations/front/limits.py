@@ -59,10 +59,10 @@ class Limits:
     """Size of the requests that wait."""
 
     streams: int = 10_000
-    """Open streams from all callers."""
+    """Open streams from all callers, and as many WebSockets."""
 
     streams_per_caller: int = 2_000
-    """Open streams of one caller."""
+    """Open streams of one caller, and as many WebSockets."""
 
     rate_per_caller: float | None = None
     """Requests per second, on average; None for no limit."""

@@ -33,6 +33,7 @@ from operations.front.http import (
     RequestPipeline,
     RequestState,
 )
+from operations.front.identity import caller_key, client_address
 from operations.front.messages import (
     JSON,
     Reply,
@@ -177,12 +178,14 @@ class SocketMount(BaseRoute):
                 raise timed_out("The handshake", front.timeout) from None
             if app is None:
                 raise not_found()
+            slot = front.sockets.enter(caller_key(scope[IDENTITY], client_address(scope)))
         except CallError as error:
             reply = error_reply(error, "-", expose=front.expose_errors)
             await reject_handshake(reply, scope, send)
             return
         scope[PIPELINE] = self._pipeline
-        await app(scope, receive, send)
+        with slot:
+            await app(scope, receive, send)
 
 
 _METHODS = {
