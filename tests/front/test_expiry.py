@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
 from operations.calls.hub import WebSocketHub
+from operations.front.identity import RECHECK_SECONDS
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
@@ -21,6 +22,15 @@ from operations.server.call_sockets import WebSocketEntry
 from operations.server.running import running
 
 KEY = {"x-api-key": "key"}
+
+
+@pytest.fixture(autouse=True)
+def _recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A check is due after this time, and made within a third of it.
+    assert RECHECK_SECONDS * 4 / 3 < 5
+    monkeypatch.setattr("operations.front.identity.RECHECK_SECONDS", 0.3)
+
+
 OPENING = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -41,6 +51,7 @@ class Keys:
         self.is_valid = True
         self.is_down = False
         self.expires_at: float | None = None
+        self.rejection: Exception = CredentialError("a revoked key")
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
         if "x-api-key" not in connection.headers:
@@ -48,7 +59,7 @@ class Keys:
         if self.is_down:
             raise ConnectionError("the directory is down")
         if not self.is_valid:
-            raise CredentialError("a revoked key")
+            raise self.rejection
         return Identity("ann", ["run"], expires_at=self.expires_at)
 
 
@@ -89,12 +100,20 @@ def revoke(keys: Keys) -> None:
     keys.is_valid = False
 
 
+def remove(keys: Keys) -> None:
+    """Revoke all keys by removing their file."""
+    keys.is_valid = False
+    keys.rejection = FileNotFoundError("keys.json")
+
+
 def expire(keys: Keys) -> None:
     """Nothing to do: the credential expires by itself."""
 
 
 ENDINGS = pytest.mark.parametrize(
-    ("end", "seconds"), [(revoke, None), (expire, 1.0)], ids=["revoked", "expired"]
+    ("end", "seconds"),
+    [(revoke, None), (remove, None), (expire, 0.5)],
+    ids=["revoked", "removed", "expired"],
 )
 
 

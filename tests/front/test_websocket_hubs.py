@@ -166,8 +166,8 @@ async def test_wrong_credentials_in_handshakes_are_slowed_down(
             raise PermissionError(key)
         return None if key is None else Identity("ann")
 
-    name = "identify" if kind == "hub" else "identity"
-    async with serving(kind, limits=limits, **{name: identify}) as (port, path):
+    options: dict[str, Any] = {"identify" if kind == "hub" else "identity": identify}
+    async with serving(kind, limits=limits, **options) as (port, path):
         statuses = [
             await status_of(port, path, additional_headers={"x-api-key": key})
             for key in ("a", "b", "c", "right")

@@ -122,10 +122,9 @@ class AuthThrottle:
         with self._checking.enter(place):
             try:
                 identity = await resolved(resolve())
-            except OSError as error:
-                # The check failed, which says nothing about the credential.
-                raise InvalidCredentialError(error) from error
-            except Exception as error:  # noqa: BLE001 - fail closed
+            except Exception as error:
+                if _is_outage(error):
+                    raise InvalidCredentialError(error) from error
                 problem: Exception | None = error
                 identity = None
             else:
@@ -220,6 +219,15 @@ async def resolved(found: Any) -> Identity | None:
     return identity
 
 
+def _is_outage(error: Exception) -> bool:
+    """Return whether a credential could not be checked, which neither confirms nor rejects it.
+
+    A resolver may reject with `PermissionError`; a file of keys that was removed rejects all of them.
+    """
+    is_rejection = isinstance(error, (PermissionError, FileNotFoundError))
+    return isinstance(error, OSError) and not is_rejection
+
+
 def has_expired(identity: Identity) -> bool:
     """Return whether an identity's credential has expired."""
     return identity.expires_at is not None and identity.expires_at <= time() * 1000
@@ -250,10 +258,9 @@ class Credential:
             return True
         try:
             identity = await resolved(self._check())
-        except OSError:
-            # The check failed, which says nothing about the credential.
-            return True
         except Exception as error:  # noqa: BLE001 - fail closed
+            if _is_outage(error):
+                return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False
         if identity is None or identity.key != self.identity.key:
