@@ -49,8 +49,8 @@ from operations.calls.events import (
 )
 from operations.errors import SchemaError
 from operations.mcp import map_content_blocks
-from operations.mcp.content import tool_envelope
 from operations.mcp.interaction import question_envelope
+from operations.mcp.tools import tool_envelope
 from operations.openapi import HTTPAuth, HTTPRequest, HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 

@@ -10,8 +10,8 @@ from tests.mcp_import.support import eventually, raw, serving
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.exported import META_KEY
-from operations.mcp.pins import digest
+from operations.mcp.codec import META_KEY
+from operations.mcp.listing import digest
 from operations.observe import CallEvent, RegistryChanged
 
 

@@ -9,7 +9,7 @@ from tests.mcp_import.support import raw
 
 from operations import MCPResponseMeta, OperationRegistry, ResponseEnvelope
 from operations.mcp import connect_mcp, map_content_blocks
-from operations.mcp.content import content_to_wire, tool_envelope
+from operations.mcp.tools import content_to_wire, tool_envelope
 from operations.schema import Schema, from_schema
 
 BLOCKS: list[dict[str, Any]] = [

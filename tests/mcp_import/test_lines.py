@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations.mcp.lines import LineBuffer, Oversized
+from operations.mcp.stdio import LineBuffer, Oversized
 
 
 @given(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from operations import OperationSpec, OperationType
 from operations._text import safe_name, safe_namespace
-from operations.mcp.names import hides_something
+from operations.mcp.listing import hides_something
 
 
 @given(st.text(max_size=300))

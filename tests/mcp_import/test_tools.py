@@ -21,7 +21,7 @@ from operations import (
 )
 from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.exported import META_KEY, export_spec
+from operations.mcp.codec import META_KEY, export_spec
 
 READ = {
     "name": "read",

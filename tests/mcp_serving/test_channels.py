@@ -21,7 +21,7 @@ from operations import CallerChannel, Identity, OperationContext, OperationRegis
 from operations.front.front import Front
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
-from operations.mcp.serving.elicitation import Conversations
+from operations.mcp.serving.channels import Conversations
 from operations.mcp.serving.service import Asker
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -323,7 +323,7 @@ async def test_an_answer_may_come_with_the_call() -> None:
 
 
 async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.mcp.serving.elicitation.MAX_WAITING", 1)
+    monkeypatch.setattr("operations.mcp.serving.channels.MAX_WAITING", 1)
     conversations = Conversations()
     await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
 

@@ -11,7 +11,7 @@ from tests.mcp_serving.support import example, tool_names
 from operations import OperationRegistry, OperationSpec, OperationType
 from operations._text import TOOL_NAME, tool_name
 from operations.mcp import to_mcp
-from operations.mcp.serving.names import names_of
+from operations.mcp.serving.catalog import names_of
 
 
 def spec(operation_id: str, name: str | None = None) -> OperationSpec:

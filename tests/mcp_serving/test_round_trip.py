@@ -21,9 +21,8 @@ from operations import (
 )
 from operations._text import tool_name
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.mcp.content import tool_envelope
-from operations.mcp.exported import restore_spec
-from operations.mcp.restoring import restore_arguments, restore_envelope, restore_schemas
+from operations.mcp.codec import restore_arguments, restore_envelope, restore_schemas, restore_spec
+from operations.mcp.tools import tool_envelope
 from operations.types import JSONObject, JSONSchema
 
 BOTH = pytest.mark.parametrize("era", ERAS)

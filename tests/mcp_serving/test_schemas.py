@@ -3,18 +3,19 @@ from typing import Any
 import pytest
 
 from operations import OperationSpec, OperationType, Schema
-from operations.mcp.exported import EXACT_OUTPUT, META_KEY
-from operations.mcp.restoring import restore_schemas
-from operations.mcp.serving.catalog import items_schema
-from operations.mcp.serving.schemas import (
+from operations.mcp.codec import (
+    EXACT_OUTPUT,
+    META_KEY,
     WRAPPED,
     as_object,
     boxed,
     is_never_null,
     is_object,
     pruned,
+    restore_schemas,
     with_alternative,
 )
+from operations.mcp.serving.catalog import items_schema
 
 TREE: dict[str, Any] = {
     "type": "array",

@@ -23,10 +23,8 @@ from operations import (
 )
 from operations.envelopes import ImageContent, MCPContentBlock, TextContent
 from operations.mcp import to_mcp
-from operations.mcp.exported import META_KEY
-from operations.mcp.restoring import DATA_KEY
+from operations.mcp.codec import DATA_KEY, META_KEY, WRAPPED
 from operations.mcp.serving.results import sniffed
-from operations.mcp.serving.schemas import WRAPPED
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)

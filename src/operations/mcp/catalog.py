@@ -10,9 +10,7 @@ from dataclasses import replace
 
 from operations._mcp_config import MCPClientConfig
 from operations.errors import RegistrationError
-from operations.mcp.listing import Listing
-from operations.mcp.names import hides_something
-from operations.mcp.pins import INSTRUCTIONS, Pins
+from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something
 from operations.mcp.resources import ListAll, ResourceOperations, Source, Watch
 from operations.mcp.tools import (
     Request,

@@ -24,23 +24,23 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.timing import CallTimeout
-from operations.mcp.callers import (
+from operations.mcp.catalog import Catalog
+from operations.mcp.codec import with_caller_meta
+from operations.mcp.connection import Connection, Retries
+from operations.mcp.failures import ServerError, read_failure
+from operations.mcp.http import sending_for
+from operations.mcp.interaction import (
     CallerAuth,
     CallInFlight,
     CallsInFlight,
+    callbacks,
     caller_of,
     is_known,
     own_config,
 )
-from operations.mcp.catalog import Catalog
-from operations.mcp.connection import Connection, Retries
-from operations.mcp.exported import with_caller_meta
-from operations.mcp.failures import ServerError, read_failure
-from operations.mcp.http import sending_for
-from operations.mcp.interaction import callbacks
 from operations.mcp.listing import ServerInfo, list_everything, pages
+from operations.mcp.resources import ResourceWatches
 from operations.mcp.session import OnProgress, RelaySession
-from operations.mcp.watching import ResourceWatches
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject

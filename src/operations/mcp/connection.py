@@ -26,12 +26,11 @@ from mcp.shared.memory import create_client_server_memory_streams
 from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
 from operations.errors import CallError, ErrorCode
-from operations.mcp.callers import CallsInFlight
-from operations.mcp.config_secrets import redactor_for
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
+from operations.mcp.interaction import CallsInFlight
 from operations.mcp.session import Dispatcher, RelaySession
-from operations.mcp.starting import StartError, start_error
+from operations.mcp.starting import StartError, redactor_for, start_error
 from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")

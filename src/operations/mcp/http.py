@@ -50,10 +50,9 @@ from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
 from operations.front.public_errors import Redactor
-from operations.mcp.config_secrets import redact_logged_addresses
 from operations.mcp.failures import Kind, answered_id, refusal, seal
 from operations.mcp.oauth import stored_login
-from operations.mcp.plain import (
+from operations.mcp.session import (
     CONNECT_SECONDS,
     HANDOVER,
     READ_SECONDS,
@@ -61,6 +60,7 @@ from operations.mcp.plain import (
     PlainCalls,
     tls_context,
 )
+from operations.mcp.starting import redact_logged_addresses
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

@@ -1,6 +1,6 @@
 """Stay signed in to MCP servers: OAuth tokens are kept in a file and refreshed.
 
-Rule 1: no process opens a browser by itself; without a valid token it fails and says how to sign in (`mcp/login.py`).
+Rule 1: no process opens a browser by itself; without a valid token it fails and says how to sign in (`loader.sign_in`).
 Rule 2: token files can be read by their owner alone. They are replaced as a whole, so no reader sees half of one.
 """
 

@@ -1,20 +1,34 @@
 """The SDK's client session, relaying results as the server sent them.
 
 The SDK checks every result against its models and a tool's own output schema, with a regular-expression engine that
-can be made to run for ever. Here results pass as they are: one odd tool does not hide a listing, one odd block does
+can be made to run for ever. Here results pass unchanged: one odd tool does not hide a listing, one odd block does
 not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
 
-It leans on protected members: of `ClientSession` on `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` on `_running`, `_closed`, `_dispatch` and `_write`.
+A plain call over streamable HTTP is one POST and one response, without the tasks and streams of the SDK.
+
+Rule 1: a plain call reads only a response that is all the server sends for its request. If anything else comes on its
+        stream, such as a report or a question, or if the stream ends early, the SDK reads it, from its first byte.
+Rule 2: limits and failures are those of `http`.
+
+The session uses protected members: of `ClientSession` `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
+`_build_capabilities`, of `JSONRPCDispatcher` `_running`, `_closed`, `_dispatch` and `_write`.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeAlias, cast
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any, Final, Self, TypeAlias, cast
 
+import aiohttp
 import anyio
+import httpx2
 import mcp_types as types
+import msgspec
 from mcp import MCPError
 from mcp.client._probe import (
     negotiate_auto,
@@ -25,10 +39,311 @@ from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from opentelemetry.propagate import inject
 
-from operations.mcp.failures import seal
-from operations.mcp.plain import HANDOVER, METHODS, PlainCalls
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    JSONLimitError,
+    JSONValueError,
+    decode_json,
+)
+from operations._mcp_config import MCPClientConfig
+from operations.front.public_errors import Redactor
+from operations.mcp.failures import refusal, seal
 from operations.types import JSONObject
+
+# ------------------------------------------------------------ plain calls
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """Return what all connections trust: reading the certificates takes a megabyte and milliseconds."""
+    return httpx2.create_ssl_context()
+
+
+METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
+"""The requests that are sent here."""
+
+HANDOVER: Final = "operations-handover"
+"""A header that names a stream which the SDK should read; it never leaves this process."""
+
+CONNECT_SECONDS: Final = 10.0
+READ_SECONDS: Final = 300.0
+"""Between two bytes; streams that stay open send at least a comment that often, or are opened anew."""
+
+_END_SECONDS: Final = 1.0
+"""How long a server may take to end a stream after its result."""
+
+_FIRST_ID: Final = 1_000_000_001
+"""Higher than any id that the SDK gives to a request of the same session."""
+
+_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """An event stream that the SDK should read."""
+
+    key: str
+    received: bytes
+    response: aiohttp.ClientResponse
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield all of its bytes, those that were read already first."""
+        yield self.received
+        async for part in self.response.content.iter_any():
+            yield part
+
+
+class PlainCalls:
+    """Sends plain calls to one server.
+
+    Args:
+        config: How to reach it.
+        redactor: Learns the tokens that are sent.
+        token: Returns the bearer token of a request, if the server wants one.
+        client: The SDK's HTTP client for the same server.
+    """
+
+    def __init__(
+        self,
+        config: MCPClientConfig,
+        redactor: Redactor,
+        token: Callable[[], Awaitable[str | None]] | None,
+        client: httpx2.AsyncClient,
+    ) -> None:
+        self._url = cast("str", config.url)
+        self._redactor = redactor
+        self._token = token
+        self._client = client
+        self._max_bytes = config.max_message_bytes
+        self._max_values = config.max_message_values
+        self._headers = {
+            **config.headers,
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "accept-encoding": "identity",
+        }
+        self._read_seconds = max(READ_SECONDS, config.timeout or 0)
+        self._ids = count(_FIRST_ID)
+        self._http: aiohttp.ClientSession | None = None
+        self._streams: dict[str, OpenStream] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+        self.session_id: str | None = None
+        """The id of the session, which the server gave in its response to the handshake."""
+
+    async def __aenter__(self) -> Self:
+        """Open the connections."""
+        is_secure = self._url.lower().startswith("https")
+        self._http = aiohttp.ClientSession(
+            # The certificates that the SDK's client trusts.
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls_context() if is_secure else True),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connections."""
+        for ending in self._ending:
+            ending.cancel()
+        if self._http is not None:
+            await self._http.close()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request can be sent here: servers that set cookies may need them back."""
+        return self._http is not None and not self._client.cookies
+
+    def next_id(self) -> int:
+        """Return the id of a new request."""
+        return next(self._ids)
+
+    def take(self, key: str) -> OpenStream | None:
+        """Return a stream that the SDK should read; it is known once only."""
+        return self._streams.pop(key, None)
+
+    async def post(
+        self, request_id: int, method: str, params: JSONObject, headers: Mapping[str, str]
+    ) -> JSONObject | OpenStream:
+        """Send a request; return its result, or the stream that the SDK should read.
+
+        Raises:
+            MCPError: If the server answers with an error, or not at all.
+        """
+        meta: JSONObject = {**params.get("_meta", {})}
+        inject(meta)
+        if meta:
+            params = {**params, "_meta": meta}
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        sent = {**self._headers, **headers}
+        if self.session_id is not None:
+            sent["mcp-session-id"] = self.session_id
+        if self._token is not None:
+            token = await self._token()
+            if token is not None:
+                sent["authorization"] = f"Bearer {token}"
+        self._redactor.learn(sent.get("authorization", ""))
+        try:
+            return await self._exchange(request_id, _encode(message), sent)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise MCPError(**seal("unreachable", f"cannot be reached: {error}")) from None
+        except JSONLimitError as error:
+            what = f"answered with a message that {error.reason}"
+            raise MCPError(**seal("too_large", what)) from None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            what = f"broke the connection off: {type(error).__name__}"
+            raise MCPError(**seal("lost", what)) from None
+
+    async def _exchange(
+        self, request_id: int, body: bytes, headers: dict[str, str]
+    ) -> JSONObject | OpenStream:
+        http = cast("aiohttp.ClientSession", self._http)
+        response = await http.post(self._url, data=body, headers=headers, allow_redirects=False)
+        keeps = False
+        try:
+            kind = response.headers.get("content-type", "").lower()
+            if response.headers.get("content-encoding", "identity").lower() != "identity":
+                what = "answered with a compressed body, which was not asked for"
+                raise MCPError(**seal("too_large", what))
+            status = response.status
+            if status >= 400:
+                had_session = "mcp-session-id" in headers
+                text = await self._read(response)
+                error = refusal(status, kind, text, self._redactor, had_session=had_session)
+                raise MCPError(**error)
+            if status == 200 and kind.startswith("text/event-stream"):
+                keeps = True
+                return await self._first_message(request_id, response)
+            if status != 200 or not kind.startswith("application/json"):
+                what = f"answered with HTTP status {status} and the type {kind or 'of nothing'}"
+                raise MCPError(**seal("status", what, statusCode=status))
+            return self._result(request_id, await self._read(response))
+        finally:
+            if not keeps:
+                response.release()
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > self._max_bytes:
+                response.close()
+                what = f"answered with more than {self._max_bytes} bytes"
+                raise MCPError(**seal("too_large", what))
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _first_message(
+        self, request_id: int, response: aiohttp.ClientResponse
+    ) -> JSONObject | OpenStream:
+        """Return the result if it is the first message on a stream, else the whole stream."""
+        try:
+            return await self._look(request_id, response)
+        except BaseException:
+            response.close()
+            raise
+
+    async def _look(
+        self, request_id: int, response: aiohttp.ClientResponse
+    ) -> JSONObject | OpenStream:
+        received = bytearray()
+        start = 0
+        async for part in response.content.iter_any():
+            searched = max(start, len(received) - 3)
+            received += part
+            while (end := _EVENT_END.search(received, searched)) is not None:
+                data = b"\n".join(_DATA.findall(bytes(received[start : end.end()])))
+                start = searched = end.end()
+                if not data:
+                    # A comment, or an event that only marks a place.
+                    continue
+                if len(data) <= self._max_bytes and _answers(data, request_id):
+                    self._end(response)
+                    return self._result(request_id, data)
+                return self._handed_over(request_id, bytes(received), response)
+            if len(received) - start > self._max_bytes:
+                break
+        return self._handed_over(request_id, bytes(received), response)
+
+    def _end(self, response: aiohttp.ClientResponse) -> None:
+        """Read a stream to its end, so that its connection can be used again; close it if the end does not come."""
+        ending = asyncio.create_task(_read_to_end(response))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _handed_over(
+        self, request_id: int, received: bytes, response: aiohttp.ClientResponse
+    ) -> OpenStream:
+        stream = OpenStream(str(request_id), received, response)
+        self._streams[stream.key] = stream
+        return stream
+
+    def _result(self, request_id: int, body: bytes) -> JSONObject:
+        """Return the result in a response.
+
+        Raises:
+            MCPError: If it is an error, or not a response to this request.
+        """
+        try:
+            message: Any = decode_json(
+                body, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH
+            )
+        except JSONLimitError:
+            raise
+        except JSONValueError as error:
+            what = f"answered with a message that {error.reason}"
+            raise MCPError(**seal("malformed", what)) from None
+        match message:
+            case {"id": known, "result": dict()} if known == request_id:
+                return cast("JSONObject", message["result"])
+            case {"error": {"code": int() as code, "message": str() as text, **rest}}:
+                raise MCPError(code, text, rest.get("data"))
+            case _:
+                what = "answered with a message that is not a response to the request"
+                raise MCPError(**seal("malformed", what))
+
+
+async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            async for _ in response.content.iter_any():
+                pass
+    except (aiohttp.ClientError, TimeoutError):
+        response.close()
+    except asyncio.CancelledError:
+        response.close()
+        raise
+    else:
+        response.release()
+
+
+class _Head(msgspec.Struct):
+    id: Any = None
+    method: msgspec.Raw | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def _answers(message: bytes, request_id: int) -> bool:
+    """Return whether a message is the response to a request, without decoding the rest of it."""
+    try:
+        head = _decode_head(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return head.method is None and head.id == request_id
+
+
+# ------------------------------------------------------------ sessions
 
 logger = logging.getLogger("operations.mcp")
 

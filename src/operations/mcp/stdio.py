@@ -1,16 +1,24 @@
 """A server as a child process: one JSON-RPC message per line on its stdin and stdout.
 
-Rule 1: whatever the child prints, the next good line counts. A line that is too long or no message costs at most the
-        call it answers.
+Rule 1: a line that is too long or not a message costs at most the call it answers; the next line counts again. At most
+        one line is kept in memory; of a longer one its beginning and end, where the id of its request may be.
 Rule 2: leaving stops the child and everything it started: stdin closes, then SIGTERM, then SIGKILL, each with a bound.
+Rule 3: children end with us, even if we are killed: one small process per application watches a pipe that closes when
+        we die (`_kill_orphans`). It runs while there is a child to watch.
 """
 
 import logging
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import anyio
@@ -24,11 +32,129 @@ from pydantic import ValidationError
 
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError, enforce_bounds
 from operations._mcp_config import MCPClientConfig
-from operations.mcp import orphans
 from operations.mcp.failures import Kind, answered_id, seal
-from operations.mcp.lines import LineBuffer, Oversized
+
+# ------------------------------------------------------------ lines
+
+_ID_FIRST = re.compile(rb'^\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d+)\s*,')
+_ID_LAST = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_EDGE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Oversized:
+    """A line that was too long to keep."""
+
+    size: int
+    head: bytes
+    tail: bytes
+
+    @property
+    def request_id(self) -> int | None:
+        """The request this answers, where servers usually write it: first thing or last thing."""
+        match = _ID_FIRST.search(self.head) or _ID_LAST.search(self.tail)
+        return int(match[1]) if match and len(match[1]) < 16 else None
+
+
+class LineBuffer:
+    """Takes chunks, gives lines without their ends."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._head: bytes | None = None
+        self._tail = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | Oversized]:
+        """The lines that `chunk` completes."""
+        *ends, rest = chunk.split(b"\n")
+        for part in ends:
+            self._add(part)
+            yield self._take()
+        if rest:
+            self._add(rest)
+
+    def rest(self) -> Iterator[bytes | Oversized]:
+        """The line that was begun and has no end, where there is one."""
+        if self._size:
+            yield self._take()
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._head is None:
+            self._parts.append(part)
+            if self._size <= self._limit:
+                return
+            whole = b"".join(self._parts)
+            self._parts.clear()
+            self._head, self._tail = whole[:_EDGE], whole[-_EDGE:]
+        else:
+            self._tail = (self._tail + part[-_EDGE:])[-_EDGE:]
+
+    def _take(self) -> bytes | Oversized:
+        if self._head is None:
+            line: bytes | Oversized = b"".join(self._parts).rstrip(b"\r")
+        else:
+            line = Oversized(self._size, self._head, self._tail)
+        self._parts.clear()
+        self._size, self._head, self._tail = 0, None, b""
+        return line
+
+
+# ------------------------------------------------------------ children of a killed process
 
 logger = logging.getLogger("operations.mcp")
+
+_SCRIPT = Path(__file__).with_name("_kill_orphans.py")
+_lock = Lock()
+_groups: set[int] = set()
+_process: "subprocess.Popen[bytes] | None" = None
+
+
+def guard_group(group: int) -> None:
+    """Have the process group `group` killed if we die before `release_group`."""
+    with _lock:
+        _groups.add(group)
+        _tell(f"+{group}\n")
+
+
+def release_group(group: int) -> None:
+    """Forget `group`, which has ended."""
+    global _process  # noqa: PLW0603 - one guard per application
+    with _lock:
+        _groups.discard(group)
+        if _groups:
+            _tell(f"-{group}\n")
+        elif _process is not None:
+            # It has nothing left to do, so it need not be asked politely.
+            _process.kill()
+            _process.communicate()
+            _process = None
+
+
+def _tell(line: str) -> None:
+    global _process  # noqa: PLW0603 - one guard per application
+    try:
+        if _process is None or _process.poll() is not None:
+            _process = subprocess.Popen(  # noqa: S603 - our own script
+                [sys.executable, "-I", "-S", str(_SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            line = "".join(f"+{group}\n" for group in _groups)
+        assert _process.stdin is not None  # noqa: S101 - asked for above
+        _process.stdin.write(line.encode())
+        _process.stdin.flush()
+    except OSError as error:
+        logger.warning(
+            "MCP servers may outlive a killed process, the guard does not run: %s", error
+        )
+
+
+# ------------------------------------------------------------ child processes
 
 Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 Outgoing = MemoryObjectReceiveStream[SessionMessage]
@@ -115,7 +241,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     )
     # No await from here to the task group: a cancellation in between would leave the child alone.
     child.process = process
-    orphans.watch(process.pid)
+    guard_group(process.pid)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks:
@@ -130,7 +256,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
                 for stream in (read_stream, write_stream):
                     stream.close()
                 await _stop(process, config.shutdown_timeout, child)
-                orphans.release(process.pid)
+                release_group(process.pid)
             tasks.cancel_scope.cancel()
 
 

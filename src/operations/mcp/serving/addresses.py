@@ -14,9 +14,8 @@ from typing import Any, Final, cast
 
 from mcp.shared.uri_template import UriTemplate
 
-from operations.mcp.exported import META_KEY, export_spec, is_imported, with_passed
+from operations.mcp.codec import META_KEY, export_spec, is_imported, mcp_meta, with_passed
 from operations.mcp.resources import LISTED
-from operations.mcp.serving.names import mcp_meta
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 

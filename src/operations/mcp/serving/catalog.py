@@ -7,15 +7,20 @@ An operation is a tool, unless `spec.meta["mcp"]` says otherwise:
     {"resource": {"uri": "task://{id}"}}                         a template; its variables are the input
     {"prompt": True}                                             a prompt; its arguments are the input
     {"tool": True, ...}                                          a tool as well
-    {"mimeType": "image/png"}                                    what the bytes are that a tool gives
+    {"mimeType": "image/png"}                                    the type of the bytes that a tool returns
     {"requires": ["elicitation"]}                                what a client must be able to do to call it
     {"annotations": {"openWorldHint": False}}                    hints that differ from what the type suggests
 
-Rule: a catalog is a picture of one revision of the registry, and what it lists is made when first asked for.
+Rule 1: a catalog is a picture of one revision of the registry, and what it lists is made when first asked for.
+Rule 2: the name of an operation is a function of its id (`operations._text`), unless its `meta["mcp"]["name"]`
+        asks for another.
+Rule 3: a name is chosen by one operation at most, and is neither the default name of another nor a gateway tool's;
+        otherwise the operations that ask for it keep their default names.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, cast
 
@@ -24,26 +29,54 @@ from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate
 
 from operations._json import list_of, object_of
-from operations._text import NameStyle
-from operations.mcp.exported import EXACT_OUTPUT, export_spec, is_imported, with_passed
-from operations.mcp.resources import READ
-from operations.mcp.restoring import INPUT, moved
-from operations.mcp.serving.addresses import Addresses, Resource
-from operations.mcp.serving.names import mcp_meta, names_of
-from operations.mcp.serving.schemas import (
+from operations._text import TOOL_NAME, NameStyle, tool_name
+from operations.mcp.codec import (
+    EXACT_OUTPUT,
+    INPUT,
     as_object,
     boxed,
     boxed_result,
+    export_spec,
     is_binary,
+    is_imported,
     is_never_null,
     is_object,
+    mcp_meta,
+    moved,
     pruned,
     with_alternative,
+    with_passed,
 )
+from operations.mcp.resources import READ
+from operations.mcp.serving.addresses import Addresses, Resource
 from operations.registry import OperationRegistry
 from operations.schema import Schema
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
+
+# ------------------------------------------------------------ names
+
+
+def names_of(
+    specs: Iterable[OperationSpec], style: NameStyle, *, reserved: Collection[str] = ()
+) -> dict[str, OperationSpec]:
+    """Return every operation by its name."""
+    defaults = {tool_name(spec.id, style): spec for spec in specs}
+    chosen = Counter(_chosen(spec) for spec in defaults.values())
+    names: dict[str, OperationSpec] = {}
+    for default, spec in defaults.items():
+        name = _chosen(spec)
+        is_free = name is not None and chosen[name] == 1 and name not in reserved
+        names[name if name and is_free and name not in defaults else default] = spec
+    return names
+
+
+def _chosen(spec: OperationSpec) -> str | None:
+    name = mcp_meta(spec).get("name")
+    return name if isinstance(name, str) and TOOL_NAME.fullmatch(name) else None
+
+
+# ------------------------------------------------------------ tools and prompts
 
 logger = logging.getLogger("operations.mcp")
 

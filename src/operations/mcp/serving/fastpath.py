@@ -17,9 +17,8 @@ from operations._collector import build_from
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
-from operations.mcp.exported import is_imported, sent_meta
-from operations.mcp.serving.channels import SILENT
-from operations.mcp.serving.elicitation import can_answer
+from operations.mcp.codec import is_imported, sent_meta
+from operations.mcp.serving.channels import SILENT, can_answer
 from operations.mcp.serving.service import Asker, LimitedCall, Service
 from operations.observe import trace_context
 from operations.types import JSONObject

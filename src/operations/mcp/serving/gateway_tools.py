@@ -14,7 +14,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.front.front import Front
 from operations.front.search import MAX_BATCH, BatchCall
-from operations.mcp.exported import CHANGES_KEY
+from operations.mcp.codec import CHANGES_KEY
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool
 from operations.mcp.serving.results import error_result, text_block, text_of
 from operations.schema import Schema, format_value_errors

@@ -50,12 +50,18 @@ from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
 from operations.front.timing import Scope
-from operations.mcp.exported import sent_meta
+from operations.mcp.codec import sent_meta
 from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import properties_of
-from operations.mcp.serving.channels import RequestContext, channel_for, connection_of, set_level
-from operations.mcp.serving.elicitation import Conversations, can_answer
+from operations.mcp.serving.channels import (
+    Conversations,
+    RequestContext,
+    can_answer,
+    channel_for,
+    connection_of,
+    set_level,
+)
 from operations.mcp.serving.fastpath import FastPath
 from operations.mcp.serving.service import Asker, Service
 from operations.mcp.serving.stdio import bounded_stdio

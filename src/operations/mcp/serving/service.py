@@ -33,18 +33,19 @@ from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
-from operations.mcp.exported import is_imported
-from operations.mcp.restoring import INPUT
+from operations.mcp.codec import INPUT, is_imported
 from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.catalog import Catalog, Prompt, Tool
 from operations.mcp.serving.gateway_tools import Run, gateway_tools, run_gateway_tool
-from operations.mcp.serving.prompts import prompt_result
-from operations.mcp.serving.resources import (
+from operations.mcp.serving.results import (
     arguments_from_text,
+    error_result,
+    prompt_result,
     publish_addresses,
     resource_result,
+    text_of,
+    tool_result,
 )
-from operations.mcp.serving.results import error_result, text_of, tool_result
 from operations.observe import now
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType

@@ -1,0 +1,424 @@
+"""How the contract of an operation is written as a tool's, and read again.
+
+A tool takes an object, before 2026-07-28 it also gives one, and a result is blocks and one structured value. What does
+not fit is boxed, and the export says so beside the rest of the contract, in the tool's `_meta` (`META_KEY`):
+
+    "input":  "any"         any input                         "boxed"       under `input`
+              "object"      `type` was added at the root
+    "output": "boxed"       under `result`                    "bytes"       bytes
+              "items"       a subscription's list of items    "object"      `type` was added at the root
+
+    "outputSchema": EXACT_OUTPUT    the listing accepts other results too, and has the exact schema there
+
+Rule 1: the importer reads an export only if the operator trusts the server.
+Rule 2: a listed schema never accepts less than the operation's own; it may accept more.
+Rule 3: definitions without a reference are left out, and beyond a budget those farthest from the root become `{}`.
+"""
+
+import re
+from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
+
+import msgspec
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    LOG_LEVEL_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+)
+from msgspec.structs import replace
+
+from operations._json import list_of, object_of, unescape
+from operations._references import objects_in
+from operations.context import NOTHING, OperationContext
+from operations.envelopes import (
+    AudioContent,
+    ImageContent,
+    MCPContentBlock,
+    MCPResponseMeta,
+    ResourceContent,
+    ResponseEnvelope,
+)
+from operations.observe import trace_context
+from operations.schema import Schema
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject, JSONSchema
+
+# ------------------------------------------------------------ `_meta`
+
+META_KEY = "alkdev.operations/spec"
+"""The key in a tool's `_meta`."""
+
+CHANGES_KEY = "alkdev.operations/changes"
+"""The key in a result's `_meta`: what normalisation changed, as `changes` and `changesCount` of an envelope's meta."""
+
+ERROR_KEY = "alkdev.operations/error"
+"""The key in a result's `_meta`: the error of a tool that declares an output schema."""
+
+EXACT_OUTPUT = "#/outputSchema/anyOf/0"
+"""Where a listed tool has the exact output schema, if the listed one accepts every result."""
+
+_RESERVED: Final = "alkdev.operations/"
+_ENVELOPE: Final = frozenset({
+    CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY, "progressToken",
+})  # fmt: skip
+"""Keys by which the two ends of one connection describe themselves; they say nothing to others."""
+
+
+_PROTOCOL: Final = re.compile(r"([\w-]+\.)*(modelcontextprotocol|mcp)(\.[\w-]+)*/", re.ASCII)
+"""Prefixes that the protocol reserves."""
+
+_CREDENTIAL: Final = re.compile(
+    r"auth|bearer|cookie|credential|key|passw|secret|session|token", re.IGNORECASE
+)
+_MAX_SENT: Final = 8 * 1024
+
+
+def passed_meta(meta: Any) -> JSONObject:
+    """Return the `_meta` of another server that may be passed on: without our keys and those of its connection."""
+    return {
+        key: value
+        for key, value in object_of(meta).items()
+        if not key.startswith(_RESERVED) and key not in _ENVELOPE
+    }
+
+
+def sent_meta(meta: Any) -> Mapping[str, Any]:
+    """Return the `_meta` of a client's request that the server of an imported operation gets.
+
+    Keys of the protocol and of ours concern only this connection. Trace context is passed on separately. Keys that
+    name a credential, and more than `_MAX_SENT` bytes, are not passed on.
+    """
+    sent = {
+        key: value
+        for key, value in passed_meta(meta).items()
+        if "/" in key and not _PROTOCOL.match(key) and not _CREDENTIAL.search(key)
+    }
+    return sent if sent and len(msgspec.json.encode(sent)) <= _MAX_SENT else NOTHING
+
+
+def with_caller_meta(params: JSONObject, context: OperationContext, *, modern: bool) -> JSONObject:
+    """Return a copy of `params` with the caller's `_meta`, trace context and wanted log level (2026-07-28).
+
+    Only the server that the caller itself addressed gets its `_meta`, not those that its call reaches in turn.
+    """
+    meta: JSONObject = {}
+    if context.channel.meta and context.parent_request_id is None:
+        meta |= context.channel.meta
+    if context.metadata:
+        meta |= trace_context(context.metadata)
+    level = context.channel.log_level
+    if level is not None and modern:
+        meta[LOG_LEVEL_META_KEY] = level
+    return {**params, "_meta": {**object_of(params.get("_meta")), **meta}} if meta else dict(params)
+
+
+def is_imported(spec: OperationSpec) -> bool:
+    """Return whether an operation was imported from an MCP server."""
+    return spec.meta.get("source") == "mcp"
+
+
+def with_passed(wire: JSONObject, listed: Mapping[str, Any], export: JSONObject) -> JSONObject:
+    """Add the icons and `_meta` of an imported definition, and our own `_meta`, to an entry of a listing."""
+    icons = list_of(listed.get("icons"))
+    if icons:
+        wire["icons"] = icons
+    wire["_meta"] = {**passed_meta(listed.get("_meta")), META_KEY: export}
+    return wire
+
+
+_CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "idempotent")
+
+
+def export_spec(spec: OperationSpec) -> JSONObject:
+    """What to put under `META_KEY`: the part of the contract that a tool's own fields do not carry."""
+    wire = spec.to_wire()
+    return {key: wire[key] for key in _CARRIED if key in wire}
+
+
+def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
+    """`spec` with what its exporter said of it; as it is if that says nothing usable."""
+    said: Any = cast("JSONObject", meta).get(META_KEY) if isinstance(meta, dict) else None
+    if not isinstance(said, dict):
+        return spec
+    said = cast("JSONObject", said)
+    carried = {key: said[key] for key in _CARRIED if key in said}
+    try:
+        restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
+    except ValueError:
+        return spec
+    # A tool has one result, whatever the operation behind it was.
+    return spec if restored.type is OperationType.SUBSCRIPTION else restored
+
+
+def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
+    """Return what `meta["mcp"]` asks for when the operation is served over MCP."""
+    meta = spec.meta.get("mcp")
+    return cast("JSONObject", meta) if isinstance(meta, Mapping) else {}
+
+
+# ------------------------------------------------------------ boxes
+
+DATA_KEY: Final = "alkdev.operations/data"
+"""The key in a result's `_meta` that says what its data was: `bytes` or `null`."""
+
+INPUT: Final = "input"
+"""Where an input that is no object stands in the arguments, which always are one."""
+
+RESULT: Final = "result"
+"""Where a result that is no object stands for clients that take objects alone."""
+
+DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
+"""Keywords of a schema's root that contain shared definitions."""
+
+BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
+
+
+def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
+    """A contract as it was before it became a tool's.
+
+    Args:
+        spec: The contract as the tool's listing tells it.
+        meta: The tool's `_meta`.
+    """
+    said = _said(meta)
+    taken = spec.input_schema.document
+    given = _exact(spec.output_schema.document, said.get("outputSchema"))
+    return replace(
+        spec,
+        input_schema=Schema(_restored(taken, said.get("input"), INPUT), lenient=True),
+        output_schema=Schema(_restored(given, said.get("output"), RESULT), lenient=True),
+    )
+
+
+def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
+    """Return the exact output schema of a tool that accepts every result."""
+    members = list_of(listed.get("anyOf")) if isinstance(listed, dict) else []
+    if place != EXACT_OUTPUT or not members:
+        return listed
+    shared = {key: object_of(listed)[key] for key in DEFINITIONS if key in object_of(listed)}
+    exact: JSONSchema = {**object_of(members[0]), **shared} if shared else members[0]
+    return moved(exact, "#", "#/anyOf/0")
+
+
+def restore_arguments(input: Any, meta: Any) -> Any:
+    """An operation's input as a tool's arguments."""
+    return {INPUT: input} if _said(meta).get("input") == "boxed" else input
+
+
+def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnvelope[Any]:
+    """The envelope of a tool's result, with the data that the operation itself gave."""
+    result = envelope.meta
+    if not isinstance(result, MCPResponseMeta) or result.is_error:
+        return envelope
+    note = object_of(result.meta).get(DATA_KEY)
+    if note == "null":
+        return replace(envelope, data=None)
+    if note == "bytes" and result.content:
+        return replace(envelope, data=_bytes_of(result.content[0]))
+    boxed = object_of(result.structured_content)
+    if _said(meta).get("output") == "boxed" and RESULT in boxed:
+        return replace(envelope, data=boxed[RESULT])
+    return envelope
+
+
+def _bytes_of(block: MCPContentBlock) -> bytes:
+    if isinstance(block, ResourceContent):
+        return b64decode(block.resource.blob or "")
+    return b64decode(block.data if isinstance(block, (AudioContent, ImageContent)) else "")
+
+
+def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
+    """A schema that stands at `since` in its document, with its references to itself as they are at `to`."""
+    return cast("JSONSchema", _moved(schema, to, since))
+
+
+def _moved(node: Any, to: str, since: str) -> Any:
+    if isinstance(node, list):
+        return [_moved(item, to, since) for item in cast("Sequence[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: to + value[len(since) :]
+        if key in ("$ref", "$dynamicRef") and _is_at(value, since)
+        else _moved(value, to, since)
+        for key, value in cast("JSONObject", node).items()
+    }
+
+
+def _is_at(reference: Any, place: str) -> bool:
+    return isinstance(reference, str) and (reference == place or reference.startswith(f"{place}/"))
+
+
+def _restored(document: JSONSchema, how: Any, key: str) -> JSONSchema:
+    if how == "any":
+        return {}
+    if how == "bytes":
+        return BYTES
+    if not isinstance(document, dict):
+        return document
+    if how == "object":
+        return {name: value for name, value in document.items() if name != "type"}
+    properties = object_of(document.get("properties"))
+    if how == "boxed" and key in properties:
+        return moved(properties[key], "#", f"#/properties/{key}")
+    if how == "items" and "items" in properties:
+        return moved(
+            object_of(properties["items"]).get("items", {}), "#", "#/properties/items/items"
+        )
+    return document
+
+
+def _said(meta: Any) -> JSONObject:
+    return object_of(object_of(meta).get(META_KEY))
+
+
+# ------------------------------------------------------------ schemas
+
+_Place: TypeAlias = tuple[str, str]
+"""A definition: the keyword it stands under, and its name."""
+
+WRAPPED: Final = "x-fastmcp-wrap-result"
+"""Marks the output schema of a tool whose results are boxed: FastMCP's client unwraps `result`."""
+
+
+def is_object(document: JSONSchema) -> bool:
+    """Whether a schema surely admits objects alone."""
+    return _surely(document, document, lambda schema: schema.get("type") == "object")
+
+
+def is_never_null(document: JSONSchema) -> bool:
+    """Whether a schema surely does not admit null."""
+
+    def says_so(schema: JSONObject) -> bool:
+        for keyword, null in (("type", "null"), ("enum", None)):
+            values = schema.get(keyword)
+            if values is not None:
+                values = cast("Sequence[Any]", values if isinstance(values, list) else [values])
+                if null not in values:
+                    return True
+        return schema.get("const") is not None
+
+    return _surely(document, document, says_so)
+
+
+def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth: int = 8) -> bool:
+    """Whether a schema, or what it is made of, says so. Looks at words alone: compiling takes long."""
+    if not isinstance(schema, dict) or not depth:
+        return False
+    schema = cast("JSONObject", schema)
+
+    def made_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
+        members = schema.get(keyword)
+        return (
+            isinstance(members, list)
+            and members != []
+            and judge(
+                _surely(member, root, says_so, depth - 1)
+                for member in cast("Sequence[Any]", members)
+            )
+        )
+
+    place = _place(schema.get("$ref"))
+    return (
+        says_so(schema)
+        or (place is not None and _surely(_definition(root, place), root, says_so, depth - 1))
+        or made_of("allOf", any)
+        or made_of("anyOf", all)
+        or made_of("oneOf", all)
+    )
+
+
+def is_binary(document: JSONSchema) -> bool:
+    """Whether a schema describes bytes."""
+    return isinstance(document, dict) and document.get("contentEncoding") == "base64"
+
+
+def as_object(document: JSONSchema) -> JSONObject:
+    """A schema that admits objects alone, saying so at its root, where clients look for it."""
+    if isinstance(document, dict) and document.get("type") == "object":
+        return document
+    return {"type": "object", **cast("JSONObject", document)}
+
+
+def with_alternative(document: JSONSchema) -> JSONObject:
+    """Return a schema that describes values of `document` and accepts any other value of its type too.
+
+    Shared definitions stay at the root: some clients follow references through objects only.
+    """
+    place = "#/anyOf/0"
+    exact = moved(document, place)
+    if not isinstance(exact, dict):
+        return {"anyOf": [exact, {}]}
+    definitions: JSONObject = {}
+    for keyword in DEFINITIONS:
+        if keyword in exact:
+            exact = cast("JSONObject", moved(exact, f"#/{keyword}", f"{place}/{keyword}"))
+            definitions[keyword] = exact.pop(keyword)
+    schema: JSONObject = {"anyOf": [exact, {}], **definitions}
+    if exact.get(WRAPPED):
+        # FastMCP's client looks for both at the root.
+        schema = {"properties": {RESULT: {}}, WRAPPED: True, **schema}
+    return {"type": "object", **schema} if exact.get("type") == "object" else schema
+
+
+def boxed_result(document: JSONSchema) -> JSONObject:
+    """Return the schema of an object that contains a value of `document` under `result`."""
+    return {**boxed(document, RESULT), WRAPPED: True}
+
+
+def boxed(document: JSONSchema, key: str) -> JSONObject:
+    """Return the schema of an object that contains a value of `document` under `key`."""
+    inside = moved(document, f"#/properties/{key}")
+    return {"type": "object", "properties": {key: inside}, "required": [key]}
+
+
+def pruned(document: JSONSchema, budget: int) -> JSONSchema:
+    """`document` with the definitions it uses, as many as fit into `budget` bytes of JSON."""
+    if not isinstance(document, dict) or not any(key in document for key in DEFINITIONS):
+        return document
+    root: JSONObject = {
+        key: value for key, value in document.items() if key not in DEFINITIONS or not value
+    }
+    kept: dict[_Place, Any] = {}
+    waiting = deque(_references(root))
+    while waiting:
+        place = waiting.popleft()
+        if place in kept:
+            continue
+        definition = _definition(document, place)
+        if definition is None:
+            continue
+        budget -= len(msgspec.json.encode(definition))
+        kept[place] = definition if budget >= 0 else {}
+        waiting.extend(_references(kept[place]))
+    for (keyword, name), definition in kept.items():
+        root.setdefault(keyword, {})[name] = definition
+    return root
+
+
+def _references(node: Any) -> Iterator[_Place]:
+    """The definitions a schema refers to, in the order of their mention."""
+    for current in objects_in(node):
+        place = _place(current.get("$ref"))
+        if place is not None:
+            yield place
+
+
+def _place(reference: Any) -> _Place | None:
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    keyword, _, rest = reference[2:].partition("/")
+    name = rest.partition("/")[0]
+    if keyword not in DEFINITIONS or not name:
+        return None
+    return keyword, unescape(name)
+
+
+def _definition(root: Any, place: _Place) -> Any:
+    keyword, name = place
+    return object_of(object_of(root).get(keyword)).get(name)
