@@ -16,6 +16,7 @@ from tests.mcp_serving.test_http import META, MODERN, PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
 from operations.front.front import Front
+from operations.front.timing import PATIENCE
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import exchange, sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
@@ -486,7 +487,8 @@ async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:
     assert again == [result]
 
 
-async def test_a_released_call_is_answered_on_a_stream_of_its_own() -> None:
+@pytest.mark.parametrize("accept", [BOTH, "text/event-stream, application/json"])
+async def test_a_released_call_is_answered_on_a_stream_of_its_own(accept: str) -> None:
     registry, release = OperationRegistry(), asyncio.Event()
 
     @registry.operation("job.long")
@@ -496,10 +498,13 @@ async def test_a_released_call_is_answered_on_a_stream_of_its_own() -> None:
         return "done"
 
     async with connected(to_mcp(registry).asgi_app()) as peer:
+        peer.headers["accept"] = accept
         async with peer.streamed("job__long", 1) as stream:
             first = [event async for event in stream]
         async with peer.streamed("job__long", 2) as stream:
             second = [event async for event in stream]
+        # After this time the server notices clients that disconnected.
+        await asyncio.sleep(2 * PATIENCE)
         release.set()
         async with peer.get(**{"last-event-id": second[0]["id"]}) as stream:
             answers = [event["data"]["id"] async for event in stream]

@@ -105,6 +105,8 @@ class Exchange:
         if limited is None:
             state.timeout.start(None, state.receive)
         else:
+            # Before the response becomes a stream, which may outlive its client.
+            limited.start()
             work = limited.run(work)
             state.answer_late = partial(self._answer_late, limited)
         loop = asyncio.get_running_loop()

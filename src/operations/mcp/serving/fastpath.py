@@ -173,6 +173,7 @@ class FastPath:
                 state.timeout.pause()
             else:
                 state.answer_late = partial(self._answer_late, request, limited)
+                limited.start()
                 result = await limited.run(work)
         except MCPError:
             # The SDK writes the protocol's own errors, which come before anything runs.

@@ -510,10 +510,13 @@ class LimitedCall:
         self.limit = limit
         limit.is_kept = True
 
+    def start(self) -> None:
+        """Let the time begin; the call ends with its client as well."""
+        self.state.timeout.start(self._seconds, self.state.receive, self.limit)
+
     async def run(self, work: Awaitable[JSONObject]) -> JSONObject:
         """Return the result of the work; if its time is over, the result for that."""
         timeout = self.state.timeout
-        timeout.start(self._seconds, self.state.receive, self.limit)
         try:
             return await work
         except asyncio.CancelledError:
