@@ -19,7 +19,7 @@ CORE = {
     "Registry": "OperationRegistry operation scan_operations ScanResult subscribe Subscription Remote",
     "Specs": "Operation OperationSpec OperationType OperationHandler SubscriptionHandler ErrorDefinition OutputPolicy",
     "Calls": (
-        "OperationContext OperationEnv build_env CallerChannel Call Middleware StreamMiddleware "
+        "OperationContext OperationEnv build_env CallerChannel Call Middleware Next StreamMiddleware NextStream "
         "Observer CallEvent"
     ),
     "Access": "AccessControl Identity check_access enforce_access",

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from textwrap import indent
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -33,6 +34,66 @@ BLOCK = re.compile(
 )
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")
+
+
+TYPED = (
+    "README",
+    "access",
+    "adapters",
+    "agents",
+    "composition",
+    "envelopes",
+    "errors",
+    "registry",
+    "schemas",
+)
+"""The pages for people who write operations: their code passes the strict checks of pyright and mypy."""
+
+
+def typed_module(code: str) -> str:
+    """Return a module in which the snippets of a page are the body of a coroutine, below their imports."""
+    lines = code.splitlines()
+    tree = cast(
+        "ast.Module",
+        compile(code, "<page>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT),
+    )
+    imported = {
+        number
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for number in range(node.lineno - 1, cast("int", node.end_lineno))
+    }
+    imports = "\n".join(lines[number] for number in sorted(imported))
+    body = "\n".join(line for number, line in enumerate(lines) if number not in imported)
+    return f"{imports}\n\n\nasync def main() -> None:\n{indent(body, '    ')}\n"
+
+
+def test_the_code_of_the_docs_passes_strict_type_checks(tmp_path: Path) -> None:
+    for page in PAGES:
+        if page.stem in TYPED and page.parent.name != "decisions":
+            code = "\n".join(code for code, _ in BLOCK.findall(page.read_text(encoding="utf-8")))
+            (tmp_path / f"page_{page.stem}.py").write_text(typed_module(code), encoding="utf-8")
+    relaxed = dict.fromkeys(
+        ("reportUnusedFunction", "reportUnusedClass", "reportUnusedVariable"), False
+    )
+    settings = {"typeCheckingMode": "strict", "reportRedeclaration": False, **relaxed}
+    (tmp_path / "pyrightconfig.json").write_bytes(msgspec.json.encode(settings))
+    bin_folder = Path(sys.executable).parent
+
+    for command in (
+        [bin_folder / "pyright", "--pythonpath", sys.executable, "-p", tmp_path],
+        [
+            bin_folder / "mypy",
+            "--strict",
+            "--disable-error-code=no-redef",
+            "--config-file=",
+            tmp_path,
+        ],
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+        )
+        assert done.returncode == 0, done.stdout
 
 
 def start(code: str, namespace: dict[str, Any]) -> Coroutine[Any, Any, None] | None:

@@ -1,6 +1,14 @@
 """Typed operations: one call, one envelope, whatever runs behind it."""
 
-from operations._pipeline import Call, Middleware, Remote, StreamMiddleware, Subscription
+from operations._pipeline import (
+    Call,
+    Middleware,
+    Next,
+    NextStream,
+    Remote,
+    StreamMiddleware,
+    Subscription,
+)
 from operations.access import AccessControl, Identity, check_access, enforce_access
 from operations.context import CallerChannel, OperationContext, OperationEnv
 from operations.env import build_env
@@ -117,6 +125,8 @@ __all__ = [
     "MCPResponseMeta",
     "Middleware",
     "MissingExtraError",
+    "Next",
+    "NextStream",
     "Observer",
     "Operation",
     "OperationContext",

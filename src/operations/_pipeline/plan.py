@@ -30,7 +30,11 @@ class Call:
 
 
 Next: TypeAlias = Callable[[Call], Awaitable[Envelope]]
+"""Runs the rest of a query or mutation."""
+
 NextStream: TypeAlias = Callable[[Call], AsyncIterator[Envelope]]
+"""Runs the rest of a subscription."""
+
 Middleware: TypeAlias = Callable[[Call, Next], Awaitable[Envelope]]
 """Around a query or mutation: `async def m(call, next): return await next(call)`."""
 
