@@ -81,13 +81,13 @@ def test_the_code_of_the_docs_passes_strict_type_checks(tmp_path: Path) -> None:
     bin_folder = Path(sys.executable).parent
 
     for command in (
-        [bin_folder / "pyright", "--pythonpath", sys.executable, "-p", tmp_path],
+        [str(bin_folder / "pyright"), "--pythonpath", sys.executable, "-p", str(tmp_path)],
         [
-            bin_folder / "mypy",
+            str(bin_folder / "mypy"),
             "--strict",
             "--disable-error-code=no-redef",
             "--config-file=",
-            tmp_path,
+            str(tmp_path),
         ],
     ):
         done = subprocess.run(
