@@ -73,6 +73,7 @@ class Deaf:
 async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("operations.pubsub.redis.servers.SILENCE", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
     async with silent_port() as hung:

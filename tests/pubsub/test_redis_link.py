@@ -4,7 +4,7 @@ import pytest
 from tests.servers import Broker
 
 from operations.errors import TransportError
-from operations.pubsub.redis.connection import Connector, ask
+from operations.pubsub.redis.servers import Connector, ask
 
 
 @pytest.mark.requirement("R35", "F6")

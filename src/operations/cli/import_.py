@@ -131,7 +131,7 @@ def _guess(source: Sequence[str]) -> Kind:
     """What a source is, by its looks."""
     first = source[0]
     scheme, path = urlsplit(first).scheme, Path(first)
-    if scheme in {"redis", "rediss", "nats"}:
+    if scheme.partition("+")[0] in {"redis", "rediss", "nats"}:
         return "broker"
     if scheme in {"http", "https"}:
         return "mcp" if re.search(r"/(mcp|sse)/?$", first) else "openapi"

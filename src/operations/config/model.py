@@ -18,8 +18,11 @@ from operations.schema import Schema, schema_for
 from operations.specs import OutputPolicy
 from operations.types import Count, JSONObject, Names, Seconds
 
-NATS_SCHEMES = ("nats", "tls")
-REDIS_SCHEMES = ("redis", "rediss")
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+REDIS_SCHEMES = (
+    *("redis", "redis+sentinel", "redis+cluster"),
+    *("rediss", "rediss+sentinel", "rediss+cluster"),
+)
 
 _IS_TABLE = {"namespace": "the name of the table"}
 
@@ -83,7 +86,7 @@ class BrokerEntry(Entry):
     """A broker between callers and workers: how to connect, to import what workers offer, and to be one.
 
     Attributes:
-        url: `redis://`, `rediss://`, `nats://` or `tls://`; the user may stand in it, the password may not.
+        url: `redis://`, `nats://` or one of their variants; the user may stand in it, the password may not.
         workers: Import what the workers of `group` offer.
         enabled: Set to false to leave it out.
     """

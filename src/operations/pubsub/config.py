@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from ssl import SSLContext
+from ssl import SSLContext, create_default_context
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -46,13 +46,23 @@ class BrokerConfig:
     connect_timeout: Seconds = field(default=5.0, kw_only=True)
     """Seconds for a connection to be made, with its handshake."""
 
+    ca_file: str | Path | None = field(default=None, kw_only=True)
+    """The certificates of the authorities to trust with TLS, instead of the system's."""
+
+    cert_file: str | Path | None = field(default=None, kw_only=True)
+    """The certificate of this client, for servers that ask for one."""
+
+    key_file: str | Path | None = field(default=None, kw_only=True)
+    """The key of `cert_file`, unless it is in that file."""
+
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig(BrokerConfig):
     """A connection to Redis."""
 
     url: str = "redis://127.0.0.1:6379"
-    """As redis-py takes it; `rediss://` for TLS."""
+    """`redis://`, or `rediss://` for TLS; `redis+sentinel://host:26379,host:26379/mymaster` for the master that
+    Sentinel names; `redis+cluster://host:6379,host:6379` for a cluster, whose shard the prefix decides."""
 
     prefix: str = field(default="operations:", kw_only=True)
 
@@ -61,6 +71,16 @@ class RedisConfig(BrokerConfig):
 
     max_backlog: Count = field(default=100_000, kw_only=True)
     """Requests that may wait in a queue before more are refused."""
+
+    @property
+    def tls_files(self) -> dict[str, str]:
+        """The files of certificates, as redis-py takes them."""
+        files = {
+            "ssl_ca_certs": self.ca_file,
+            "ssl_certfile": self.cert_file,
+            "ssl_keyfile": self.key_file,
+        }
+        return {name: str(path) for name, path in files.items() if path is not None}
 
     @property
     def address(self) -> str:
@@ -77,7 +97,7 @@ class NatsConfig(BrokerConfig):
     """A connection to NATS."""
 
     url: str = "nats://127.0.0.1:4222"
-    """Of a server, or several separated by commas; with `tls://` there is TLS, or no connection."""
+    """`nats://`, `tls://` (with TLS, or no connection), `ws://` or `wss://`; several are separated by commas."""
 
     prefix: str = field(default="operations", kw_only=True)
 
@@ -94,6 +114,9 @@ class NatsConfig(BrokerConfig):
     user_credentials: str | Path | None = field(default=None, kw_only=True)
     """The file of credentials (JWT and seed) to sign in with."""
 
+    nkey_file: str | Path | None = field(default=None, kw_only=True)
+    """The file of an nkey's seed to sign in with."""
+
     tls: SSLContext | None = field(default=None, kw_only=True)
     """The certificates to use and to trust."""
 
@@ -109,13 +132,26 @@ class NatsConfig(BrokerConfig):
             with suppress(ValueError):
                 user = urlsplit(self.url.partition(",")[0]).username
         named: dict[str, Any] = {
+            "name": f"operations-{self.client}",
             "user": user,
             "password": self.password,
             "token": self.token,
             "user_credentials": self.user_credentials and str(self.user_credentials),
-            "tls": self.tls,
+            "nkeys_seed": self.nkey_file and str(self.nkey_file),
+            "tls": self.tls or self._tls_context(),
         }
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
+
+    def _tls_context(self) -> SSLContext | None:
+        if self.ca_file is None and self.cert_file is None:
+            return None
+        try:
+            context = create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:
+            raise TransportError(f"the certificates cannot be read: {error}") from error
+        return context
 
 
 def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:

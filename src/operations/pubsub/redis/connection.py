@@ -9,128 +9,29 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
-from redis.asyncio import ConnectionPool
-from redis.exceptions import BusyLoadingError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
 from operations._backoff import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, LogThrottle
-from operations.pubsub.config import enforce_address
+from operations.pubsub.redis.servers import (
+    CONNECTION_ERRORS,
+    SILENCE,
+    Connector,
+    WrongServerError,
+    is_wrong_server,
+    shown,
+)
 
 logger = logging.getLogger("operations")
 
 KEEPALIVE = 5.0
 """Seconds between signs of life."""
 
-SILENCE = 12.0
-"""Seconds without an answer after which a connection is given up."""
-
 MAX_BUFFERED = 8 * 1024 * 1024
 """Bytes that may wait to be written before senders have to."""
-
-CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
-
-
-class Connector:
-    """Opens connections to a Redis server.
-
-    Args:
-        url: The address of the server.
-        timeout: Seconds for a connection, with its handshake.
-        name: The name of the connections, which the server lists.
-
-    Raises:
-        TransportError: If the address cannot be read.
-    """
-
-    def __init__(self, url: str, timeout: float, name: str = "operations") -> None:
-        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
-        self.timeout = timeout
-        # RESP2, because answers are read as they are and maps would only cost time. No retries: only
-        # we know what may be sent twice.
-        with suppress(TypeError, ValueError, RedisError):
-            pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
-                url,
-                protocol=2,
-                client_name=name,
-                socket_timeout=None,
-                socket_connect_timeout=timeout,
-            )
-            # Only now are its options read.
-            pool.make_connection()
-            self._pool = pool
-            return
-        raise TransportError(
-            "the address cannot be read: it has an option that redis-py does not take"
-        )
-
-    async def connect(self) -> Any:
-        """Open a connection.
-
-        Raises:
-            TransportError: If Redis cannot be reached, rejects us, or does not answer in time.
-        """
-        connection = self._pool.make_connection()
-        connection.retry.update_retries(0)
-        try:
-            # The library limits the connect, but not the handshake.
-            async with asyncio.timeout(self.timeout):
-                await connection.connect()
-        except (*CONNECTION_ERRORS, TimeoutError) as error:
-            await connection.disconnect(nowait=True)
-            reason = str(error) or f"no answer for {self.timeout:g} seconds"
-            raise TransportError(f"Redis cannot be reached: {reason}") from error
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
-
-    async def aclose(self) -> None:
-        """Close what is left open."""
-        await self._pool.disconnect()
-
-
-class WrongServerError(NotSentError):
-    """The server cannot carry out a command now: it is a replica, or still loads its data."""
-
-
-def is_wrong_server(error: Exception) -> bool:
-    """Return whether a server rejects commands that another server, or the same one later, carries out."""
-    return isinstance(error, BusyLoadingError) or any(
-        word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
-    )
-
-
-async def ask(connection: Any, *command: Any, timeout: float | None = None) -> Any:
-    """Send one command on a connection nobody else uses, and read its answer.
-
-    Raises:
-        TransportError: If the connection breaks or stays silent, or Redis does not permit it.
-        redis.ResponseError: As Redis gave it.
-    """
-    timeout = SILENCE if timeout is None else timeout
-    try:
-        await connection.send_command(*command)
-        # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
-        async with asyncio.timeout(timeout):
-            return await connection.read_response()
-    except NoPermissionError as error:
-        raise TransportError(f"Redis refused {_shown(command)}: {NOT_PERMITTED}") from error
-    except ResponseError as error:
-        if is_wrong_server(error):
-            raise TransportError(f"Redis: {error}") from error
-        raise
-    except (*CONNECTION_ERRORS, TimeoutError) as error:
-        reason = str(error) or f"no answer for {timeout:g} seconds"
-        raise TransportError(f"Redis: {reason}") from error
-
-
-def _shown(command: tuple[Any, ...]) -> str:
-    """The command and its key, or the first two words of it: never a message."""
-    return " ".join(str(word) for word in command[:2])
 
 
 class ReconnectingTask:
@@ -377,7 +278,7 @@ class PipelinedConnection:
                 is_denied = isinstance(answer, NoPermissionError)
                 level = self._refusals.level() if is_denied else logging.WARNING
                 reason = NOT_PERMITTED if is_denied else answer
-                logger.log(level, "Redis refused %s: %s", _shown(waiting), reason)
+                logger.log(level, "Redis refused %s: %s", shown(waiting), reason)
         elif not waiting.done():
             if isinstance(answer, Exception):
                 if is_wrong_server(answer):

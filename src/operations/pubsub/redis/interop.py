@@ -19,8 +19,9 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration, deliver
-from operations.pubsub.redis.connection import SILENCE, Connector, PipelinedConnection
+from operations.pubsub.redis.connection import PipelinedConnection
 from operations.pubsub.redis.readers import PubSubConnection
+from operations.pubsub.redis.servers import SILENCE, Connector
 
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""

@@ -15,15 +15,8 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
-from operations.pubsub.redis.connection import (
-    CONNECTION_ERRORS,
-    KEEPALIVE,
-    SILENCE,
-    Connector,
-    PipelinedConnection,
-    ReconnectingTask,
-    ask,
-)
+from operations.pubsub.redis.connection import KEEPALIVE, PipelinedConnection, ReconnectingTask
+from operations.pubsub.redis.servers import CONNECTION_ERRORS, SILENCE, Connector, ask
 
 _BLOCK = 500
 """Milliseconds a read waits at the server, which is also how often an idle worker looks for abandoned entries."""

@@ -29,13 +29,9 @@ from operations.errors import (
 )
 from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig
-from operations.pubsub.redis.connection import (
-    Connector,
-    PipelinedConnection,
-    WrongServerError,
-    ask,
-)
+from operations.pubsub.redis.connection import PipelinedConnection
 from operations.pubsub.redis.readers import Channels, MailboxReader, QueueReader
+from operations.pubsub.redis.servers import Connector, WrongServerError, ask
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -80,15 +76,13 @@ class RedisTarget:
 
     def __init__(
         self,
-        url: str,
+        connector: Connector,
         *,
-        prefix: str,
         client: str,
         trusted: bool,
         max_bytes: int,
         max_values: int,
         max_backlog: int,
-        connect_timeout: float,
     ) -> None:
         self._affinity = LoopAffinity()
         self.trusted = trusted
@@ -97,10 +91,10 @@ class RedisTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
-        self._prefix = prefix
+        self._prefix = connector.prefix
         self._client = client
         self._max_backlog = max_backlog
-        self._connector = Connector(url, connect_timeout, f"operations-{client}")
+        self._connector = connector
         self._script = ""
         self._link = PipelinedConnection(self._connector, self._prepare, self._lost, self._restored)
         self._wiring = (self._connector, self._link, self._lost, self._restored)
@@ -401,15 +395,20 @@ async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
             should be.
         ValueError: If the secret is too short to be one.
     """
-    target = RedisTarget(
+    connector = Connector(
         config.address,
+        config.connect_timeout,
+        f"operations-{config.client}",
         prefix=config.prefix,
+        tls=config.tls_files,
+    )
+    target = RedisTarget(
+        connector,
         client=config.client,
         trusted=config.trusted,
         max_bytes=config.max_bytes,
         max_values=config.max_values,
         max_backlog=config.max_backlog,
-        connect_timeout=config.connect_timeout,
     )
     signing = signed(target, config.secret)
     try:

@@ -1,0 +1,254 @@
+"""The servers that a Redis client connects to: one server, the master that Sentinel names, or a shard of a cluster.
+
+Rule 1: every connect, with its handshake and the question for the server, has a time limit.
+Rule 2: in a cluster, all keys of a prefix carry one hash tag. They are on one shard, and so is the presence of clients.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+from redis.asyncio import ConnectionPool
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
+
+from operations.errors import NotSentError, TransportError
+from operations.pubsub.base import NOT_PERMITTED
+from operations.pubsub.config import enforce_address
+
+SILENCE = 12.0
+"""Seconds without an answer after which a connection is given up."""
+
+CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
+
+_DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
+
+
+class _Address(NamedTuple):
+    """An address in its parts.
+
+    Attributes:
+        kind: `sentinel`, `cluster`, or empty for one server.
+        url: The address of one server, for redis-py: the first one, with login and options.
+        servers: Host and port of each Sentinel, or of each known node of the cluster.
+        service: The name of the master, for Sentinel.
+        sentinel_login: The user and password of the Sentinels, if they have one.
+    """
+
+    kind: str
+    url: str
+    servers: list[tuple[str, int]]
+    service: str
+    sentinel_login: dict[str, str]
+
+
+def _read(url: str) -> _Address:
+    scheme, _, kind = url.partition("://")[0].partition("+")
+    if kind not in _DEFAULT_PORTS:
+        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
+        return _Address("", url, [], "", {})
+    rest = url.partition("://")[2]
+    # Only the hosts are a list: a login may contain a comma, in its encoded form.
+    netloc, slash, path = rest.partition("/")
+    login, at, hosts = netloc.rpartition("@")
+    servers: list[tuple[str, int]] = []
+    for host in hosts.split(","):
+        one = f"{scheme}://{login}{at}{host}{slash}{path}"
+        enforce_address(one, ("redis", "rediss"))
+        parts = urlsplit(one)
+        servers.append((parts.hostname or "", parts.port or _DEFAULT_PORTS[kind]))
+    parts = urlsplit(f"{scheme}://{login}{at}{hosts.partition(',')[0]}{slash}{path}")
+    service, _, database = parts.path.strip("/").partition("/")
+    if kind == "cluster":
+        return _Address(kind, urlunsplit(parts), servers, "", {})
+    if not service:
+        raise TransportError(
+            "the address cannot be read: it names no master: redis+sentinel://host:26379/mymaster"
+        )
+    given = parse_qs(parts.query)
+    names = {"sentinel_username": "username", "sentinel_password": "password"}
+    sentinel_login = {names[key]: values[0] for key, values in given.items() if key in names}
+    query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0] not in names)
+    one = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
+    return _Address(kind, one, servers, service, sentinel_login)
+
+
+class Connector:
+    """Opens connections to a Redis server, wherever it is now.
+
+    Args:
+        url: The address: `redis://`, `rediss://`, `unix://`, or with several hosts `redis+sentinel://` and
+            `redis+cluster://` (and `rediss+...`).
+        timeout: Seconds for a connection, with its handshake.
+        name: The name of the connections, which the server lists.
+        prefix: The prefix of every key.
+        tls: Files of certificates, as redis-py takes them.
+
+    Attributes:
+        prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
+
+    Raises:
+        TransportError: If the address cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        name: str = "operations",
+        *,
+        prefix: str = "",
+        tls: dict[str, str] | None = None,
+    ) -> None:
+        self.timeout = timeout
+        self._address = _read(url)
+        is_tagged = "{" in prefix or self._address.kind != "cluster"
+        self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
+        # RESP2, because answers are read as they are and maps would only cost time. No retries: only
+        # we know what may be sent twice.
+        with suppress(TypeError, ValueError, RedisError):
+            pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+                self._address.url,
+                protocol=2,
+                client_name=name,
+                socket_timeout=None,
+                socket_connect_timeout=timeout,
+                **(tls or {}),
+            )
+            # Only now are its options read.
+            pool.make_connection()
+            self._pool = pool
+            return
+        raise TransportError(
+            "the address cannot be read: it has an option that redis-py does not take"
+        )
+
+    async def connect(self) -> Any:
+        """Open a connection.
+
+        Raises:
+            TransportError: If Redis cannot be reached, rejects us, or does not answer in time.
+        """
+        try:
+            # The library limits the connect, but not the handshake.
+            async with asyncio.timeout(self.timeout):
+                return await self._find()
+        except (*CONNECTION_ERRORS, TimeoutError) as error:
+            reason = str(error) or f"no answer for {self.timeout:g} seconds"
+            raise TransportError(f"Redis cannot be reached: {reason}") from error
+
+    async def aclose(self) -> None:
+        """Close what is left open."""
+        await self._pool.disconnect()
+
+    async def _find(self) -> Any:
+        address = self._address
+        if not address.kind:
+            return await self._open({})
+        failure: Exception | None = None
+        for host, port in address.servers:
+            try:
+                async with asyncio.timeout(self.timeout / len(address.servers)):
+                    if address.kind == "sentinel":
+                        return await self._open_master(host, port)
+                    return await self._open_shard(host, port)
+            except (TransportError, *CONNECTION_ERRORS, TimeoutError) as error:
+                failure = error
+        raise TransportError(str(failure) or "no answer") from failure
+
+    async def _open_master(self, host: str, port: int) -> Any:
+        login = {"username": None, "password": None, **self._address.sentinel_login}
+        sentinel = await self._open({"host": host, "port": port, "db": 0, **login})
+        try:
+            service = self._address.service
+            answer = await ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+        finally:
+            await sentinel.disconnect(nowait=True)
+        if not answer:
+            raise TransportError(f"Sentinel knows no master {self._address.service!r}")
+        connection = await self._open({"host": answer[0].decode(), "port": int(answer[1])})
+        try:
+            # Sentinel may not have noticed yet that it is a replica now.
+            role = await ask(connection, "ROLE")
+        except TransportError as error:
+            # Clients with few permissions find out when they write.
+            if not isinstance(error.__cause__, NoPermissionError):
+                await connection.disconnect(nowait=True)
+                raise
+        else:
+            if role[0] != b"master":
+                await connection.disconnect(nowait=True)
+                raise TransportError("the master is being replaced")
+        return connection
+
+    async def _open_shard(self, host: str, port: int) -> Any:
+        node = await self._open({"host": host, "port": port})
+        slot = key_slot(self.prefix.encode())
+        try:
+            shards = await ask(node, "CLUSTER", "SLOTS")
+        finally:
+            await node.disconnect(nowait=True)
+        masters = [master for first, last, master, *_ in shards if first <= slot <= last]
+        if not masters:
+            raise TransportError("no node of the cluster has the slot of the prefix")
+        # A node that does not know its own address leaves it out.
+        return await self._open({"host": masters[0][0].decode() or host, "port": masters[0][1]})
+
+    async def _open(self, changed: dict[str, Any]) -> Any:
+        pool = self._pool
+        connection = pool.connection_class(**{**pool.connection_kwargs, **changed})
+        connection.retry.update_retries(0)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+
+class WrongServerError(NotSentError):
+    """The server cannot carry out a command now: it is a replica, loads its data, or has lost the shard."""
+
+
+def is_wrong_server(error: Exception) -> bool:
+    """Return whether a server rejects commands that another server, or the same one later, carries out."""
+    return isinstance(error, (BusyLoadingError, AskError, ClusterError)) or any(
+        word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
+    )
+
+
+async def ask(connection: Any, *command: Any, timeout: float | None = None) -> Any:
+    """Send one command on a connection nobody else uses, and read its answer.
+
+    Raises:
+        TransportError: If the connection breaks or stays silent, or Redis does not permit it.
+        redis.ResponseError: As Redis gave it.
+    """
+    timeout = SILENCE if timeout is None else timeout
+    try:
+        await connection.send_command(*command)
+        # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
+        async with asyncio.timeout(timeout):
+            return await connection.read_response()
+    except NoPermissionError as error:
+        raise TransportError(f"Redis refused {shown(command)}: {NOT_PERMITTED}") from error
+    except ResponseError as error:
+        if is_wrong_server(error):
+            raise TransportError(f"Redis: {error}") from error
+        raise
+    except (*CONNECTION_ERRORS, TimeoutError) as error:
+        reason = str(error) or f"no answer for {timeout:g} seconds"
+        raise TransportError(f"Redis: {reason}") from error
+
+
+def shown(command: tuple[Any, ...]) -> str:
+    """The command and its key, or the first two words of it: never a message."""
+    return " ".join(str(word) for word in command[:2])
