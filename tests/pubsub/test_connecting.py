@@ -1,8 +1,9 @@
 """Connects and handshakes end in time, and clients leave servers that do not serve them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -17,23 +18,11 @@ from operations.pubsub.redis import connect_redis, connect_redis_interop
 from operations.pubsub.websocket import connect_websocket
 
 
-@asynccontextmanager
-async def silent_port() -> AsyncGenerator[int]:
-    """A port that accepts connections and never says anything."""
-    writers: list[asyncio.StreamWriter] = []
-
-    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield int(server.sockets[0].getsockname()[1])
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-            with suppress(OSError):
-                await writer.wait_closed()
+@contextmanager
+def silent_port() -> Iterator[int]:
+    """A port at which the system accepts connections, and nobody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield int(listening.getsockname()[1])
 
 
 @pytest.mark.requirement("R35", "F6")
@@ -56,10 +45,13 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
 ) -> None:
     option = "open_timeout" if connect is connect_websocket else "connect_timeout"
     start = scheme if "://" in scheme else f"{scheme}://"
-    async with silent_port() as port:
-        with anyio.fail_after(3), pytest.raises(TransportError, match="cannot be reached"):
-            async with connect(f"{start}127.0.0.1:{port}", **{option: 0.3}):
-                pass
+    with (
+        silent_port() as port,
+        anyio.fail_after(3),
+        pytest.raises(TransportError, match="cannot be reached"),
+    ):
+        async with connect(f"{start}127.0.0.1:{port}", **{option: 0.3}):
+            pass
 
 
 class Deaf:
@@ -76,25 +68,24 @@ async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
     monkeypatch.setattr("operations.pubsub.redis.servers.SILENCE", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
-    async with silent_port() as hung:
-        with running(RedisServer()) as old, running(RedisServer()) as new:
-            async with (
-                proxy(old.port) as through,
-                connect_redis(f"redis://127.0.0.1:{through.port}", connect_timeout=0.3) as target,
-            ):
-                # First the server hangs and is still at the address; then another one is there.
-                through.swallow()
-                through.target = hung
-                await until(lambda: not target.is_connected)
-                through.swallow(False)
-                through.cut()
-                await asyncio.sleep(0.5)
-                assert not target.is_connected
-                through.target = new.port
-                await until(lambda: target.is_connected)
-                box = target.mailbox()
-                await target.listen((box,), Deaf())
-                assert await target.is_present(box)
+    with silent_port() as hung, running(RedisServer()) as old, running(RedisServer()) as new:
+        async with (
+            proxy(old.port) as through,
+            connect_redis(f"redis://127.0.0.1:{through.port}", connect_timeout=1) as target,
+        ):
+            # First the server hangs and is still at the address; then another one is there.
+            through.swallow()
+            through.target = hung
+            await until(lambda: not target.is_connected)
+            through.swallow(False)
+            through.cut()
+            await asyncio.sleep(0.5)
+            assert not target.is_connected
+            through.target = new.port
+            await until(lambda: target.is_connected)
+            box = target.mailbox()
+            await target.listen((box,), Deaf())
+            assert await target.is_present(box)
 
 
 @pytest.mark.requirement("R34")
