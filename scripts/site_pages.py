@@ -3,14 +3,20 @@
 index.md             README.md, with its links as seen from docs/
 changelog.md         CHANGELOG.md
 reference/*.md       every public module, from its docstrings
+reference/file.md    every key of operations.toml, from the config classes
 screenshots.md       what tests/console left in build/screenshots, if it ran
 """
 
 import ast
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+
+from operations.config.model import config_schema
 
 PROJECT = Path(__file__).resolve().parent.parent
 SCREENSHOTS = PROJECT / "build" / "screenshots"
@@ -62,7 +68,10 @@ MODULES = {
     },
     "operations.hub": {"operations.hub": ""},
     "operations.agents": {"operations.agents": ""},
-    "operations.tools": {"operations.tools": "ToolConfig configure_tools"},
+    "operations.tools": {"operations.tools": "ToolConfig ToolSettings configure_tools"},
+    "operations.caller_tokens": {
+        "operations.caller_tokens": "CallerToken TokenExchange hold_token"
+    },
     "operations.telemetry": {
         "operations.telemetry.audit": "Audit AuditFile AuditRecord",
         "operations.telemetry.config": "AuditConfig LogConfig TelemetryConfig",
@@ -95,6 +104,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         "changelog.md": _seen_from_docs("CHANGELOG.md"),
         "screenshots.md": _screenshots(pictures),
         "reference/operations.md": _core(),
+        "reference/file.md": _config_reference(),
         **{f"reference/{page}.md": _reference(page, modules) for page, modules in MODULES.items()},
     }
     for path, text in pages.items():
@@ -104,6 +114,68 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             File.generated(config, f"screenshots/{picture.name}", abs_src_path=str(picture))
         )
     return files
+
+
+def _config_reference() -> str:
+    schema: Any = config_schema().document
+    lines = [
+        "# `operations.toml`: every key\n",
+        "Made from the config classes of the package. [Configuration](../config.md) explains the tables.\n",
+        *_table((), schema, schema["$defs"]),
+    ]
+    return "\n".join(lines)
+
+
+def _table(path: tuple[str, ...], schema: Any, known: Any) -> Iterator[str]:
+    """Yield the section of one table of the file, and those of the tables in it."""
+    if path:
+        yield f"## `[{'.'.join(path)}]`\n"
+        yield f"{schema.get('description', '')}\n"
+    yield "| key | type | default | what |\n|---|---|---|---|"
+    below: list[tuple[tuple[str, ...], Any]] = []
+    for key, value in schema["properties"].items():
+        what = value.get("description", "")
+        default = f"`{json.dumps(value['default'])}`" if "default" in value else ""
+        if value.get("default") in ({}, []):
+            default = ""
+        yield f"| `{key}` | {_type(value, known)} | {default} | {what} |".replace("\n", " ")
+        below += [((*path, *names), inner) for names, inner in _inner((key,), value, known)]
+    yield ""
+    for names, inner in below:
+        yield from _table(names, inner, known)
+
+
+def _inner(
+    names: tuple[str, ...], schema: Any, known: Any
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the tables that a key may hold, each with its name in the file."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name != "Secret":
+            yield names, {**known[name], "description": known[name].get("description", "")}
+    elif "properties" in schema:
+        yield names, schema
+    elif isinstance(schema.get("additionalProperties"), dict):
+        yield from _inner((*names, "NAME"), schema["additionalProperties"], known)
+    for option in schema.get("anyOf", ()):
+        yield from _inner(names, option, known)
+
+
+def _type(schema: Any, known: Any) -> str:
+    """Return what a key may hold, in words."""
+    if "enum" in schema or "const" in schema:
+        return ", ".join(
+            f"`{json.dumps(each)}`" for each in schema.get("enum", [schema.get("const")])
+        )
+    if "$ref" in schema:
+        return "secret" if schema["$ref"].endswith("/Secret") else "table"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_type(each, known) for each in schema["anyOf"]))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}), known)}"
+    kinds = schema.get("type", "any")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join({"object": "table", "null": "nothing"}.get(each, each) for each in kinds)
 
 
 def _seen_from_docs(name: str) -> str:

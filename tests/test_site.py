@@ -61,6 +61,24 @@ def test_the_reference_has_every_public_name(site: Path, module: str) -> None:
     assert {f"{module}.{name}" for name in names} <= headings
 
 
+def test_the_reference_has_every_key_of_the_file(site: Path) -> None:
+    page = unescape((site / "reference" / "file.html").read_text(encoding="utf-8"))
+
+    for path, key in (
+        ("[openapi.NAME]", "document"),
+        ("[openapi.NAME.auth]", "token"),
+        ("[openapi.NAME.auth.token.exchange]", "audience"),
+        ("[mcp.NAME.auth.exchange]", "token_url"),
+        ("[tools.NAME]", "max_bytes"),
+        ("[serve]", "processes"),
+        ("[serve.mcp]", "stateless"),
+        ("[access.jwt]", "issuer"),
+        ("[limits]", "calls_per_caller"),
+    ):
+        section = page.partition(f"<code>{path}</code>")[2].partition("<h2")[0]
+        assert f"<code>{key}</code>" in section, path
+
+
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     styles = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.css")}
