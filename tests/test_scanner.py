@@ -283,3 +283,15 @@ def test_two_sources_do_not_share_modules() -> None:
         files = {"ops": ["a.py"], "ops/a.py": GOOD.format(name=name)}
         found = scan_operations("ops", read=files.__getitem__)
         assert found.operations[0].spec.id == f"scan.{name}"
+
+
+def test_a_module_with_the_name_of_the_library_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "from operations import operation\n\n@operation('a.b')\ndef b() -> None: ..."
+    (tmp_path / "operations.py").write_text(code, encoding="utf-8")
+
+    with pytest.raises(FileNotFoundError, match="rename your own module"):
+        scan_operations("operations")
+    assert [each.spec.id for each in scan_operations("operations.py").operations] == ["a.b"]

@@ -33,6 +33,7 @@ Read: TypeAlias = Callable[[str], bytes | str | Iterable[str]]
 Raises `OSError` or `LookupError` for a path that does not exist.
 """
 
+_LIBRARY = __name__.partition(".")[0]
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
 """A mapping with these keys is taken for a spec, whatever it is called."""
 
@@ -79,7 +80,7 @@ def scan_operations(
             then a path that `read` knows.
 
     Raises:
-        FileNotFoundError: If `source` is neither a path nor a package that can be found.
+        FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.
     """
     scan = _Scan()
     if not isinstance(source, ModuleType) and not str(source):
@@ -92,6 +93,10 @@ def scan_operations(
         scan.package(source.__name__)
     elif Path(source).exists():
         scan.folder(Path(source).resolve())
+    elif source == _LIBRARY:
+        raise FileNotFoundError(
+            "operations is the name of this library: rename your own module, or give its path, such as 'operations.py'"
+        )
     elif isinstance(source, str) and _can_be_found(source):
         scan.package(source)
     else:
