@@ -102,6 +102,7 @@ class Importer:
         )
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
+        self._tags: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -205,10 +206,15 @@ class Importer:
             (description if type(description) is str else "")
             or title
             or f"{entry.method} {entry.path}",
-            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
+            self._tags_of(tags) if tags else (),
             declared,
             meta,
         )
+
+    def _tags_of(self, tags: Any) -> tuple[str, ...]:
+        """Return tags as a tuple, the same one for operations that have the same tags."""
+        found = tuple([tag for tag in list_of(tags) if type(tag) is str])
+        return self._tags.setdefault(found, found)
 
     def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription beside it if the document offers its response as a stream too."""

@@ -42,6 +42,8 @@ class DeclaredResponses:
         self._good: dict[str, JSONObject] = {}
         self._produces = description.document.get("produces")
         self._others: set[str] = set()
+        self._tuples: dict[tuple[int, ...], tuple[ErrorDefinition, ...]] = {}
+        """By the identities of the errors, all of which are kept here: most operations declare the same."""
 
     def read(self, entry: Entry) -> Declared:
         """Return what the responses of this operation declare."""
@@ -80,7 +82,11 @@ class DeclaredResponses:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
-        return Declared(tuple(errors), links, streams, others or not streams)
+        key = tuple(map(id, errors))
+        same = self._tuples.get(key)
+        if same is None:
+            same = self._tuples[key] = tuple(errors)
+        return Declared(same, links, streams, others or not streams)
 
     def _is_stream(self, kind: str) -> bool:
         if is_stream(kind):
@@ -103,9 +109,10 @@ class DeclaredResponses:
         """Return the error that a response declares; shared if two responses must be the same."""
         key = node.get("$ref")
         if key is None:
-            if "content" in node or "schema" in node:
-                return self._definition(entry, status, node)
             key = node.get("description")
+            if "content" in node or "schema" in node:
+                ref = _only_ref(node)
+                key = f"{key}\n{ref}" if ref and type(key) is str else None
         if type(key) is not str:
             return self._definition(entry, status, node)
         known = self._errors.get((status, key))
@@ -148,6 +155,18 @@ class DeclaredResponses:
                     body = chosen.schema
         draft = description.schemas.draft(Direction.RESPONSE)
         return draft.close({"type": "object", "properties": {"body": draft.convert(body)}})
+
+
+def _only_ref(node: JSONObject) -> str | None:
+    """Return what a response is if it is only a media type and a reference to a schema; None if it is more."""
+    content = object_of(node.get("content"))
+    if len(content) != 1 or not node.keys() <= {"content", "description"}:
+        return None
+    [(kind, offered)] = content.items()
+    schema = object_of(offered).get("schema")
+    if not is_object(schema) or schema.keys() != {"$ref"} or len(offered) != 1:
+        return None
+    return f"{kind}\n{schema['$ref']}"
 
 
 class DeclaredRequests:

@@ -20,8 +20,9 @@ from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.types import JSONObject
 
-_METHODS = frozenset(METHODS)
-_CAPITALS = frozenset(method.upper() for method in METHODS)
+_METHODS = {method: method.upper() for method in METHODS}
+_CAPITALS = {method: method for method in _METHODS.values()}
+"""By spelling: one text for all operations of a method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,11 @@ class Description:
                 item, shared = self._spread(item, shared)
             for method, operation in item.items():
                 # Some documents write GET for get.
-                if method in _METHODS or (method in _CAPITALS and method.lower() not in item):
-                    entry = self._entry(path, method.upper(), item, operation, shared)
+                name = _METHODS.get(method)
+                if name is None and method.lower() not in item:
+                    name = _CAPITALS.get(method)
+                if name is not None:
+                    entry = self._entry(path, name, item, operation, shared)
                     if entry is not None:
                         yield entry
             # 3.2: methods that have no field of their own.
