@@ -72,6 +72,11 @@ MODULES = {
     "operations.caller_tokens": {
         "operations.caller_tokens": "CallerToken TokenExchange hold_token"
     },
+    "operations.testing": {
+        "operations.testing": "",
+        "operations.testing.plugin": "under_test",
+        "operations.testing.upstream": "FakeUpstream",
+    },
     "operations.telemetry": {
         "operations.telemetry.audit": "Audit AuditFile AuditRecord",
         "operations.telemetry.config": "AuditConfig LogConfig TelemetryConfig",

@@ -1,0 +1,16 @@
+"""A pytest plugin: `pytest_plugins = ["operations.testing.plugin"]` in a `conftest.py`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from operations.registry import OperationRegistry
+from operations.testing import RegistryUnderTest
+
+
+@pytest.fixture
+def under_test() -> Iterator[Callable[[OperationRegistry], RegistryUnderTest]]:
+    """Return a function that puts a registry under test; after the test, its operations are as they were."""
+    with ExitStack() as stack:
+        yield lambda registry: stack.enter_context(RegistryUnderTest(registry))
