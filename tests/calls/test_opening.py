@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -29,8 +30,11 @@ def town(request: pytest.FixtureRequest) -> World:
 
 
 async def _running(target: EventTarget) -> set["asyncio.Task[Any]"]:
-    # The first question opens what all further ones use.
-    await target.is_present(target.mailbox())
+    # The first question and the first request open what all further ones use.
+    mailbox = target.mailbox()
+    await target.is_present(mailbox)
+    with suppress(TransportError):
+        await target.enqueue("operations", b"{}", key="first", reply_to=mailbox, wait=1)
     return asyncio.all_tasks()
 
 

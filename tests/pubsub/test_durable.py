@@ -165,10 +165,10 @@ async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> N
 
 async def test_with_permissions_durability_needs_what_the_page_says() -> None:
     page = (DOCS / "calls.md").read_text("utf-8")
-    *of_workers, of_callers = re.findall(r'`("\$JS\.[^`]+")`', page)
+    *of_workers, creating, counting = re.findall(r'`("\$JS\.[^`]+")`', page)
     rules = (DOCS / "recipes" / "nats.conf").read_text("utf-8")
     more = rules.replace('"_INBOX.>"', ", ".join(('"_INBOX.>"', *of_workers)))
-    more = more.replace('"operations.queue.>"', f'"operations.queue.>", {of_callers}')
+    more = more.replace('"operations.queue.>"', f'"operations.queue.>", {creating}, {counting}')
     broker = NatsServer(config=more)
     broker.options += ("-js", "-sd", broker.folder)
     with running(broker):
@@ -194,3 +194,25 @@ async def test_without_these_permissions_it_says_so() -> None:
             broker.url, client="alice", user="alice", password="alice-secret", durable=True
         ):
             pass
+
+
+async def test_mutations_that_wait_in_the_stream_are_not_lost(
+    jetstream: Broker, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger"
+    async with (
+        connect_nats(jetstream.url, durable=True) as there,
+        serve_calls(build_registry(), there, concurrency=1),
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here, heartbeat=0.1) as calls,
+    ):
+        with anyio.fail_after(20):
+            results = await asyncio.gather(
+                *(
+                    calls.call("slow.write", {"seconds": 0.4, "path": str(path)}, replayable=False)
+                    for _ in range(4)
+                )
+            )
+
+    assert [result.data for result in results] == ["written"] * 4
+    assert len(started(path)) == 4

@@ -218,7 +218,6 @@ class RemoteService:
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
-            await asyncio.wait({following})
         await self.calls.aclose()
 
     def _import(self, spec: OperationSpec) -> Operation:

@@ -148,19 +148,25 @@ class DurableQueues:
         except Error as error:
             raise TransportError(f"JetStream: {error}") from error
 
-    async def is_waiting(self, receipt: str) -> bool:
-        """Return whether a request is in the stream: it is removed when a worker begins it.
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether no worker has acknowledged a request, which it does when it begins.
+
+        The counters of the consumer tell this without access to the requests of others.
 
         Raises:
             TransportError: If JetStream does not answer.
         """
         try:
-            await self._js.get_msg(self._stream, seq=int(receipt))
+            info = await self._js.consumer_info(self._stream, _consumer_name(queue))
         except NotFoundError:
             return False
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
-        return True
+        number = int(receipt)
+        return bool(
+            number > info.delivered.stream_seq
+            or (info.num_ack_pending and number > info.ack_floor.stream_seq)
+        )
 
     async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> str:
         """Store a request; return its sequence number when the server has it.
@@ -207,7 +213,7 @@ class DurableQueues:
         self, subject: str, queue: str, receiver: Receiver, capacity: Callable[[], int]
     ) -> "DurableTaking":
         """Take requests in turn with everyone else who does."""
-        name = f"workers_{queue}".replace(".", "_")
+        name = _consumer_name(queue)
 
         async def prepare() -> None:
             """Make the consumer, and the stream, where they are not there."""
@@ -233,6 +239,10 @@ class DurableQueues:
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
         return DurableTaking(consumer, prepare, clock, receiver, capacity)
+
+
+def _consumer_name(queue: str) -> str:
+    return f"workers_{queue}".replace(".", "_")
 
 
 class _Told(msgspec.Struct):

@@ -393,7 +393,7 @@ class NatsTarget:
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether a durable queue still has a request."""
-        return self._durable is not None and await self._durable.is_waiting(receipt)
+        return self._durable is not None and await self._durable.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a poisonous request to the subject `aside` of its group."""
