@@ -3,9 +3,10 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from tests.front.outcomes import ACCESS, SIZES
 
+from operations.__main__ import main
 from operations._text import tool_name
 from operations.server import Limits
 
@@ -93,22 +95,27 @@ def configure(folder: Path, limits: Limits) -> None:
     (folder / "operations.toml").write_text(text)
 
 
-async def over_terminal(folder: Path, operation: str, value: Any, key: str | None) -> str:
+@pytest.fixture
+def over_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
     """Call with the command; return `fine` or the code of the error."""
-    arguments = ("call", operation, "-", "--as", key or "anonymous", "--json")
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "operations", *arguments),
-        cwd=folder,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await child.communicate(msgspec.json.encode(value))
-    assert b"CANARY" not in out + err
-    if not child.returncode:
-        return str(msgspec.json.decode(out))
-    return str(msgspec.json.decode(err.splitlines()[-1])["error"]["code"])
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    path = list(sys.path)
+
+    def call(operation: str, value: Any, key: str | None) -> str:
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(msgspec.json.encode(value))))
+        capfd.readouterr()
+        code = main(("call", operation, "-", "--as", key or "anonymous", "--json"))
+        out, err = capfd.readouterr()
+        assert "CANARY" not in out + err
+        if not code:
+            return str(msgspec.json.decode(out))
+        return str(msgspec.json.decode(err.splitlines()[-1])["error"]["code"])
+
+    yield call
+    sys.path[:] = path
 
 
 @asynccontextmanager
@@ -141,10 +148,10 @@ async def over_stdio(client: Client, operation: str, value: Any) -> str:
 
 @pytest.mark.requirement("R07", "R54")
 @pytest.mark.parametrize(("operation", "key", "outcome"), ACCESS)
-async def test_access_at_the_command_line(
-    folder: Path, operation: str, key: str | None, outcome: str
+def test_access_at_the_command_line(
+    over_terminal: Callable[..., str], operation: str, key: str | None, outcome: str
 ) -> None:
-    assert await over_terminal(folder, operation, {}, key) == outcome
+    assert over_terminal(operation, {}, key) == outcome
 
 
 @pytest.mark.requirement("R07", "R54")
@@ -159,10 +166,20 @@ async def test_access_on_stdio(folder: Path, key: str | None) -> None:
 
 @pytest.mark.requirement("R55", "R54")
 @pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
-async def test_sizes_are_limited(folder: Path, limits: Limits, value: Any, outcome: str) -> None:
+def test_sizes_are_limited_at_the_command_line(
+    folder: Path, over_terminal: Callable[..., str], limits: Limits, value: Any, outcome: str
+) -> None:
     configure(folder, limits)
 
-    assert await over_terminal(folder, "test.open", {"value": value}, "ann") == outcome
+    assert over_terminal("test.open", {"value": value}, "ann") == outcome
+
+
+@pytest.mark.requirement("R55", "R54")
+@pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
+async def test_sizes_are_limited_on_stdio(
+    folder: Path, limits: Limits, value: Any, outcome: str
+) -> None:
+    configure(folder, limits)
     async with stdio(folder, "ann") as client:
         assert await over_stdio(client, "test.open", {"value": value}) == outcome
         assert await over_stdio(client, "test.open", {"value": 1}) == "fine"

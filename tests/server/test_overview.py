@@ -26,7 +26,7 @@ def build() -> OperationRegistry:
         """Says hello."""
         return "hello"
 
-    @registry.operation("open.outer", type="query")
+    @registry.operation("open.outer", type="query", calls=["closed.inner"])
     async def outer(context: OperationContext) -> Any:
         """Calls what its caller may not."""
         return (await context.env.closed.inner({})).data
