@@ -600,6 +600,7 @@ NOT_IN_THE_FILE = {
     "NatsConfig.url": "a key of its own",
     "NatsConfig.tls": "an object",
     "NatsConfig.options": "objects",
+    "RemoteConfig.delegate": "a key of its own",
     "WorkerConfig.front": "an object",
     "WorkerConfig.resolve": "a function",
     "WorkerConfig.address": "of each connection",

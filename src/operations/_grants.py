@@ -105,8 +105,8 @@ class Subject(
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
 
-    grants: tuple[str, ...] = ()
-    """The keys of the blocks that the caller presented to the hub that minted this grant."""
+    grants: tuple[str, ...] | None = None
+    """The keys of the blocks that the caller presented to the hub that minted this grant; None if no hub did."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -130,8 +130,8 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     keys: tuple[str, ...]
     """A name for each block that no holder can choose."""
 
-    origin: tuple[str, ...] = ()
-    """The keys of the grant that the caller presented, if a hub minted this one for it."""
+    origin: tuple[str, ...] | None = None
+    """The keys of the blocks that the caller presented, if a hub minted this grant for the call."""
 
     @cached_property
     def until(self) -> float:
@@ -171,7 +171,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def presented(self) -> tuple[str, ...]:
         """The keys of the blocks that the caller presented, here or at the hub that called."""
-        return self.origin or self.keys
+        return self.keys if self.origin is None else self.origin
 
     def covers(self, operation_id: str) -> bool:
         """Return whether every block covers an operation, and none has expired. Never raises."""

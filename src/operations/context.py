@@ -68,6 +68,12 @@ class Caller(Protocol):
         """Open a subscription."""
         ...
 
+    def authorize(
+        self, operation_id: str, input: Any, context: "OperationContext | None" = None
+    ) -> Awaitable[None]:
+        """Check a call that another operation makes in its place."""
+        ...
+
     def specs(self) -> Iterable[Listed]:
         """Return the specs of all operations."""
         ...

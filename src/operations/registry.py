@@ -20,6 +20,7 @@ from operations._pipeline import (
     Remote,
     StreamMiddleware,
     Subscription,
+    authorize,
     forward,
     invoke,
     report_refusal,
@@ -188,6 +189,21 @@ class OperationRegistry(Registrations):
         """Read a call of a function; the id is the one that its operation has here."""
         typed = TypedCall.of(function, arguments, named)
         return replaced(typed, operation_id=self.current_id(typed.operation_id))
+
+    async def authorize(
+        self, operation_id: str, input: Any, context: OperationContext | None = None
+    ) -> None:
+        """Check access, input, grant, approval and budget of a call that another operation makes in its place.
+
+        Raises:
+            CallError: As the call.
+        """
+        context = self._adopt(context)
+        plans, operation_id = self._plans, self.current_id(operation_id)
+        plan = plans.get(operation_id) or self._prepare(
+            operation_id, context, plans, streaming=False
+        )
+        await authorize(plan, input, context)
 
     async def _execute_first(
         self, operation_id: str, input: Any, context: OperationContext | None

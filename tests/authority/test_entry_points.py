@@ -42,7 +42,7 @@ from operations.authority import (
     read_token,
 )
 from operations.authority import grants as resolving
-from operations.calls import PendingRequestMap, serve_calls
+from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.config import ConfigError, load_config
 from operations.mcp import to_mcp
 from operations.pubsub.config import NatsConfig, RedisConfig
@@ -612,3 +612,82 @@ def test_several_processes_need_a_store_that_they_share(
 
     with pytest.raises(ConfigError, match=message):
         load_config(tmp_path / "operations.toml")
+
+
+# ------------------------------------------------------------ workers and spokes
+
+
+@pytest.mark.requirement("R63")
+async def test_a_worker_behind_a_hub_knows_on_whose_behalf_it_acts() -> None:
+    root = Grants(KEY, subjects=CALLERS.get)
+    worker = OperationRegistry()
+    at_worker = Grants(root.for_name("workers"))
+
+    @worker.operation("far.who", scopes=["task"])
+    async def who(context: OperationContext) -> Any:
+        identity = context.identity
+        assert identity is not None
+        assert identity.grant is not None
+        return [identity.id, list(identity.acting), identity.key.count("\n")]
+
+    @worker.operation("far.other", scopes=["task"])
+    async def other() -> str:
+        return "other"
+
+    @worker.operation("far.open")
+    async def opened_to_all(context: OperationContext) -> Any:
+        return (await context.env.far.other()).data
+
+    own = at_worker.create(Identity("hub", ["task"]), "hub", operations=["*"])
+    with broker_running(RedisServer()) as broker:
+        hub = OperationRegistry()
+        async with (
+            connect_redis(broker.url) as target,
+            connect_redis(broker.url) as client,
+            serve_calls(worker, target, group="workers", resolve=at_worker.resolve),
+            from_calls(
+                client,
+                group="workers",
+                credential=own,
+                delegate=root.delegate("workers"),
+                access=AccessControl(),
+            ) as service,
+        ):
+            hub.register_all(service)
+
+            async def outcome(operation: str, key: str | None) -> Any:
+                identity = None
+                if key is not None:
+                    identity = CALLERS.get(key) or await root.resolve(key)
+                try:
+                    context = OperationContext(identity=identity)
+                    return (await hub.execute(operation, {}, context)).data
+                except CallError as error:
+                    return error.code
+
+            token = root.create("alice", "bot", operations=["far.*"], approve=["far.other"])
+            assert await outcome("far.who", "alice") == ["alice", ["hub"], 1]
+            assert await outcome("far.who", token) == ["alice", ["bot", "hub"], 3]
+            assert await outcome("far.who", "boss") == "ACCESS_DENIED", "without the scope"
+            assert await outcome("far.who", None) == "ACCESS_DENIED"
+            assert await outcome("far.open", "alice") == "ACCESS_DENIED", "only what was called"
+            assert await outcome("far.other", token) == "APPROVAL_REQUIRED"
+            (record,) = await hub.authority.approvals.pending(OperationContext(trusted=True))
+            await hub.authority.approvals.answer(
+                record.id, OperationContext(trusted=True), approve=True, reason=None
+            )
+            assert await outcome("far.other", token) == "other", "one approval is enough"
+
+
+@pytest.mark.requirement("R63")
+async def test_a_key_of_workers_does_not_open_the_hub() -> None:
+    root = Grants(KEY, subjects=CALLERS.get)
+    mint = root.delegate("workers")
+    token = mint("far.who", OperationContext(identity=CALLERS["alice"]))
+    assert token is not None
+
+    with pytest.raises(ValueError, match="signature"):
+        await root.resolve(token)
+    with pytest.raises(ValueError, match="signature"):
+        await Grants(root.for_name("others")).resolve(token)
+    assert mint("far.who", None) is None

@@ -12,7 +12,7 @@ Rule 4: nothing here knows about transports, HTTP or MCP servers.
 into envelopes, `reports` tells observers.
 """
 
-from operations._pipeline.path import invoke, run
+from operations._pipeline.path import authorize, invoke, run
 from operations._pipeline.plan import (
     Call,
     Middleware,
@@ -35,6 +35,7 @@ __all__ = [
     "Remote",
     "StreamMiddleware",
     "Subscription",
+    "authorize",
     "forward",
     "invoke",
     "is_blocking",

@@ -87,10 +87,24 @@ async def _checked(plan: Plan, value: Any, context: OperationContext) -> Operati
     return context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
+async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
+    """Check a call as `invoke` does, without running it.
+
+    Raises:
+        CallError: As the call.
+    """
+    enter(plan, context)
+    plan, value = admit(plan, value, context)
+    await guard(plan, value, context)
+
+
 async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
     inner = await guard(plan, value, context)
-    with recorded(plan, context):
+    if plan.host.authority.ledger is None:
         result: Any = plan.handler(value, inner)
+        return await result if inspect.isawaitable(result) else result
+    with recorded(plan, context):
+        result = plan.handler(value, inner)
         return await result if inspect.isawaitable(result) else result
 
 

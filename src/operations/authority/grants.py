@@ -8,33 +8,44 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
+from secrets import token_hex
 from time import monotonic
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import msgspec
 from msgspec.structs import replace
 
 from operations._grants import (
     PREFIX,
+    Block,
     Grant,
     GrantError,
     Subject,
     clock,
     derived_key,
+    matcher,
     mint,
     new_block,
     verify,
 )
 from operations.access import Identity
 from operations.authority.store import MemoryStore, Store, change
+from operations.context import OperationContext
 from operations.types import JSONObject
 
 _MAX_RESOLVED = 1_000
+_DELEGATED_MS = 60_000
+"""Milliseconds for which a grant that a hub mints for one call is valid, unless the call may take longer."""
+
 _FRESH_SECONDS = 1.5
 """Seconds for which revocations that were read are used. With the checks of open connections: 5 s."""
 
 MIN_KEY = 32
 """Bytes of a key."""
+
+
+Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
+"""Returns the credential for a call of an operation on a caller's behalf; None for an unknown caller."""
 
 
 class BlockOptions(TypedDict, total=False):
@@ -97,12 +108,43 @@ class Grants:
         """
         if "operations" not in block:
             raise GrantError("a grant names the operations that it covers")
-        whose = Subject(id=subject) if isinstance(subject, str) else subject_of(subject)
+        if isinstance(subject, str):
+            whose = Subject(id=subject)
+        elif subject.grant is not None:
+            raise GrantError("a grant is narrowed, not made from a grant")
+        else:
+            whose = replace(subject_of(subject), grants=None)
         return mint(self._key, whose, new_block(holder, **block))
 
     def for_name(self, name: str) -> str:
         """Return the key for a group of workers or a spoke, in hexadecimal: its `Grants` take it, and nothing else."""
         return derived_key(self._key, name).hex()
+
+    def delegate(self, name: str, holder: str = "hub") -> Delegate:
+        """Return a function that mints a grant for each call to a group of workers or a spoke.
+
+        The grant covers that operation for a short time, under the key `for_name(name)`, so that the receiver knows on
+        whose behalf it acts. Approvals that the caller's grant requires hold for the calls of the receiver as well.
+        """
+        key = self.for_name(name).encode()
+
+        def credential(operation_id: str, context: OperationContext | None) -> str | None:
+            identity = None if context is None else context.identity
+            if context is None or identity is None:
+                return None
+            grant, now = identity.grant, clock()
+            patterns = () if grant is None else (p for each in grant.blocks for p in each.approve)
+            block = Block(
+                id=token_hex(8),
+                holder=holder,
+                operations=(operation_id,),
+                until=max(now + _DELEGATED_MS, int(context.deadline or 0)),
+                # This call has its approval already.
+                approve=tuple(p for p in patterns if not matcher((p,))(operation_id)),
+            )
+            return mint(key, subject_of(identity), block)
+
+        return credential
 
     async def resolve(self, credential: str) -> Identity | None:
         """Return the identity behind a grant; None for a credential of another kind.

@@ -17,6 +17,7 @@ import msgspec
 
 from operations._json import as_json
 from operations.access import Identity
+from operations.authority.grants import Delegate
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AbortPayload,
@@ -87,6 +88,7 @@ class PendingRequestMap(ReplyPublisher):
         timeout: Seconds a call may take unless it sets its own timeout.
         idle_timeout: Seconds a subscription may go without an item unless it sets its own.
         credential: A token for the workers' resolver, sent with every call that has none.
+        delegate: Returns the token of a call on behalf of its caller, instead of `credential`.
         send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
             workers ignore it.
         heartbeat: Seconds after which a worker that has not replied is asked whether it still has the call.
@@ -107,6 +109,7 @@ class PendingRequestMap(ReplyPublisher):
         timeout: float = DEFAULT_TIMEOUT,
         idle_timeout: float | None = DEFAULT_TIMEOUT,
         credential: str | None = None,
+        delegate: Delegate | None = None,
         send_identity: bool | None = None,
         heartbeat: float = 1.0,
         silence: float = 15.0,
@@ -118,6 +121,7 @@ class PendingRequestMap(ReplyPublisher):
         self.ignored = 0
         self.malformed = 0
         self._credential = credential
+        self._delegate = delegate
         self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
         self._detector = FailureDetector(
@@ -387,6 +391,11 @@ class PendingRequestMap(ReplyPublisher):
             metadata = None if metadata is None else as_json(metadata)
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(operation_id, error) from error
+        if credential is None:
+            # Listings, and calls on the authority of the operator or an operation, use the credential of this process.
+            is_own = context is None or context.trusted or context.authority is not None
+            mint = None if is_own else self._delegate
+            credential = self._credential if mint is None else mint(operation_id, context)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,
@@ -397,7 +406,7 @@ class PendingRequestMap(ReplyPublisher):
             # Workers ignore it elsewhere, and others may be able to read the broker.
             identity=identity if self._send_identity else None,
             # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
-            credential=self._credential if credential is None else credential,
+            credential=credential,
             metadata=metadata,
             reply_to=self.mailbox or None,
         )

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from operations._text import enforce_lists
 from operations.access import AccessControl
+from operations.authority.grants import Delegate
 from operations.front.front import Front
 from operations.front.identity import CredentialResolver
 from operations.front.limits import Limits
@@ -89,6 +90,9 @@ class RemoteConfig:
 
     credential: str | None = field(default=None, repr=False)
     """A token for the workers' resolver, sent with every call."""
+
+    delegate: Delegate | None = None
+    """Returns the credential of each call on behalf of its caller, instead of `credential`: `Grants.delegate`."""
 
     send_identity: bool | None = None
     """Send the identity of the caller; by default on trusted targets only."""

@@ -21,6 +21,7 @@ from websockets.asyncio.server import Server
 
 from operations._text import printable
 from operations.access import Identity
+from operations.authority.grants import Delegate
 from operations.calls.config import AccessRule
 from operations.calls.remote import RemoteService, from_calls
 from operations.calls.worker import serve_calls
@@ -44,6 +45,7 @@ class WebSocketHub:
         namespace: The namespace for a peer's operations, by its connection; None keeps their own ids.
         access: What callers need for a peer's operations, instead of what the peer says.
         send_identity: Tell peers on whose behalf they are called.
+        delegate: Returns what mints a grant for each call of a peer, by its connection: `Grants.delegate`.
         max_operations: How many operations of one peer are registered; with 0 none is asked for.
         limits: On sizes, times and rates, for all peers together.
         front: The limits and rules to share with other entry points, instead of `limits`.
@@ -60,6 +62,7 @@ class WebSocketHub:
         namespace: Callable[[AcceptedTarget], str | None] = lambda _: None,
         access: AccessRule | None = None,
         send_identity: bool = True,
+        delegate: Callable[[AcceptedTarget], Delegate | None] = lambda _: None,
         max_operations: int = 1000,
         limits: Limits | None = None,
         front: Front | None = None,
@@ -70,6 +73,7 @@ class WebSocketHub:
         self._namespace = namespace
         self._access = access
         self._send_identity = send_identity
+        self._delegate = delegate
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
         self._peers: list[dict[str, Operation]] = []
@@ -120,6 +124,7 @@ class WebSocketHub:
                 namespace=self._namespace(target),
                 access=self._access,
                 send_identity=self._send_identity,
+                delegate=self._delegate(target),
             )
             stack.push_async_callback(service.aclose)
             offered = await self._ask(service)

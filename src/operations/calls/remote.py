@@ -283,6 +283,7 @@ def from_calls(config: RemoteConfig, target: EventTarget) -> RemoteService:
         target,
         group=config.group,
         credential=config.credential,
+        delegate=config.delegate,
         send_identity=config.send_identity,
         timeout=config.timeout,
         idle_timeout=config.idle_timeout,

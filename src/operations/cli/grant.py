@@ -122,6 +122,20 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
 
 @app.command
 @command
+async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
+    """Print the key for a group of workers or a spoke: its `[access.grants] key`. It cannot mint grants for others.
+
+    Args:
+        name: The group, or the id of the spoke.
+        common: What every command takes.
+    """
+    file = common.load()
+    async with opened_authority(file, records=False) as authority:
+        common.screen().write(_grants(Access(file, authority.store), file).for_name(name))
+
+
+@app.command
+@command
 async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
     """Revoke a grant, and all that were narrowed from it.
 

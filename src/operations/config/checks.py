@@ -71,6 +71,9 @@ def _authority(config: Config) -> Found:
             )
         if ledger is not None and "{pid}" not in ledger.file:
             yield ("ledger", "file"), "must contain {pid}: each process needs a file of its own."
+    for name, broker in config.brokers.items():
+        if broker.delegate and config.access.grants is None:
+            yield ("brokers", name, "delegate"), "needs [access.grants]."
     if authority.broker is not None and authority.broker not in config.brokers:
         yield ("authority", "broker"), "is no broker of this file."
     if authority.broker is not None and authority.file is not None:

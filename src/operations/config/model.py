@@ -88,6 +88,8 @@ class BrokerEntry(Entry):
     Attributes:
         url: `redis://`, `nats://` or one of their variants; the user may stand in it, the password may not.
         workers: Import what the workers of `group` offer.
+        delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. Their key
+            is what `operations grant key GROUP` prints.
         enabled: Set to false to leave it out.
     """
 
@@ -98,11 +100,16 @@ class BrokerEntry(Entry):
             "operations.calls.config:RemoteConfig",
             "operations.calls.config:WorkerConfig",
         ),
-        {"url": "a key of its own", "address": "of each connection"},
+        {
+            "url": "a key of its own",
+            "address": "of each connection",
+            "delegate": "a key of its own",
+        },
     )
 
     url: str
     workers: bool = False
+    delegate: bool = False
     enabled: bool = True
 
     @property

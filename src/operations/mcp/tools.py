@@ -283,7 +283,11 @@ def build_resume(
             operation_id = f"{config.namespace}.{input['name']}"
             raise operation_not_found(operation_id, f"{server} has no such tool")
         operation, tool = found
-        if not context.trusted:
+        if context.registry is not None:
+            # What a grant or a rule requires of the tool, it requires of its continuation.
+            arguments: Any = input.get("arguments", {})
+            await context.registry.authorize(operation.spec.id, arguments, context)
+        elif not context.trusted:
             enforce_access(
                 operation.spec.access_control, context.identity, operation_id=operation.spec.id
             )

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from importlib import import_module
 from typing import Any, cast
 
+from operations.authority import Grants
 from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.config import ConfigFile
@@ -32,6 +33,10 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         target = await stack.enter_async_context(connect_broker(entry, file))
         options: dict[str, Any] = {"concurrent_calls": per_source(file)}
         options |= file.options(RemoteConfig, entry)
+        grants = file.config.access.grants
+        if entry.delegate and grants is not None:
+            group = worker_config(entry, file).group
+            options["delegate"] = Grants(file.secret(grants.key)).delegate(group)
         service = from_calls(target, **options)
         await stack.enter_async_context(service)
     except BaseException:
