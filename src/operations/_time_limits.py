@@ -5,10 +5,11 @@ Rule 2: the caller's own deadline is never extended.
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from math import inf
 from time import monotonic, time
-from typing import Final
+from typing import Final, Protocol
 
 ANSWER_SECONDS: Final = 300.0
 """The default for the time of a person to answer all questions of one call."""
@@ -105,3 +106,21 @@ class TimeLimit:
 
     def _on_change(self) -> None:
         """Do what has to be done when the time that remains has changed."""
+
+
+class Lendable(Protocol):
+    """Capacity that a call holds."""
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Give the capacity back for the length of a `with` block."""
+        ...
+
+
+held_slot: ContextVar[Lendable | None] = ContextVar("held_slot", default=None)
+"""The capacity of the entry point that the current call holds."""
+
+
+def lent_slot() -> AbstractContextManager[None]:
+    """Give back the capacity that the current call holds while it waits for a person."""
+    slot = held_slot.get()
+    return nullcontext() if slot is None else slot.lent()

@@ -19,8 +19,6 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, cast, overload
 from weakref import WeakSet
@@ -164,24 +162,6 @@ CLOSED = CallerChannel()
 
 ENTRY = CallerChannel()
 """The channel of a call from an entry point that returns only the result."""
-
-
-class Lendable(Protocol):
-    """Capacity that a call holds."""
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Give the capacity back for the length of a `with` block."""
-        ...
-
-
-held_slot: ContextVar[Lendable | None] = ContextVar("held_slot", default=None)
-"""The capacity of the entry point that the current call holds."""
-
-
-def lent_slot() -> AbstractContextManager[None]:
-    """Give back the capacity that the current call holds while it waits for a person."""
-    slot = held_slot.get()
-    return nullcontext() if slot is None else slot.lent()
 
 
 _BATCH = 256

@@ -19,6 +19,7 @@ from operations import (
     OperationRegistry,
 )
 from operations import _grants as core
+from operations._time_limits import held_slot
 from operations.authority import (
     ApprovalRule,
     Authority,
@@ -31,7 +32,7 @@ from operations.authority import (
 )
 from operations.authority import approvals as module
 from operations.authority.ledger import Ledger, LedgerError, verify
-from operations.context import CallerChannel, held_slot
+from operations.context import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
 from operations.tools import ToolConfig, configure_tools
 

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from operations._grants import clock
 from operations._json import canonical
+from operations._time_limits import lent_slot
 from operations.access import ApprovalRule, access_denied
 from operations.authority.store import Store, StoreError, change
-from operations.context import OperationContext, lent_slot
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
 from operations.specs import OperationSpec

@@ -231,6 +231,20 @@ class Grants:
             self._revoked, self._read_at = frozenset(revoked), began
 
 
+def credential_of(
+    own: str | None,
+    delegate: Delegate | None,
+    operation_id: str,
+    context: OperationContext | None,
+) -> str | None:
+    """Return the credential of a call to another process: one on behalf of the caller, or the `own` one.
+
+    Listings, and calls on the authority of the operator or of an operation, use the own one.
+    """
+    is_own = context is None or context.trusted or context.authority is not None
+    return own if delegate is None or is_own else delegate(operation_id, context)
+
+
 def subject_of(identity: Identity) -> Subject:
     """Return an identity as the subject of a grant, with its scopes."""
     resources = identity.resources

@@ -10,6 +10,7 @@ Rule 4: no message can stop the client: a malformed one is counted, and an event
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from time import time
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ import msgspec
 
 from operations._json import as_json
 from operations.access import Identity
-from operations.authority.grants import Delegate
+from operations.authority.grants import Delegate, credential_of
 from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AbortPayload,
@@ -120,8 +121,7 @@ class PendingRequestMap(ReplyPublisher):
         self.on_specs_changed: Callable[[], None] = lambda: None
         self.ignored = 0
         self.malformed = 0
-        self._credential = credential
-        self._delegate = delegate
+        self._credential = partial(credential_of, credential, delegate)
         self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
         self._detector = FailureDetector(
@@ -392,10 +392,7 @@ class PendingRequestMap(ReplyPublisher):
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(operation_id, error) from error
         if credential is None:
-            # Listings, and calls on the authority of the operator or an operation, use the credential of this process.
-            is_own = context is None or context.trusted or context.authority is not None
-            mint = None if is_own else self._delegate
-            credential = self._credential if mint is None else mint(operation_id, context)
+            credential = self._credential(operation_id, context)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,

@@ -7,9 +7,9 @@ Rule 2: an operation that a caller may not call looks as if it did not exist, un
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from operations._time_limits import MAX_SECONDS
+from operations._time_limits import MAX_SECONDS, held_slot
 from operations.access import Identity, access_denied, check_access
-from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext, held_slot
+from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError
 from operations.front.identity import AuthThrottle, CredentialMonitor
 from operations.front.limits import ConcurrencyLimiter, Limits, RateLimiter, Slot
