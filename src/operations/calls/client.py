@@ -89,7 +89,6 @@ class PendingRequestMap(ReplyPublisher):
         timeout: Seconds a call may take unless it sets its own timeout.
         idle_timeout: Seconds a subscription may go without an item unless it sets its own.
         credential: A token for the workers' resolver, sent with every call that has none.
-        delegate: Returns the token of a call on behalf of its caller, instead of `credential`.
         send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
             workers ignore it.
         heartbeat: Seconds after which a worker that has not replied is asked whether it still has the call.
@@ -110,7 +109,8 @@ class PendingRequestMap(ReplyPublisher):
         timeout: float = DEFAULT_TIMEOUT,
         idle_timeout: float | None = DEFAULT_TIMEOUT,
         credential: str | None = None,
-        delegate: Delegate | None = None,
+        delegate: Delegate
+        | None = None,  # returns a token on behalf of the caller, instead of `credential`
         send_identity: bool | None = None,
         heartbeat: float = 1.0,
         silence: float = 15.0,
@@ -391,8 +391,6 @@ class PendingRequestMap(ReplyPublisher):
             metadata = None if metadata is None else as_json(metadata)
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(operation_id, error) from error
-        if credential is None:
-            credential = self._credential(operation_id, context)
         return RequestPayload(
             request_id=new_request_id(),
             operation_id=operation_id,
@@ -403,7 +401,9 @@ class PendingRequestMap(ReplyPublisher):
             # Workers ignore it elsewhere, and others may be able to read the broker.
             identity=identity if self._send_identity else None,
             # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
-            credential=credential,
+            credential=self._credential(operation_id, context)
+            if credential is None
+            else credential,
             metadata=metadata,
             reply_to=self.mailbox or None,
         )
