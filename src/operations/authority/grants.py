@@ -236,11 +236,14 @@ def credential_of(
     delegate: Delegate | None,
     operation_id: str,
     context: OperationContext | None,
+    given: str | None,
 ) -> str | None:
-    """Return the credential of a call to another process: one on behalf of the caller, or the `own` one.
+    """Return the credential of a call to another process: the one given, one on behalf of the caller, or the `own` one.
 
     Listings, and calls on the authority of the operator or of an operation, use the own one.
     """
+    if given is not None:
+        return given
     is_own = context is None or context.trusted or context.authority is not None
     return own if delegate is None or is_own else delegate(operation_id, context)
 

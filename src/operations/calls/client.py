@@ -380,9 +380,8 @@ class PendingRequestMap(ReplyPublisher):
         metadata: JSONObject | None,
     ) -> RequestPayload:
         bounded = limit != NEVER
-        parent = None
+        parent = None if context is None else context.request_id
         if context is not None:
-            parent = context.request_id
             identity = context.identity if identity is None else identity
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
@@ -401,9 +400,7 @@ class PendingRequestMap(ReplyPublisher):
             # Workers ignore it elsewhere, and others may be able to read the broker.
             identity=identity if self._send_identity else None,
             # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
-            credential=self._credential(operation_id, context)
-            if credential is None
-            else credential,
+            credential=self._credential(operation_id, context, credential),
             metadata=metadata,
             reply_to=self.mailbox or None,
         )
