@@ -171,7 +171,9 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
             waiting = [asyncio.create_task(slow(url, tmp_path)) for _ in range(6)]
             while not (tmp_path / "running").exists():
                 await anyio.sleep(0.02)
-            process.terminate()
+            # As a service manager does: the signal reaches all processes at once.
+            for pid in (process.pid, *second):
+                os.kill(pid, signal.SIGTERM)
             results = await asyncio.gather(*waiting)
             assert {status for status, _ in results} == {200}
             assert await process.wait() == 0

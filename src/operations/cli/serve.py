@@ -1,5 +1,6 @@
 """`operations serve`: everything of a config, for callers from outside."""
 
+import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, replace
 from typing import Annotated, Literal
@@ -129,7 +130,10 @@ async def _serve_shared(
         listener = listen(address, number)
     except OSError as error:
         raise _cannot_listen(address, number, error) from error
-    with listener:
+    if not common.verbose:
+        # Report processes that are started again.
+        logging.getLogger("operations.hub").setLevel(logging.WARNING)
+    with listener, writing_logs(file, verbose=common.verbose):
         # They have this time to finish calls, and some more to close their sources.
         return await supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 

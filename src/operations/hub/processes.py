@@ -50,16 +50,17 @@ class Process:
 
     def is_ready(self, end: Callable[[], object]) -> None:
         """Report that this process serves; call `end` when the first process has ended."""
-        self.channel.send(_READY)
+        with suppress(OSError):
+            self.channel.send(_READY)
         self.channel.setblocking(False)
         loop = asyncio.get_running_loop()
 
         def read() -> None:
-            with suppress(BlockingIOError):
-                # The first process sends nothing: this is its end.
+            # The first process sends nothing: this is the end of the channel.
+            with suppress(OSError):
                 self.channel.recv(1)
-                loop.remove_reader(self.channel)
-                end()
+            loop.remove_reader(self.channel)
+            end()
 
         loop.add_reader(self.channel, read)
 
@@ -92,10 +93,10 @@ async def supervise(
             loop.remove_signal_handler(signal.SIGHUP)
             stopping.cancel()
             listener.close()
-            processes.stop(signal.SIGTERM)
+            processes.stop()
             _, late = await asyncio.wait(tasks, timeout=grace)
             if late:
-                processes.stop(signal.SIGKILL)
+                processes.signal(signal.SIGKILL)
                 await asyncio.wait(late)
     # If one could not be started, its code says why.
     codes = [task.result() for task in tasks if stopping in ended or task in ended]
@@ -108,20 +109,28 @@ class _Processes:
     def __init__(self, command: Sequence[str], listener: socket.socket) -> None:
         self._command = command
         self._listener = listener
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._running: dict[asyncio.subprocess.Process, socket.socket] = {}
+        """With the channel to each."""
         self._stopping = asyncio.Event()
         self._was_ready = False
 
     def reload(self) -> None:
         """Let all of them read the config again."""
-        self._signal(signal.SIGHUP)
+        self.signal(signal.SIGHUP)
 
-    def stop(self, number: signal.Signals) -> None:
-        """End all of them."""
+    def stop(self) -> None:
+        """Let all of them finish their calls and end.
+
+        Not by a signal: a service manager may send one to all processes at once, and a second one ends a process
+        without delay.
+        """
         self._stopping.set()
-        self._signal(number)
+        for channel in self._running.values():
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of them."""
         for process in self._running:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
@@ -158,14 +167,14 @@ class _Processes:
                 start_new_session=True,
             )
             theirs.close()
-            self._running.add(process)
+            self._running[process] = mine
             if self._stopping.is_set():
-                process.terminate()
+                self.stop()
             listening = asyncio.create_task(self._listen(mine, backoff))
             try:
                 return await process.wait()
             finally:
-                self._running.discard(process)
+                del self._running[process]
                 listening.cancel()
                 await asyncio.wait({listening})
 
