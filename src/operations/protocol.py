@@ -93,7 +93,13 @@ CALL_EVENT_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
             "call.error",
             _object(
                 {"requestId": _TEXT, "code": _TEXT, "message": _TEXT},
-                {"details": True, "retryable": {"type": "boolean"}, "sequence": _COUNT},
+                {
+                    "details": True,
+                    "retryable": {"type": "boolean"},
+                    "sequence": _COUNT,
+                    "begun": {"type": "boolean"},
+                    "worker": _TEXT,
+                },
             ),
         ),
     }

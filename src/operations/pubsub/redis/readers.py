@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from secrets import token_hex
-from time import time
 from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -226,6 +225,8 @@ class QueueReader(_Reader):
     async def _read(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
         self._confirm_script = await ask(connection, "SCRIPT", "LOAD", _CONFIRM)
+        # Before the first request: this worker's clock may be wrong, and another server has another clock.
+        await self._compare_clocks(connection)
         tidied_at = claimed_at = float("-inf")
         while not self._closing:
             self._is_full = True
@@ -277,18 +278,23 @@ class QueueReader(_Reader):
         except NoScriptError:
             others = await ask(connection, "EVAL", _CONFIRM, 1, self._name, *ids)
         began = self._loop.time()
-        now = (time() + self._clock_ahead) * 1000
+        now = (began + self._clock_ahead) * 1000
         for entry_id, fields in entries:
             if fields and entry_id not in others:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
                 deliver(self._receiver, fields[1], "", age if age > _SHORT_AGE else 0.0)
         await self._batch.begun(len(ids), began)
 
+    async def _compare_clocks(self, connection: Any) -> None:
+        """Measure how far the server's clock is ahead of the loop's, which is never set."""
+        before = self._loop.time()
+        seconds, microseconds = await ask(connection, "TIME")
+        middle = (before + self._loop.time()) / 2
+        self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - middle
+
     async def _tidy(self, connection: Any) -> None:
         """Compare the clocks, and remove the consumers of workers that were killed."""
-        before = time()
-        seconds, microseconds = await ask(connection, "TIME")
-        self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - (before + time()) / 2
+        await self._compare_clocks(connection)
         await ask(connection, "EVAL", _TIDY, 1, self._name, _TIDY_AFTER)
 
 
