@@ -16,6 +16,7 @@ from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, RegistrationError, TransportError
+from operations.front.limits import Limits
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
@@ -386,6 +387,29 @@ async def test_a_spoke_that_is_back_before_it_was_missed_keeps_its_operations() 
             assert (await calls.call("spoke.hello")).data == "second"
 
         await until(lambda: "spoke.hello" not in center)
+
+
+@pytest.mark.requirement("F14")
+async def test_f14_a_result_larger_than_the_hub_accepts_fails_its_call_alone() -> None:
+    spoke, center = OperationRegistry(), OperationRegistry()
+
+    @spoke.operation("spoke.text")
+    async def text(size: int) -> str:
+        return "x" * size
+
+    hub = WebSocketHub(center, limits=Limits(body_bytes=100_000))
+    with anyio.fail_after(10):
+        async with hub.serve() as server:
+            url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with connect_websocket(url) as target, serve_calls(spoke, target):
+                await until(lambda: "spoke.text" in center)
+                operation = center.get("spoke.text")
+                with pytest.raises(CallError) as caught:
+                    await center.execute("spoke.text", {"size": 200_000})
+                assert (await center.execute("spoke.text", {"size": 3})).data == "xxx"
+                assert center.get("spoke.text") is operation, "the connection was lost"
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.requirement("R08")
