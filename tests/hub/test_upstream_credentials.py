@@ -244,13 +244,18 @@ async def test_a_function_that_is_missing_is_the_problem_of_its_source(tmp_path:
         ('token = { function = "a:b", users = { ann = { env = "X" } } }', "one of users, function"),
         ('token = { exchange = { token_url = "x", client_id = "a" } }', "token_url"),
         ('token = { exchange = { client_id = "a" } }', "token_url"),
+        ('auth = "app:token_for"', 'must be "oauth", or { env = "NAME" }'),
+        ('auth = { functon = "a:b" }', 'Did you mean "function"'),
     ],
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, table: str, fault: str) -> None:
     path = tmp_path / "operations.toml"
-    path.write_text(
-        f'[openapi.a]\ndocument = "a.json"\n[openapi.a.auth]\ntype = "bearer"\n{table}\n'
-    )
+    if table.startswith("auth"):
+        path.write_text(f'[mcp.a]\nurl = "https://a.example/mcp"\n{table}\n')
+    else:
+        path.write_text(
+            f'[openapi.a]\ndocument = "a.json"\n[openapi.a.auth]\ntype = "bearer"\n{table}\n'
+        )
     with pytest.raises(ConfigError, match=fault):
         load_config(path)
 

@@ -170,7 +170,8 @@ class Wording:
                 return f"{fault.message}."
 
     def _unknown(self, path: Path) -> str:
-        key, known = str(path[-1]), list(self._at(path[:-1]).get("properties", ()))
+        key, options = str(path[-1]), self._options(self._at(path[:-1]))
+        known = [name for option in options for name in option.get("properties", ())]
         if near := suggestion(key, known):
             return f"is not a known key.{near}"
         if homes := [home for home in self._homes(key) if home != written(path)]:
@@ -185,13 +186,13 @@ class Wording:
 
     def _wrong_type(self, path: Path, fault: ValidationIssue) -> str:
         expected = self._at(path)
-        titles = {
-            followed(option, self._schema)[0].get("title") for option in expected.get("anyOf", ())
-        }
+        options = self._options(expected) if "anyOf" in expected else []
+        titles = {option.get("title") for option in options}
         if expected.get("title") in _SECRETS and isinstance(self._given(path), str):
             return f"must be {_BY_NAME}: secrets do not stand in this file."
         if titles & _SECRETS:
-            return f"must be a string, or {_BY_NAME}."
+            words = [f'"{word}"' for option in options for word in option.get("enum", ())]
+            return f"must be {' or '.join(words) or 'a string'}, or {_BY_NAME}."
         # TOML calls them by other names.
         message = fault.message.replace("an object", "a table").replace("an array", "a list")
         if expected.get("type") == "object":
@@ -209,12 +210,15 @@ class Wording:
                 return None
         return value
 
+    def _options(self, schema: JSONObject) -> list[JSONObject]:
+        """Return the alternatives of a schema; itself if it has none."""
+        return [followed(each, self._schema)[0] for each in schema.get("anyOf", (schema,))]
+
     def _at(self, path: Path) -> JSONObject:
         """The schema of what stands at `path`; empty where nothing is known of it."""
         schema = self._schema
         for part in path:
-            options = [followed(each, self._schema)[0] for each in schema.get("anyOf", (schema,))]
-            found = [inner for each in options if (inner := _inside(each, part))]
+            found = [inner for each in self._options(schema) if (inner := _inside(each, part))]
             schema = followed(found[0], self._schema)[0] if found else {}
         return schema
 
