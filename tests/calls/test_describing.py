@@ -11,7 +11,7 @@ from tests.calls.worlds import World
 
 from operations._json import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.describing import PIECE, SpecDecoder, SpecEncoder
+from operations.calls.services import PIECE, SpecDecoder, SpecEncoder
 from operations.errors import CallError, ErrorCode
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.pubsub.memory import MemoryTarget
@@ -250,7 +250,7 @@ def test_what_was_told_once_is_not_changed_later() -> None:
 def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
     piece: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.calls.describing.MAX_TOLD", 100_000)
+    monkeypatch.setattr("operations.calls.services.MAX_TOLD", 100_000)
     listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
         for _ in range(100):

@@ -19,7 +19,6 @@ import msgspec
 from operations._json import as_json
 from operations.access import Identity
 from operations.authority.grants import Delegate, credential_of
-from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AbortPayload,
     CallAborted,
@@ -51,7 +50,7 @@ from operations.calls.pending import (
     remaining,
 )
 from operations.calls.sending import PATIENCE, RETRY, ReplyPublisher, RequestSender, not_json
-from operations.calls.states import Expects, Verdict, judge
+from operations.calls.states import NEVER, Deadlines, Expects, Verdict, judge
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (

@@ -8,8 +8,8 @@ import msgspec
 
 from operations._json import JSONLimitError, enforce_bounds
 from operations.access import Identity
-from operations.calls.deadlines import NEVER
 from operations.calls.events import PROTOCOL_VERSION, RequestPayload
+from operations.calls.states import NEVER
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, timed_out, timeout_error
 from operations.front.front import Front

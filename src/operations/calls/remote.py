@@ -18,9 +18,8 @@ from operations._text import printable
 from operations._upstreams import Bulkhead
 from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig
-from operations.calls.describing import SpecDecoder
 from operations.calls.pending import CallStream
-from operations.calls.services import DESCRIBE, LIST, SERVICES
+from operations.calls.services import DESCRIBE, LIST, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError, timeout_error

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     AlivePayload,
     CallAlive,
@@ -26,6 +25,7 @@ from operations.calls.events import (
     encode_response,
 )
 from operations.calls.jobs import Job, refusal_of
+from operations.calls.states import NEVER, Deadlines
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front

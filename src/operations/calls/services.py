@@ -1,23 +1,288 @@
-"""What every worker offers about itself: `services.list`, `services.describe` and `services.schema`.
+r"""The operations by which every worker describes itself, and the codec for many specs.
 
-Rule 1: a caller sees what it may call, and nothing else. What it may not call does not exist for it.
+`services.list` and `services.schema` return specs. `services.describe` sends all of them in small pieces, in which a
+definition that many specs share is sent once:
+
+    {"definitions": {"0": {"Customer": "{...}", "Address": "{...}"}},
+     "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null]}"],
+     "leftOut": {"big.one": "..."}}
+
+The scopes of an operation are those of its input, its output and its errors. A schema that has one stands without its
+`$defs`, which are the definitions of that scope that it refers to, directly or through others. Definitions and
+operations are JSON texts: whoever hears them reads what is needed, when it is needed.
+
+Rule 1: nothing is lost. A schema whose definitions would not be found again that way is told whole.
+Rule 2: a definition is told no later than the first operation that needs it.
+Rule 3: what cannot be told, or no message can carry, is left out, and said to be: it does not hide the others.
+Rule 4: a caller sees the operations that it may call, and no others.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import partial
 from hashlib import sha256
 from time import monotonic
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_DOCUMENT_VALUES,
+    JSONValueError,
+    decode_json,
+    is_object,
+)
 from operations.access import check_access
-from operations.calls.describing import WRAPPING, SpecEncoder
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
-from operations.schema import from_schema
+from operations.schema import Schema, from_schema
+from operations.schema.scopes import Placed, References, Scopes
 from operations.specs import Operation, OperationSpec, OperationType
-from operations.types import JSONObject
+from operations.types import JSONObject, JSONSchema
+
+logger = logging.getLogger("operations")
+
+PIECE = 128 * 1024
+"""Bytes that are gathered before they are sent."""
+
+MAX_TOLD = 64 * 1024 * 1024
+"""Bytes of specs that are taken from one worker."""
+
+WRAPPING = 4096
+"""Bytes of a message that are not the piece in it."""
+
+_NAMED = 16
+"""Bytes around a name in a piece."""
+
+_HELD = 1024
+"""Bytes that a spec or a definition takes besides its text."""
+
+_encode = msgspec.json.encode
+
+
+class SpecEncoder:
+    """Cuts specs into pieces, one spec after the other.
+
+    Args:
+        max_bytes: The largest message.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes - WRAPPING
+        self._scopes = Scopes()
+        self._piece: JSONObject = {}
+        self._size = 0
+
+    def tell(self, spec: OperationSpec) -> Iterator[JSONObject]:
+        """The pieces that are full now that `spec` is to be told as well."""
+        placed: list[Placed | None] = []
+        try:
+            # One after the other: what was placed before one that fails is taken back.
+            placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
+            parts = list(_parts(spec, placed))
+        except (ValueError, TypeError, RecursionError) as error:
+            reason = f"its spec is not JSON: {error}"
+        else:
+            largest = max(part.size for part in parts)
+            if largest <= self._max_bytes:
+                for part in parts:
+                    yield from self._add(part)
+                return
+            reason = f"a part of its spec takes {largest:,} bytes, and a message holds {self._max_bytes:,}"
+        for place in placed:
+            if place is not None:
+                self._scopes.take_back(place)
+        yield from self._add(_Part(reason, None, spec.id))
+
+    def rest(self) -> Iterator[JSONObject]:
+        """What has not been told yet."""
+        if self._piece:
+            yield self._taken()
+
+    def _add(self, part: "_Part") -> Iterator[JSONObject]:
+        if self._size and self._size + part.size > min(PIECE, self._max_bytes):
+            yield self._taken()
+        self._size += part.size
+        part.put_into(self._piece)
+
+    def _taken(self) -> JSONObject:
+        piece, self._piece, self._size = self._piece, {}, 0
+        return piece
+
+
+class _Part:
+    """Something to be told: a definition, an operation, or that one is left out."""
+
+    def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
+        self._text = text
+        self._scope = scope
+        self._name = name
+        # As it stands in a message, its quotes escaped.
+        self.size = len(_encode(text)) + len(_encode(name)) + _NAMED
+
+    def put_into(self, piece: JSONObject) -> None:
+        if self._scope is not None:
+            definitions = piece.setdefault("definitions", {})
+            definitions.setdefault(self._scope, {})[self._name] = self._text
+        elif self._name:
+            piece.setdefault("leftOut", {})[self._name] = self._text
+        else:
+            piece.setdefault("operations", []).append(self._text)
+
+
+def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
+    """What has to be told of a spec: the definitions that are new, and then the rest."""
+    for place in placed:
+        if place is not None:
+            for name, definition in place.fresh.items():
+                yield _Part(_encode(definition).decode(), place.scope, name)
+    bare = [
+        schema if place is None else Schema(place.root)
+        for schema, place in zip(_schemas_of(spec), placed, strict=True)
+    ]
+    entry = {
+        "spec": _with_schemas(spec, bare).to_wire(),
+        "scopes": [place and place.scope for place in placed],
+    }
+    yield _Part(_encode(entry).decode())
+
+
+class _Piece(msgspec.Struct, rename="camel"):
+    definitions: dict[str, dict[str, str]] = {}
+    operations: list[str] = []
+    left_out: dict[str, str] = {}
+
+
+class _Entry(msgspec.Struct):
+    spec: Any
+    scopes: list[str | None]
+
+
+class SpecDecoder:
+    """Puts the pieces together again.
+
+    Attributes:
+        specs: What was told, in the order in which it was.
+        left_out: Why something was not, or could not be read, by its id as far as that is known.
+    """
+
+    def __init__(self) -> None:
+        self.specs: list[OperationSpec] = []
+        self.left_out: list[str] = []
+        self._scopes: dict[str, _Told] = {}
+        self._left = MAX_TOLD
+
+    def hear(self, piece: Any) -> None:
+        """Take in one piece.
+
+        Raises:
+            CallError: `UNKNOWN_ERROR` if it is none, `RESOURCE_EXHAUSTED` if there is no end to them.
+        """
+        try:
+            told = msgspec.convert(piece, _Piece)
+        except msgspec.ValidationError as error:
+            raise CallError(
+                ErrorCode.UNKNOWN_ERROR, f"the description is not one: {error}"
+            ) from error
+        self._weigh(told)
+        self.left_out += [f"{name}: {reason}" for name, reason in told.left_out.items()]
+        for scope, definitions in told.definitions.items():
+            self._scopes.setdefault(scope, _Told()).add(definitions)
+        for text in told.operations:
+            try:
+                entry = msgspec.convert(_decoded(text), _Entry)
+                self.specs.append(self._spec(entry))
+            except (ValueError, RecursionError) as error:
+                self.left_out.append(str(error))
+
+    def _weigh(self, told: _Piece) -> None:
+        texts = [*told.operations, *told.left_out.values()]
+        for definitions in told.definitions.values():
+            texts += definitions.values()
+        self._left -= sum(map(len, texts)) + _HELD * len(texts)
+        if self._left < 0:
+            reason = f"the specs take more than {MAX_TOLD:,} bytes"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
+
+    def _spec(self, entry: _Entry) -> OperationSpec:
+        spec = OperationSpec.from_wire(entry.spec)
+        schemas = list(_schemas_of(spec))
+        if len(entry.scopes) != len(schemas):
+            raise ValueError(
+                f"{spec.id} has {len(schemas)} schemas, and {len(entry.scopes)} scopes"
+            )
+        for index, scope in enumerate(entry.scopes):
+            if scope is not None:
+                told = self._scopes.setdefault(scope, _Told())
+                whole = partial(told.completed, schemas[index].document)
+                schemas[index] = Schema(whole, lenient=True)
+        return _with_schemas(spec, schemas)
+
+
+class _Told(Mapping[str, JSONSchema]):
+    """The definitions of one scope, read when they are needed."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._read: dict[str, JSONSchema] = {}
+        self._references = References()
+
+    def add(self, definitions: dict[str, str]) -> None:
+        """Take in definitions. What was told once stays."""
+        self._texts = {**definitions, **self._texts}
+
+    def __getitem__(self, name: str) -> JSONSchema:
+        if name not in self._read:
+            self._read[name] = _definition(name, self._texts[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def completed(self, root: JSONSchema) -> JSONSchema:
+        """A schema with the definitions that it refers to."""
+        if not is_object(root):
+            return root
+        reached = self._references.reach(root, self)
+        return {**root, "$defs": {name: self[name] for name in self if name in reached}}
+
+
+def _decoded(text: str) -> Any:
+    return decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
+
+
+def _definition(name: str, text: str) -> JSONSchema:
+    try:
+        found = _decoded(text)
+    except JSONValueError as error:
+        found = None
+        logger.warning("The definition %r cannot be read and counts as unknown: %s", name, error)
+    return found if is_object(found) or isinstance(found, bool) else True
+
+
+def _schemas_of(spec: OperationSpec) -> Iterator[Schema]:
+    yield spec.input_schema
+    yield spec.output_schema
+    for error in spec.error_schemas:
+        yield error.schema
+
+
+def _with_schemas(spec: OperationSpec, schemas: list[Schema]) -> OperationSpec:
+    """`spec` with other schemas, in the order of `_schemas_of`."""
+    errors = tuple(
+        replace(error, schema=schema)
+        for error, schema in zip(spec.error_schemas, schemas[2:], strict=True)
+    )
+    return replace(spec, input_schema=schemas[0], output_schema=schemas[1], error_schemas=errors)
+
 
 LIST = "services.list"
 DESCRIBE = "services.describe"

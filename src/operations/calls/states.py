@@ -1,12 +1,16 @@
-"""What an event means for a call, without any I/O.
+"""The states of calls without I/O: what an event means for a call, the order of items, and deadlines.
 
 Rule 1: what an event does depends on what its caller expects, and on nothing else: `TRANSITIONS` says it all.
 Rule 2: an event for a call that is not open is normal (it timed out, or was aborted) and changes nothing.
 Rule 3: items of a subscription are delivered in order or not at all; a gap ends it with an error.
+Rule 4: one timer serves all deadlines of a table, because most calls end long before theirs: starting a call costs one
+        comparison.
 """
 
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from operations.calls.events import (
     CallAborted,
@@ -119,3 +123,66 @@ class Sequencer:
     def is_waiting(self) -> bool:
         """Whether something has arrived that cannot be delivered before something else does."""
         return bool(self._early) or self._total is not None
+
+
+RESOLUTION = 0.02
+"""Seconds by which a deadline may be late."""
+
+NEVER = float("inf")
+
+
+class Expirable(Protocol):
+    """Something that has its time.
+
+    Attributes:
+        expires_at: When that ends, by the loop's clock; `NEVER` if it does not.
+    """
+
+    expires_at: float
+
+
+ExpirableT = TypeVar("ExpirableT", bound=Expirable)
+
+
+class Deadlines(Generic[ExpirableT]):
+    """Calls `expire` with everything in `table` whose time has come.
+
+    Attributes:
+        next: When the table will be looked through. Whoever adds what ends before that says so with `schedule`.
+    """
+
+    def __init__(
+        self, table: Mapping[Any, ExpirableT], expire: Callable[[ExpirableT], None]
+    ) -> None:
+        self.next = NEVER
+        self._table = table
+        self._expire = expire
+        self._timer: asyncio.TimerHandle | None = None
+
+    def schedule(self, when: float) -> None:
+        """Look through the table at `when`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.next = when
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def clear(self) -> None:
+        """Let nothing expire any more."""
+        self.next = NEVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        self.next = NEVER
+        now = asyncio.get_running_loop().time()
+        # The loop may wake a little early, and what is nearly due need not be waited for again.
+        for entry in self._due(now + RESOLUTION / 2):
+            self._expire(entry)
+        nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)
+        if nearest < self.next:
+            self.schedule(max(nearest, now + RESOLUTION))
+
+    def _due(self, now: float) -> Iterable[ExpirableT]:
+        return [entry for entry in self._table.values() if entry.expires_at <= now]

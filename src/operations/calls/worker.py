@@ -23,7 +23,6 @@ from operations._signals import shutdown_event
 from operations._text import printable
 from operations.access import Identity
 from operations.calls.config import WorkerConfig
-from operations.calls.deadlines import NEVER, Deadlines
 from operations.calls.events import (
     CallAborted,
     CallConfirmed,
@@ -52,6 +51,7 @@ from operations.calls.jobs import (
 )
 from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
+from operations.calls.states import NEVER, Deadlines
 from operations.context import CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front
