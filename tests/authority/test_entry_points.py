@@ -4,6 +4,7 @@ Each entry point runs the whole table against one hub of its own.
 """
 
 import json
+import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import msgspec
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
+from tests.conftest import PROJECT
 from tests.mcp_serving.support import ERAS, error_of
 from tests.servers import NatsServer, RedisServer
 from tests.servers import running as broker_running
@@ -612,6 +614,16 @@ def test_several_processes_need_a_store_that_they_share(
 
     with pytest.raises(ConfigError, match=message):
         load_config(tmp_path / "operations.toml")
+
+
+def test_the_threat_table_names_existing_tests() -> None:
+    page = (PROJECT / "docs" / "authority.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    files = (PROJECT / "tests" / "authority").glob("test_*.py")
+    defined = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+
+    assert len(named) > 15
+    assert named - defined == set()
 
 
 # ------------------------------------------------------------ workers and spokes

@@ -1,9 +1,10 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
-   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, or nothing.
+   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~approvals`, or nothing.
 */
 
 import * as api from "./api.js";
+import { ApprovalsPage } from "./approvals.js";
 import { CallsPage } from "./calls.js";
 import { Catalog } from "./catalog.js";
 import { el, fill, icon, plainString } from "./dom.js";
@@ -18,7 +19,8 @@ const LOOK_SECONDS = 2;
 const LONGEST_SECONDS = 60;
 const CALLS = "~calls";
 const SOURCES = "~sources";
-const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources" };
+const APPROVALS = "~approvals";
+const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [APPROVALS]: "Approvals" };
 
 class Console {
   constructor() {
@@ -29,7 +31,7 @@ class Console {
     this.search = document.getElementById("search");
     this.summary = document.getElementById("summary");
     this.filterBar = document.getElementById("filters");
-    this.links = { [CALLS]: document.getElementById("calls"), [SOURCES]: document.getElementById("sources") };
+    this.links = Object.fromEntries(Object.keys(PAGES).map((page) => [page, document.getElementById(page.slice(1))]));
     this.absent = document.getElementById("absent");
     this.list = new OperationList({ leaveUp: () => this.search.focus() });
     document.getElementById("list").append(this.list.element);
@@ -84,6 +86,7 @@ class Console {
     this.catalog = new Catalog(operations);
     this.links[CALLS].hidden = !hasCalls;
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
+    this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
     this.absent.hidden = disconnected.length === 0;
     const words = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
     // Announced only if it is something new.
@@ -170,7 +173,9 @@ class Console {
     if (this.problem) return { element: failure(this.problem, undefined, { signIn }) };
     if (wanted === "") return { element: this.welcome() };
     if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
-    if (wanted === SOURCES && this.catalog.byId.has("hub.watch")) return new SourcesPage({ may: (id) => this.catalog.byId.has(id) });
+    const may = (id) => this.catalog.byId.has(id);
+    if (wanted === SOURCES && may("hub.watch")) return new SourcesPage({ may });
+    if (wanted === APPROVALS && may("approvals.watch")) return new ApprovalsPage({ may });
     try {
       const spec = await api.schema(wanted);
       const source = this.catalog.byId.get(wanted)?.source ?? "local";

@@ -10,14 +10,62 @@ import { stringify } from "./json.js";
 const LONGEST_SECONDS = 30;
 const LOOKS = { connected: "good", disconnected: "bad", connecting: "live" };
 
-/** The page of sources; follows `hub.watch` until it is left. `may(id)` is whether the caller may call an operation. */
-export class SourcesPage {
-  constructor({ may }) {
+/** A page that follows a subscription until it is left. `may(id)` is whether the caller may call an operation. */
+export class LivePage {
+  constructor(watched, { may }) {
+    this.watched = watched;
     this.may = may;
-    this.rows = new Map();
-    this.body = el("tbody");
     this.news = el("p", { class: "hint", "aria-live": "polite" }, "Connecting…");
     this.error = el("p", { class: "error", role: "alert", hidden: true });
+    this.abort = new AbortController();
+  }
+
+  /** Show what the hub reports, and connect again if the stream ends. */
+  async follow() {
+    let pause = 1;
+    while (!this.abort.signal.aborted) {
+      try {
+        for await (const { data } of api.subscribe(this.watched, "{}", this.abort.signal)) {
+          if (this.isLost !== false) this.news.textContent = "";
+          this.isLost = false;
+          pause = 1;
+          this.show(data);
+        }
+      } catch (error) {
+        if (this.abort.signal.aborted) return;
+        this.isLost = true;
+        this.news.textContent = `This may be old: ${plainString(error.message)}`;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
+      pause = Math.min(2 * pause, LONGEST_SECONDS);
+    }
+  }
+
+  /** Call an operation of the hub; announce how it ended. */
+  async run(id, input, done) {
+    this.error.hidden = true;
+    this.news.textContent = "…";
+    try {
+      const { envelope } = await api.call(id, stringify(input), this.abort.signal);
+      this.news.textContent = plainString(done(envelope.data));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.news.textContent = "";
+      fill(this.error, plainString(error.message)).hidden = false;
+    }
+  }
+
+  leave() {
+    this.abort.abort();
+  }
+}
+
+/** The page of sources. */
+export class SourcesPage extends LivePage {
+  constructor({ may }) {
+    super("hub.watch", { may });
+    this.rows = new Map();
+    this.body = el("tbody");
     this.element = el(
       "article",
       { class: "operation" },
@@ -38,32 +86,10 @@ export class SourcesPage {
           this.body,
         ),
       ),
-      el("div", { class: "actions" }, may("hub.reload") ? button("Reload the file", () => this.run("hub.reload", {}, "The file was read again.")) : null, this.news),
+      el("div", { class: "actions" }, may("hub.reload") ? button("Reload the file", () => this.run("hub.reload", {}, () => "The file was read again.")) : null, this.news),
       this.error,
     );
-    this.abort = new AbortController();
     this.follow();
-  }
-
-  /** Show what the hub reports, and connect again if the stream ends. */
-  async follow() {
-    let pause = 1;
-    while (!this.abort.signal.aborted) {
-      try {
-        for await (const { data } of api.subscribe("hub.watch", "{}", this.abort.signal)) {
-          if (this.isLost !== false) this.news.textContent = "";
-          this.isLost = false;
-          pause = 1;
-          this.show(data);
-        }
-      } catch (error) {
-        if (this.abort.signal.aborted) return;
-        this.isLost = true;
-        this.news.textContent = `These states may be old: ${plainString(error.message)}`;
-      }
-      await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
-      pause = Math.min(2 * pause, LONGEST_SECONDS);
-    }
   }
 
   show(sources) {
@@ -82,29 +108,11 @@ export class SourcesPage {
       this.rows.delete(key);
     }
   }
-
-  /** Call an operation of the hub; announce how it ended. */
-  async run(id, input, done) {
-    this.error.hidden = true;
-    this.news.textContent = "…";
-    try {
-      const { envelope } = await api.call(id, stringify(input), this.abort.signal);
-      this.news.textContent = done ?? plainString(`${envelope.data.name} is ${envelope.data.state}.`);
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      this.news.textContent = "";
-      fill(this.error, plainString(error.message)).hidden = false;
-    }
-  }
-
-  leave() {
-    this.abort.abort();
-  }
 }
 
 class Row {
   constructor(key, page) {
-    const act = (id) => () => page.run(id, { source: key });
+    const act = (id) => () => page.run(id, { source: key }, ({ name, state }) => `${name} is ${state}.`);
     this.state = el("span", { class: "chip" });
     this.problem = el("p", { class: "problem" });
     this.next = el("p", { class: "hint" });
@@ -139,5 +147,5 @@ class Row {
   }
 }
 
-const button = (words, onclick, about) =>
+export const button = (words, onclick, about) =>
   el("button", { type: "button", class: "quiet", onclick, "aria-label": about === undefined ? null : `${words} ${plainString(about)}` }, words);
