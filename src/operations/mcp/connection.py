@@ -29,6 +29,7 @@ from operations.errors import CallError, ErrorCode
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.interaction import CallsInFlight
+from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.session import Dispatcher, RelaySession
 from operations.mcp.starting import StartError, redactor_for, start_error
 from operations.mcp.stdio import Child, open_stdio
@@ -340,6 +341,9 @@ class Connection:
         if isinstance(error, OSError):
             what, advice = _not_started(error, self.config)
             return self._unavailable(what, child, advice=advice)
+        if isinstance(error, SignInRequiredError):
+            advice = f"run `operations login {self.name}`, or call operations.mcp.sign_in"
+            return self._unavailable("needs a person to sign in", child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
             told = read_failure(error, self.name, self.redactor).error
             return self._reported(

@@ -32,6 +32,13 @@ Model = TypeVar("Model", bound=BaseModel)
 _HOW = "run `operations login NAME`, or call operations.mcp.sign_in"
 
 
+class SignInRequiredError(OperationsError):
+    """Raised for a server to which a person must sign in first."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(f"{target} needs a person to sign in: {_HOW}")
+
+
 class TokenFile:
     """The tokens of one server, its client registration and the addresses of its authorization server, in a file."""
 
@@ -105,12 +112,12 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     """Return what signs requests with the stored tokens and refreshes them, without ever asking a person.
 
     Raises:
-        OperationsError: If nobody has signed in yet.
+        SignInRequiredError: If nobody has signed in yet.
     """
     file = TokenFile(token_path(config, login))
     stored = file.read()
     if _valid(OAuthToken, stored.get("tokens")) is None:
-        raise OperationsError(f"{config.target} needs a person to sign in: {_HOW}")
+        raise SignInRequiredError(config.target)
     provider = build_provider(config, login, file, "http://127.0.0.1/", _nobody, _no_answer)
     # The SDK does not store these itself, and cannot refresh without them.
     expires_at = stored.get("expires_at")
