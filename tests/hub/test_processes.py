@@ -204,9 +204,6 @@ async def test_processes_that_cannot_start_are_not_started_again(
     ("more", "fault"),
     [
         ('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes goes with"),
-        ('[tools."a.*"]\napprove = true\n', r"processes needs \[authority\]"),
-        ('[access.grants]\nkey = { env = "X" }\n', r"processes needs \[authority\]"),
-        ('[ledger]\nfile = "a"\nkey = { env = "X" }\n', "ledger goes with"),
         ("console = true\n", "console goes with"),
     ],
 )

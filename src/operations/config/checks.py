@@ -232,15 +232,9 @@ def _shared(config: Config) -> Found:
     only = "goes with serve.processes = 1 only:"
     if config.serve.options.get("console"):
         yield ("serve", "console"), f"{only} a session is known to one process."
-    if config.ledger is not None:
-        yield ("ledger",), f"{only} each process needs a file of its own."
     for name, tool in config.tools.items():
         if "max_bytes" in tool.options:
             yield ("tools", name, "max_bytes"), f"{only} a cursor is known to one process."
-    approves = any(each.options.get("approve") for each in config.tools.values())
-    if (config.access.grants is not None or approves) and config.authority.file is None:
-        message = "needs [authority] file: all must know revocations, budgets and approvals."
-        yield ("serve", "processes"), message
 
 
 def _web_address(url: str, path: Path) -> Found:
