@@ -348,7 +348,8 @@ class BatchSize:
         The next read must not be sent earlier: a handler that blocks the loop would keep what it takes.
         """
         before = since
-        for _ in range(count.bit_length() + 1):
+        # A request begins in the turn after it was delivered.
+        for _ in range(2):
             await asyncio.sleep(0)
             now = self._loop.time()
             if now - before > _BLOCKED:
