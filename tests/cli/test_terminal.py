@@ -112,6 +112,22 @@ def test_a_handler_can_ask_the_person(start: Start) -> None:
     assert end(child) == 0
 
 
+@pytest.mark.requirement("R63")
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 5)])
+def test_a_person_confirms_a_call_that_needs_it(
+    start: Start, folder: Path, answer: str, code: int
+) -> None:
+    with (folder / "operations.toml").open("a") as file:
+        file.write('\n[tools."work.add"]\napprove = { ask_caller = true }\n')
+    child = start("call", "work.add", "a=1")
+
+    see(child, 'Run work.add with {"a":1}?')
+    child.sendline(answer)
+
+    see(child, "2" if code == 0 else "was not confirmed")
+    assert end(child) == code
+
+
 def test_progress_is_shown_and_the_result_stays(start: Start) -> None:
     child = start("call", "work.slow", "steps=3", "pause=0.3")
 
