@@ -226,6 +226,11 @@ class Registrations:
         known = self._operations.get(operation_id)
         return known.handler if known is not None and operation_id not in self._elsewhere else None
 
+    @property
+    def has_remote(self) -> bool:
+        """Whether calls of operations that are not registered here go to a remote."""
+        return self._remote is not None
+
     def specs(self) -> list[OperationSpec]:
         """Every contract, in the order of registration."""
         return [known.spec for known in self._operations.values()]

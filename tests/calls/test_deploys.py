@@ -11,8 +11,9 @@ from tests.calls.operations_under_test import note
 from tests.calls.waiting import caller, lines, until
 from tests.calls.worlds import World
 
-from operations.calls import from_calls, serve_calls
+from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 
@@ -109,3 +110,27 @@ async def test_an_import_reports_that_no_worker_is_left(
         await until(lambda: service.problem is not None)
         async with serve_calls(registry, served):
             await until(lambda: service.problem is None)
+
+
+@pytest.mark.requirement("R36")
+async def test_an_error_of_a_remote_behind_the_worker_is_not_sent_again(tmp_path: Path) -> None:
+    """The worker does not know the operation, but what it forwards may have run."""
+    ledger = tmp_path / "ledger"
+    behind, inner, outer = OperationRegistry(), MemoryTarget(), MemoryTarget()
+
+    @behind.operation("shop.pay")
+    async def pay() -> None:
+        note(str(ledger), "paid")
+        raise CallError(ErrorCode.UNAVAILABLE, "the bank does not respond", retryable=True)
+
+    async with (
+        serve_calls(behind, inner),
+        PendingRequestMap(inner) as remote,
+        serve_calls(OperationRegistry(remote=remote), outer),
+        PendingRequestMap(outer) as calls,
+    ):
+        with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            await calls.call("shop.pay", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert lines(ledger) == ["paid"]

@@ -75,8 +75,8 @@ class CallServer:
     """A running worker. `serve_calls` makes one.
 
     Attributes:
-        jobs: What is here and was not answered yet, by request id.
-        malformed: Messages that were no events.
+        jobs: The requests without a last reply, by id.
+        malformed: Messages that are not events.
         ignored: Events of unknown types.
         refused: Requests beyond the bounds.
         duplicates: Requests that had been seen before.
@@ -91,8 +91,7 @@ class CallServer:
         self.group = config.group
         self.mailbox = target.mailbox()
         self.jobs: dict[str, Job] = {}
-        self._restored_at = 0.0
-        self._connected_at = 0.0
+        self._restored_at = self._connected_at = 0.0
         self.malformed = self.ignored = self.refused = self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
         self._shared = front
@@ -236,8 +235,8 @@ class CallServer:
         """Cancel a job that will not be finished here."""
         spec = self.registry.get_spec(job.request.operation_id)
         # Retrying a mutation that has begun could run it twice.
-        is_safe = not job.begun or spec is None or spec.type is not OperationType.MUTATION
-        retryable = is_safe or (spec is not None and spec.idempotent)
+        is_mutation = spec is None or spec.type is OperationType.MUTATION
+        retryable = not job.begun or not is_mutation or (spec is not None and spec.idempotent)
         self._replies.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
@@ -311,7 +310,8 @@ class CallServer:
             if job.expires_at < self._deadlines.next:
                 self._deadlines.schedule(job.expires_at)
             spec = registry.get_spec(request.operation_id)
-            if spec is None or spec.replayable:
+            # Without a spec the operation is unknown here, or a remote has it and knows whether it is replayable.
+            if spec.replayable if spec is not None else not registry.has_remote:
                 self._queue(job)
             elif request.attempt > 1:
                 # The caller may have an outdated spec, according to which it may run again.
@@ -478,7 +478,7 @@ class CallServer:
         sequence: int | None = None
         try:
             enforce_version(request)
-            job.begun = registry.get_spec(request.operation_id) is not None
+            job.begun = registry.has_remote or registry.get_spec(request.operation_id) is not None
             if not is_stream(registry, request):
                 envelope = await registry.execute(request.operation_id, request.input, context)
                 await replies.respond(job, envelope)
