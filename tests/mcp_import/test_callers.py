@@ -127,7 +127,7 @@ async def test_with_a_connection_for_each_caller_everybody_is_asked_their_own_qu
 
 
 async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.mcp.client.MAX_CALLERS", 1)
+    monkeypatch.setattr("operations.mcp.connection.MAX_CALLERS", 1)
     async with callers(per_caller=True) as caller:
         ann, bob = caller("ann"), caller("bob")
         async with ann.calling():

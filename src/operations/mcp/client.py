@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -26,17 +25,14 @@ from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.timing import CallTimeout
 from operations.mcp.catalog import Catalog
 from operations.mcp.codec import with_caller_meta
-from operations.mcp.connection import Connection, Retries
+from operations.mcp.connection import CallerConnections, Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import (
-    CallerAuth,
     CallInFlight,
     CallsInFlight,
     callbacks,
-    caller_of,
     is_known,
-    own_config,
 )
 from operations.mcp.listing import ServerInfo, list_everything, pages
 from operations.mcp.resources import ResourceWatches
@@ -57,9 +53,6 @@ _LONGEST_REFRESH_SECONDS = 30.0
 """Between two listings, however often a server says that it changed; longer each time that it had not."""
 
 _LONGEST_LOG = 2000
-
-MAX_CALLERS = 100
-"""Callers with a connection of their own; beyond that, the idle one that was used longest ago is closed."""
 
 
 class MCPClient:
@@ -93,12 +86,7 @@ class MCPClient:
         self._bulkhead = Bulkhead(name, self.config.concurrency)
         self._connection = Connection(name, self.config, self._callbacks, self._opened)
         self._connection.on_away = self._stale.set
-        self._own_connections: OrderedDict[str, Connection] = OrderedDict()
-        """The connections of single callers, least recently used first."""
-
-        self._closing: set[asyncio.Task[None]] = set()
-        """The closing of connections that made room for others."""
-
+        self._own = CallerConnections(name, self.config, self._callbacks, self._opened_for_caller)
         self._watches = ResourceWatches(name, self._connection)
 
     # ------------------------------------------------------------ what it offers
@@ -200,8 +188,7 @@ class MCPClient:
         self._cancel_helpers()
         with anyio.CancelScope(shield=True):
             await self._watches.aclose()
-            own = [connection.aclose() for connection in self._own_connections.values()]
-            await asyncio.gather(self._connection.aclose(), *own, *self._closing)
+            await asyncio.gather(self._connection.aclose(), self._own.aclose())
             # While it closed, one more may have begun to listen.
             if helpers := self._cancel_helpers():
                 await asyncio.wait(helpers)
@@ -309,25 +296,7 @@ class MCPClient:
         is_shared = not self.config.per_caller or not is_known(context)
         if is_shared or self._connection.is_closed:
             return self._connection
-        caller, own = caller_of(context), self._own_connections
-        connection = own.get(caller)
-        if connection is None or connection.is_closed:
-            if len(own) >= MAX_CALLERS:
-                idle = next((key for key, each in own.items() if each.busy == 0), None)
-                if idle is None:
-                    message = f"{self.name} has calls of {MAX_CALLERS} callers in flight"
-                    raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-                closing = asyncio.create_task(own.pop(idle).aclose())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-            connection = own[caller] = Connection(
-                self.name, own_config(self.config), self._callbacks, self._opened_for_caller
-            )
-            connection.start()
-        if isinstance(connection.config.auth, CallerAuth):
-            connection.config.auth.identity = context.identity
-        own.move_to_end(caller)
-        return connection
+        return self._own.find(context)
 
     async def _opened_for_caller(self, session: RelaySession) -> None:
         """Prepare a caller's own connection; what the server offers is known from the shared one."""

@@ -13,6 +13,7 @@ import asyncio
 import contextvars
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -25,10 +26,11 @@ from mcp.shared.memory import create_client_server_memory_streams
 
 from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
-from operations.mcp.interaction import CallsInFlight
+from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of, own_config
 from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.session import Dispatcher, RelaySession
 from operations.mcp.starting import StartError, redactor_for, start_error
@@ -42,6 +44,9 @@ _LONGEST_PAUSE = 15.0
 
 _STABLE_SECONDS = 5.0
 """A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
+
+MAX_CALLERS = 100
+"""Callers with a connection of their own; beyond that, the idle one that was used longest ago is closed."""
 
 _SLOW = "if it only needs longer (a first start may download something), raise connect_timeout"
 
@@ -437,3 +442,63 @@ class Retries:
             return False
         await asyncio.sleep(pause)
         return True
+
+
+class CallerConnections:
+    """The connections of single callers to one server (`per_caller`), least recently used first.
+
+    Args:
+        name: Of the server.
+        config: How to reach it.
+        callbacks: Returns what a session does with the server's own requests and notifications.
+        on_open: Runs after each negotiation.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: MCPClientConfig,
+        callbacks: Callable[[CallsInFlight], dict[str, Any]],
+        on_open: Callable[[RelaySession], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._callbacks = callbacks
+        self._on_open = on_open
+        self._open: OrderedDict[str, Connection] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+        """The closing of connections that made room for others."""
+
+    def find(self, context: OperationContext) -> Connection:
+        """Return the connection of a call's caller, which is opened if there is none.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if too many callers have calls in flight.
+        """
+        caller = caller_of(context)
+        connection = self._open.get(caller)
+        if connection is None or connection.is_closed:
+            if len(self._open) >= MAX_CALLERS:
+                self._make_room()
+            connection = self._open[caller] = Connection(
+                self._name, own_config(self._config), self._callbacks, self._on_open
+            )
+            connection.start()
+        if isinstance(connection.config.auth, CallerAuth):
+            connection.config.auth.identity = context.identity
+        self._open.move_to_end(caller)
+        return connection
+
+    def _make_room(self) -> None:
+        idle = next((key for key, each in self._open.items() if each.busy == 0), None)
+        if idle is None:
+            message = f"{self._name} has calls of {MAX_CALLERS} callers in flight"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
+        closing = asyncio.create_task(self._open.pop(idle).aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        open_ones = [connection.aclose() for connection in self._open.values()]
+        await asyncio.gather(*open_ones, *self._closing)
