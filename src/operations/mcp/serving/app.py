@@ -189,7 +189,9 @@ class MCPApp:
         state.headers = dict(headers)
         method = scope["method"]
         is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
-        await pipeline.enter(state, is_stream=is_stream)
+        if not pipeline.is_anonymous(state):
+            await pipeline.identify(state)
+        pipeline.admit(state, is_stream=is_stream)
         exhausted = self._take_slot(pipeline, state, is_stream=is_stream)
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id

@@ -144,7 +144,7 @@ class FastPath:
     def __init__(self, service: Service, converse: Converse, server_info: JSONObject) -> None:
         self._service = service
         self._converse = converse
-        self._stamp = {SERVER_INFO_META_KEY: server_info}
+        self._stamp = {SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
 
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Return the response to a POST if it is plain, else None."""
