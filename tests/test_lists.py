@@ -26,6 +26,7 @@ from operations import (
     AccessControl,
     Identity,
     MCPAnnotations,
+    Operation,
     OperationContext,
     OperationEnv,
     OperationRegistry,
@@ -67,6 +68,9 @@ LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, t
 REGISTRY = OperationRegistry()
 
 
+SPEC = OperationSpec(name="b", namespace="a", type=OperationType.QUERY)
+
+
 async def function() -> None: ...
 
 
@@ -96,7 +100,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.AccessControl": AccessControl,
     "operations.Identity": partial(Identity, "ann"),
     "operations.MCPAnnotations": MCPAnnotations,
+    "operations.Operation": partial(Operation, SPEC, function),
     "operations.OperationEnv": partial(OperationEnv, REGISTRY, OperationContext()),
+    "operations.OperationRegistry": OperationRegistry,
     "operations.OperationRegistry.operation": lambda **options: REGISTRY.operation("a.b", **options)(function),
     "operations.OperationSpec": partial(OperationSpec, name="b", namespace="a", type=OperationType.QUERY),
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),

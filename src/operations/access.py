@@ -64,6 +64,8 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))
         for actions in (self.resources or {}).values():
             enforce_lists(resources=actions)
+        if self.acting:
+            enforce_lists(acting=self.acting)
 
     def __hash__(self) -> int:
         return hash((self.id, self.scopes))
