@@ -100,7 +100,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.AccessControl": AccessControl,
     "operations.Identity": partial(Identity, "ann"),
     "operations.MCPAnnotations": MCPAnnotations,
-    "operations.Operation": partial(Operation, SPEC, function),
+    "operations.Operation": partial(Operation, SPEC, cast("Any", function)),
     "operations.OperationEnv": partial(OperationEnv, REGISTRY, OperationContext()),
     "operations.OperationRegistry": OperationRegistry,
     "operations.OperationRegistry.operation": lambda **options: REGISTRY.operation("a.b", **options)(function),
