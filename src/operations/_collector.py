@@ -31,11 +31,14 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
 
 
 @contextmanager
-def gc_paused() -> Generator[None]:
+def gc_paused(*, collects: bool = True) -> Generator[None]:
     """Pause the garbage collector while objects are made that are here to stay, such as what is read from a document.
 
     There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
     holds the interpreter for longer than the work itself takes.
+
+    Args:
+        collects: Whether garbage may be looked for at the end; a call that must be quick leaves that to a later block.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -43,7 +46,7 @@ def gc_paused() -> Generator[None]:
         yield
     finally:
         if was_enabled:
-            _collector.age()
+            _collector.age(collects=collects)
             gc.enable()
 
 
@@ -69,12 +72,15 @@ class _Collector:
         self._kept = 0
         """Objects that were there then."""
 
-    def age(self) -> None:
+    def age(self, *, collects: bool) -> None:
         new = gc.get_count()[0]
-        if new < _MANY or gc.get_freeze_count():
+        if (collects and new < _MANY) or gc.get_freeze_count():
             return
         gc.freeze()
         gc.unfreeze()
+        if not collects:
+            self._aged += new
+            return
         if not self._kept:
             self._kept = len(gc.get_objects())
             return

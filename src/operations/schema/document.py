@@ -161,7 +161,7 @@ class Schema:
     def first_cast(self) -> Generator[None]:
         """Run the first cast, which makes the plans of all definitions that the data reaches."""
         self._is_cast = True
-        with gc_paused():
+        with gc_paused(collects=False):
             yield
 
     @property
@@ -178,7 +178,7 @@ class Schema:
         compiled = self._compiled
         if compiled is None:
             try:
-                with nullcontext() if self._shared is None else gc_paused():
+                with nullcontext() if self._shared is None else gc_paused(collects=False):
                     compiled = self._compiled = CompiledSchema(self._checker())
             except RecursionError:
                 raise SchemaError("the schema nests too deeply to be compiled") from None
