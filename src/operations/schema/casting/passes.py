@@ -107,7 +107,7 @@ class Normaliser:
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
-        doubts = self._planner.doubts
+        undecided = self._planner.undecided
         report: _Report | None
         try:
             result, report = self._quick(value)
@@ -115,7 +115,7 @@ class Normaliser:
         except (NeedsRepair, ValueError):
             result, edited = self._once(value)
             report = self._compared
-        unsettled = edited or self._planner.doubts != doubts
+        unsettled = edited or self._planner.undecided != undecided
         if unsettled and (settled := self._settled(result)) is not result:
             changes = self._compared(value, settled)
             # A property that one round strips and the next one fills has been replaced.

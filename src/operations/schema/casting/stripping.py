@@ -177,7 +177,7 @@ class Stripper:
         """Decides by the type of the value where that is enough, else asks the validator of each member."""
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
-        planner, doubts = self._planner, int(plan.is_unstable)
+        planner, undecided = self._planner, int(plan.is_unstable)
         settle = _settled if planner.scope.recursive else _as_it_is
         scalars = known_scalars(plan)
         plain = scalars or frozenset()
@@ -194,7 +194,7 @@ class Stripper:
                     return to_json(value)
                 raise NeedsRepair
             settle(value, room)
-            planner.doubts += doubts
+            planner.undecided += undecided
             picks: list[Site] = []
             for choice, members in zip(
                 plan.choices, objects if kind is dict else arrays, strict=True
@@ -394,7 +394,7 @@ def _object_strip(
                     result[name] = default
                 else:
                     result[name] = to_json(default)
-                    planner.doubts += 1
+                    planner.undecided += 1
         return result
 
     return strip

@@ -197,7 +197,7 @@ class Pass:
                     made = self.absent(part)
                 if made is not MISSING:
                     result[name] = made
-                    self._planner.doubts += type(made) in _CONTAINERS
+                    self._planner.undecided += type(made) in _CONTAINERS
         return result
 
     def _array(self, plan: Plan, value: list[Any], path: str, room: int) -> Any:
@@ -237,7 +237,7 @@ class Pass:
     def _cast_chosen(self, plan: Plan, value: Any, path: str, room: int) -> Any:
         value = placed(to_json, value, path, room)
         if plan.is_unstable and type(value) in _CONTAINERS:
-            self._planner.doubts += 1
+            self._planner.undecided += 1
         picks: list[Site] = []
         if not self.on_trial:
             self._trials_left = _MAX_TRIALS

@@ -107,7 +107,7 @@ class Planner:
         scope: The validators.
         document: The references.
         keep: Whether properties stay that no schema declares.
-        doubts: How often a choice was made that may come out differently once excess is stripped and defaults
+        undecided: How often a choice was made that may come out differently once excess is stripped and defaults
             are filled (`Plan.is_unstable`). Compared before and after a cast.
     """
 
@@ -115,7 +115,7 @@ class Planner:
         self.scope = scope
         self.keep = keep
         self.document: Document = scope.document
-        self.doubts = 0
+        self.undecided = 0
         self._beyond = Plan(self, (), (), (), asked=_NOTHING, opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 
