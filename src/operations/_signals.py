@@ -9,6 +9,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
 
+_signalled: set[asyncio.AbstractEventLoop] = set()
+"""The loops that a signal has reached. Their events may also be set by other means, just before the first signal."""
+
 
 @contextmanager
 def shutdown_event() -> Generator[asyncio.Event]:
@@ -21,8 +24,9 @@ def shutdown_event() -> Generator[asyncio.Event]:
     events = _waiting.setdefault(loop, [])
 
     def set_all() -> None:
-        if all(waiting.is_set() for waiting in events):
+        if loop in _signalled:
             raise SystemExit(1)
+        _signalled.add(loop)
         for waiting in events:
             waiting.set()
 
@@ -37,8 +41,16 @@ def shutdown_event() -> Generator[asyncio.Event]:
         events.remove(event)
         if not events:
             del _waiting[loop]
+            rest = signal.SIG_DFL if loop in _signalled else _ignore_first
+            _signalled.discard(loop)
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
                 if event.is_set():
-                    # Restore the default handlers so a second signal exits during shutdown.
-                    signal.signal(number, signal.SIG_DFL)
+                    # A second signal exits during shutdown.
+                    signal.signal(number, rest)
+
+
+def _ignore_first(*_: object) -> None:
+    """Ignore the first signal of a process that is shutting down for another reason; the next one ends it."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
