@@ -24,7 +24,7 @@ from operations._json import object_of
 from operations.cli.samples import sample
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.openapi.reading.document import Description
-from operations.openapi.reading.texts import decode_document
+from operations.openapi.reading.files import decode_document
 from operations.schema.outline import Outline
 
 LISTENING = re.compile(rb"Prism is listening")

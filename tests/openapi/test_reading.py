@@ -15,7 +15,7 @@ from tests.openapi.serving import document, serving
 from operations import OperationRegistry
 from operations.errors import CallError, DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, from_openapi_url
-from operations.openapi.reading.texts import decode_document
+from operations.openapi.reading.files import decode_document
 from operations.openapi.reading.yaml import _Reader
 
 CONFIG = HTTPServiceConfig(namespace="api")

@@ -27,8 +27,8 @@ from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.exchange.sse import EventStreamDecoder
 from operations.openapi.reading import media
+from operations.openapi.reading.files import MARKS
 from operations.openapi.reading.model import EVENT_STREAM
-from operations.openapi.reading.texts import MARKS
 from operations.schema import Schema
 from operations.types import JSONObject
 

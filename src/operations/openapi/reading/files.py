@@ -1,4 +1,4 @@
-"""Make one document of several: the files, or addresses, that a document refers to.
+"""Read a document: decode its text, JSON or YAML 1.2, and add the files, or addresses, that it refers to.
 
 Rule 1: references resolve inside the document's own folder, or its own origin and folder, and never outside.
 Rule 2: files are named by their paths relative to the document, so that results are the same on every machine.
@@ -6,21 +6,33 @@ Rule 3: a file that cannot be read costs only what refers to it; the reason is k
 """
 
 import asyncio
+import codecs
 import inspect
 import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._json import escape, is_list, is_object, object_of
+from operations._collector import gc_paused
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    MAX_DOCUMENT_VALUES,
+    JSONLimitError,
+    JSONValueError,
+    decode_json,
+    escape,
+    is_list,
+    is_object,
+    object_of,
+)
 from operations._references import objects_in, reference_of
 from operations._text import without_secrets
 from operations.errors import DocumentError
 from operations.openapi.reading.references import BUNDLED
-from operations.openapi.reading.texts import decode_document
 from operations.types import JSONObject
 
 PARALLEL = 16
@@ -266,3 +278,49 @@ class _Bundler:
 
 class _TooLargeError(DocumentError):
     """Raised when all files together exceed the limit, which no single one of them is to blame for."""
+
+
+MAX_DOCUMENT_BYTES = 64 << 20
+
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+"""Byte order marks: UTF-32 before UTF-16, whose marks begin alike."""
+
+
+def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+    """`content`, JSON or YAML, as JSON builtins.
+
+    Raises:
+        DocumentError: If it is neither, or larger than `max_bytes`.
+    """
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(raw) > max_bytes:
+        raise DocumentError(f"larger than {max_bytes} bytes")
+    for mark, encoding in MARKS:
+        if raw.startswith(mark):
+            raw = raw[len(mark) :].decode(encoding, "replace").encode()
+            break
+    if raw.lstrip()[:1] in (b"{", b"["):
+        try:
+            with gc_paused():
+                return decode_json(
+                    raw, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH
+                )
+        except JSONLimitError as error:
+            raise DocumentError(error.reason) from None
+        except JSONValueError:
+            pass  # YAML's flow style begins with the same characters
+    # Only now is a YAML reader needed, and a missing extra worth a complaint.
+    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.reading.yaml").decode_yaml
+    try:
+        with gc_paused():
+            return decode_yaml(raw.decode())
+    except UnicodeDecodeError:
+        raise DocumentError("not UTF-8 text") from None
+    except RecursionError:
+        raise DocumentError("nested too deeply") from None
