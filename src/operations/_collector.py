@@ -77,17 +77,15 @@ class _Collector:
         if (collects and new < _MANY) or gc.get_freeze_count():
             return
         gc.freeze()
+        # Walks a list of the interpreter, instead of building one of millions of objects.
+        total = gc.get_freeze_count() if collects else 0
         gc.unfreeze()
-        if not collects:
-            self._aged += new
-            return
-        if not self._kept:
-            self._kept = len(gc.get_objects())
-            return
-        self._aged += new
-        if self._aged > self._kept:
-            gc.collect()
-            self._aged, self._kept = 0, len(gc.get_objects())
+        self._aged += new if self._kept or not collects else 0
+        if collects and not self._kept:
+            self._kept = total
+        elif collects and self._aged > self._kept:
+            self._kept = total - gc.collect()
+            self._aged = 0
 
 
 _collector = _Collector()
