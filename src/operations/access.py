@@ -1,6 +1,6 @@
 """Who may call what.
 
-Rule 1: fail closed. What requires something refuses a caller without identity, and any doubt is a refusal.
+Rule 1: fail closed. What requires something refuses a caller without identity, and uncertainty is a refusal.
 Rule 2: a refusal never says which scope or resource was missing.
 Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
 """

@@ -340,12 +340,12 @@ async def test_of_two_brokers_with_the_same_operation_both_are_imported(
                 assert hub.absent() == []
                 assert hub.sources[0].operations == ("hello.greet",)
                 assert hub.sources[1].operations == ("hello.leave",)
-                (doubt,) = hub.sources[1].doubts
-                assert doubt.where == "hello.greet"
-                assert "broker:blue" in doubt.reason
-                assert 'namespace = "red" in [brokers.red]' in doubt.reason
+                (warning,) = hub.sources[1].warnings
+                assert warning.where == "hello.greet"
+                assert "broker:blue" in warning.reason
+                assert 'namespace = "red" in [brokers.red]' in warning.reason
             async with hub_of(folder, written + 'namespace = "red"\n') as hub:
-                assert hub.sources[1].doubts == ()
+                assert hub.sources[1].warnings == ()
                 context = OperationContext(trusted=True)
                 answer = await hub.registry.execute("red.hello.greet", {}, context)
                 assert answer.data == "hello"

@@ -132,13 +132,16 @@ class Grants:
             identity = None if context is None else context.identity
             if context is None or identity is None:
                 return None
-            grant, now = identity.grant, clock()
+            grant = identity.grant
+            until = max(clock() + _DELEGATED_MS, int(context.deadline or 0))
+            if identity.expires_at is not None:
+                until = min(until, int(identity.expires_at))
             patterns = () if grant is None else (p for each in grant.blocks for p in each.approve)
             block = Block(
                 id=token_hex(8),
                 holder=holder,
                 operations=(operation_id,),
-                until=max(now + _DELEGATED_MS, int(context.deadline or 0)),
+                until=until,
                 # This call has its approval already.
                 approve=tuple(p for p in patterns if not matcher((p,))(operation_id)),
             )

@@ -214,7 +214,7 @@ async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
             if source.problem is not None:
                 yield Finding(source.label, "failed", source.problem)
                 continue
-            for part in source.doubts:
+            for part in source.warnings:
                 yield Finding(source.label, "warning", f"{part.where} {part.reason}")
             words = f"{counted(len(source.operations), 'operation')} in {source.seconds:.1f} s"
             if source.skipped:

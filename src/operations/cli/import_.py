@@ -208,8 +208,8 @@ def _show(
 
 
 def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
-    for doubt in source.doubts:
-        screen.show(Text(f"\n{plain(doubt.where)} {plain(doubt.reason)}", style="yellow"))
+    for warning in source.warnings:
+        screen.show(Text(f"\n{plain(warning.where)} {plain(warning.reason)}", style="yellow"))
     parts = source.skipped
     if not parts:
         return

@@ -109,7 +109,7 @@ def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose
     for source in hub.sources:
         if not source.is_enabled:
             screen.note(f"{source.label} is disabled")
-        for part in source.doubts:
+        for part in source.warnings:
             screen.warn(f"{source.label}: {part.where} {part.reason}")
         if source.kind == "local" or verbose:
             for skipped in source.skipped:

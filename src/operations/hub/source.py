@@ -48,8 +48,8 @@ class Opened:
     skipped: list[Skipped] = field(default_factory=list[Skipped])
     """What it offered that cannot be used, with the reason."""
 
-    doubts: list[Skipped] = field(default_factory=list[Skipped])
-    """What is written about it that nobody understands, or is missing there."""
+    warnings: list[Skipped] = field(default_factory=list[Skipped])
+    """Settings and parts of a document that are unknown or missing."""
 
     title: str = ""
     """What it calls itself."""
@@ -98,8 +98,8 @@ class Source:
     failure: str | None = None
     """Why it could not be opened."""
 
-    doubts: tuple[Skipped, ...] = ()
-    """What is questionable about it."""
+    warnings: tuple[Skipped, ...] = ()
+    """Settings and parts of a document that are unknown or missing."""
 
     seconds: float = 0
     """How long it took to open."""
@@ -163,7 +163,7 @@ class Source:
     @property
     def problems(self) -> tuple[Skipped, ...]:
         """Everything about it that is not as somebody wanted, though it is open."""
-        return (*self.doubts, *self.skipped)
+        return (*self.warnings, *self.skipped)
 
     def is_called(self, wanted: str) -> bool:
         """Return whether a name means this source: its kind, its name, both, or the file that lists it."""

@@ -61,7 +61,7 @@ class Supervisor:
         self._owner = owner
         self._drain_seconds = drain_seconds
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        self._given_doubts = source.doubts
+        self._given_warnings = source.warnings
         self._attempted = asyncio.Event()
         self._again = asyncio.Event()
         self._closing = asyncio.Event()
@@ -198,14 +198,14 @@ class Supervisor:
             for each in operations
             if registry.registered(each.spec.id) is not None and each.spec.id not in before
         ]
-        source.doubts = (*self._given_doubts, *opened.doubts)
+        source.warnings = (*self._given_warnings, *opened.warnings)
         if taken and source.kind != "broker":
             raise RegistrationError(
                 f"{taken[0]} is registered already, by {self._owner(taken[0])}: rename one of them"
             )
         if taken:
             # Operations of workers are not ours to rename: those whose ids are free are used.
-            source.doubts += tuple(self._conflicts(taken))
+            source.warnings += tuple(self._conflicts(taken))
             operations = [each for each in operations if each.spec.id not in taken]
             opened = replace(opened, operations=operations)
         registry.register_all(operations, replace=True)

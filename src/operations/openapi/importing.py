@@ -26,7 +26,7 @@ from operations.openapi.reading.declared import Declared, DeclaredRequests, Decl
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.names import operation_names, safe_name, unused_name
-from operations.openapi.restoring import restored
+from operations.openapi.codec import restored
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 

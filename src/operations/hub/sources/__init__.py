@@ -50,7 +50,7 @@ def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
             kind="mcp",
             name=namespace,
             entry=ListedServer(path, {"name": name, **entry}),
-            doubts=tuple(Skipped(key, words) for key, words in unknown_keys(entry).items()),
+            warnings=tuple(Skipped(key, words) for key, words in unknown_keys(entry).items()),
         )
 
 

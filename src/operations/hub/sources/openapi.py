@@ -36,12 +36,12 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
         calls=lambda: service.calls,
         origin=entry.document,
         skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
-        doubts=_doubts(name, service),
+        warnings=_warnings(name, service),
         title=service.title or "",
     )
 
 
-def _doubts(name: str, service: OpenAPIService) -> list[Skipped]:
+def _warnings(name: str, service: OpenAPIService) -> list[Skipped]:
     count = len(service.unaddressed)
     if not count:
         return []
