@@ -85,10 +85,14 @@ def judge(service: OpenAPIService, expected: int) -> None:
             examined.judge(error.schema.document)
 
 
+LARGEST = "npmdir__microsoft.com-graph.json"
+"""Takes as long as all others together; `benchmarks/openapi.py` imports it."""
+
+
 @needs_documents
 @pytest.mark.parametrize("batch", range(BATCHES))
 async def test_every_document_imports_whole(batch: int) -> None:
-    for name in sorted(INDEX)[batch::BATCHES]:
+    for name in sorted(INDEX.keys() - {LARGEST})[batch::BATCHES]:
         started = time.process_time()
         service = await from_openapi_file(SHARED / "openapi" / name, CONFIG)
         OperationRegistry().register_all(service)

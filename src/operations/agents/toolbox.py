@@ -34,7 +34,7 @@ MAX_BYTES: Final = 50_000
 
 
 _ADVICE: Final = {
-    "APPROVAL_REQUIRED": (
+    ErrorCode.APPROVAL_REQUIRED: (
         "A person has to approve this call. Say so, and repeat the call with the same arguments after the approval."
     ),
     ErrorCode.ACCESS_DENIED: "You are not permitted to do this. Do not repeat the call; say what was refused.",
