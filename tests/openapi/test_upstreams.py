@@ -107,13 +107,13 @@ async def test_timeouts_open_the_breaker(by: str) -> None:
     async with (
         serving(stall) as url,
         imported(
-            document(), base_url=url, retries=0, timeout=0.1 if by == "timeout" else 30
+            document(), base_url=url, retries=0, timeout=0.3 if by == "timeout" else 30
         ) as registry,
     ):
         codes: list[Any] = []
         for _ in range(FAILURES + 1):
             context = OperationContext(
-                deadline=None if by == "timeout" else (time.time() + 0.1) * 1000
+                deadline=None if by == "timeout" else (time.time() + 0.3) * 1000
             )
             with pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {}, context)
@@ -137,7 +137,7 @@ async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
     ):
         held = [asyncio.create_task(registry.execute("api.call", {}))]
         for _ in range(FAILURES):
-            context = OperationContext(deadline=(time.time() + 0.1) * 1000)
+            context = OperationContext(deadline=(time.time() + 0.3) * 1000)
             with pytest.raises(CallError):
                 await registry.execute("api.call", {}, context)
         arrived.clear()
