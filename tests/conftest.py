@@ -16,7 +16,9 @@ from operations import OperationRegistry
 PROJECT = Path(__file__).resolve().parent.parent
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("default")
 
 

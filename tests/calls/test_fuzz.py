@@ -10,7 +10,7 @@ from tests.calls.worlds import World, calling
 from operations.errors import TransportError
 from operations.registry import OperationRegistry
 
-SECONDS = float(os.environ.get("OPERATIONS_FUZZ_SECONDS", "5"))
+SECONDS = float(os.environ.get("OPERATIONS_FUZZ_SECONDS", "2.5"))
 
 EVENTS = tuple(
     f'{{"type":"{kind}","id":"","payload":{payload}}}'.encode()

@@ -21,7 +21,7 @@ from tests.servers import Proxy
 from operations.calls import PendingRequestMap
 from operations.errors import CallError, ErrorCode
 
-SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "25"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 LOADERS = 8
 PAUSE = 0.05
