@@ -33,7 +33,7 @@ MAX_BYTES: Final = 50_000
 """Bytes of one result; larger ones are returned in pages."""
 
 
-_ADVICE: Final = {
+_ADVICE: Final[dict[str, str]] = {
     ErrorCode.APPROVAL_REQUIRED: (
         "A person has to approve this call. Say so, and repeat the call with the same arguments after the approval."
     ),

@@ -1,7 +1,7 @@
 """Operations of an exported registry, restored as they were: the input is the body, errors have their own codes.
 
-This happens only if the operator trusts the export (`HTTPServiceConfig.restore`), because such a document decides names,
-types and which calls may be repeated.
+This happens only if the operator trusts the export (`HTTPServiceConfig.restore`), because such a document decides
+names, types and which calls may be repeated.
 """
 
 from collections.abc import AsyncGenerator

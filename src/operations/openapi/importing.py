@@ -14,6 +14,7 @@ import msgspec
 from operations._hosts import TrustedHosts
 from operations._json import is_object, list_of, object_of, text_of
 from operations.access import OPEN, AccessControl
+from operations.openapi.codec import restored
 from operations.openapi.config import HTTPServiceConfig, Outline
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.exchange.client import Client
@@ -26,7 +27,6 @@ from operations.openapi.reading.declared import Declared, DeclaredRequests, Decl
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.names import operation_names, safe_name, unused_name
-from operations.openapi.codec import restored
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 
