@@ -11,6 +11,7 @@ from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
 
 from operations import MissingExtraError, OperationRegistry
 from operations.agents import Toolbox
+from operations.tools import ToolConfig, configure_tools
 
 
 def openai_call(name: str, arguments: Any) -> Any:
@@ -110,6 +111,23 @@ async def test_a_large_result_is_read_page_by_page(toolbox: Toolbox) -> None:
         message = await toolbox.run(anthropic_call("results__next", {"cursor": page["cursor"]}))
 
     assert lines == [f"line {number}" for number in range(1000)]
+
+
+@pytest.mark.parametrize("max_tools", [3, 100])
+async def test_pages_of_the_registry_are_those_of_the_toolbox(max_tools: int) -> None:
+    registry = shop()
+    configure_tools(registry, {"shop.log": ToolConfig(max_bytes=1_500)})
+    toolbox = Toolbox(registry, identity=AGENT, max_bytes=3_000, max_tools=max_tools)
+    by_id = {"operation": "shop.log"}
+    call = (
+        anthropic_call("tools__call", by_id) if max_tools == 3 else anthropic_call("shop__log", {})
+    )
+
+    page = json.loads((await toolbox.run(call))["content"])
+    following = await toolbox.run(anthropic_call("results__next", {"cursor": page["cursor"]}))
+
+    assert json.loads(following["content"])["value"][0] == f"line {len(page['value'])}"
+    assert len(following["content"]) > 1_500
 
 
 async def test_many_operations_are_found_described_and_called() -> None:

@@ -209,6 +209,7 @@ class Toolbox:
             request_id=request_id,
             identity=self._identity,
             lenient=True,
+            whole=True,  # The toolbox itself makes the pages.
             deadline=(time.time() + self._timeout) * 1000,
             channel=CallerChannel(session=self._session),
         )

@@ -230,4 +230,5 @@ def _as_caller(context: OperationContext) -> OperationContext:
         deadline=context.deadline,
         channel=context.channel,
         lenient=context.lenient,
+        whole=context.whole,
     )
