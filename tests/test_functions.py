@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
@@ -185,6 +187,61 @@ async def test_bound_methods_can_be_registered_alone() -> None:
     assert (await registry.execute("tasks.count")).data == 0
     assert (await registry.execute("plain.double", {"number": 4})).data == 8
     assert await registry.call(doubled, 5) == 10
+
+
+async def test_a_method_of_another_object_is_not_called() -> None:
+    registry = OperationRegistry()
+    registry.register_object(Tasks())
+
+    with pytest.raises(TypeError, match="registered for another object"):
+        await registry.call(Tasks().count)
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    async def call(*arguments: Any, **named: Any) -> Any:
+        return await function(*arguments, **named)
+
+    return call
+
+
+class Mixed:
+    @operation("mixed.wrapped")
+    @logged
+    async def wrapped(self, number: int) -> int:
+        return number
+
+    @classmethod
+    @operation("mixed.of_class")
+    async def of_class(cls, number: int) -> str:
+        return f"{cls.__name__} {number}"
+
+    @staticmethod
+    @operation("mixed.static")
+    async def static(number: int) -> int:
+        return number
+
+
+async def test_methods_of_every_kind_are_operations() -> None:
+    service, registry = Mixed(), OperationRegistry()
+
+    registry.register_object(service)
+
+    for name, expected in {"wrapped": 1, "of_class": "Mixed 1", "static": 1}.items():
+        assert (await registry.execute(f"mixed.{name}", {"number": 1})).data == expected
+        assert await registry.call(getattr(service, name), 1) == expected
+
+
+async def test_an_argument_cannot_be_given_twice() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("many.values")
+    async def values(x: int, /, **more: int) -> int:
+        return x
+
+    assert await registry.call(values, 1, y=2) == 1
+    with pytest.raises(TypeError, match="multiple values for x"):
+        await registry.call(values, 1, x=2)
 
 
 def test_a_method_without_its_object_is_rejected() -> None:

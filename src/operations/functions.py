@@ -119,14 +119,15 @@ class _MarkedMethod:
 
 
 def _is_in_class(function: Callable[..., Any]) -> bool:
-    """Return whether `function` is a method of a class that is being defined: its first parameter is `self`."""
-    code = getattr(function, "__code__", None)
-    return (
-        code is not None
-        and not inspect.ismethod(function)
-        and code.co_varnames[: code.co_argcount][:1] == ("self",)
-        and "self" not in function.__annotations__
-    )
+    """Return whether `function` is a method in the body of a class: its first parameter is `self` or `cls`."""
+    if inspect.ismethod(function) or isinstance(function, partial):
+        return False
+    wrapped = inspect.unwrap(function)
+    code = getattr(wrapped, "__code__", None)
+    if code is None or not code.co_argcount:
+        return False
+    first = code.co_varnames[0]
+    return first in {"self", "cls"} and first not in wrapped.__annotations__
 
 
 def _operation_from(
@@ -211,6 +212,11 @@ def operation_of(value: object) -> Operation | None:
     return marked if isinstance(marked, Operation) else None
 
 
+def _is_marked(attribute: object) -> bool:
+    """Return whether an attribute of a class is marked; it is not bound, because properties run code."""
+    return hasattr(getattr(attribute, "__func__", attribute), "__operation__")
+
+
 def operations_of(service: object) -> list[Operation]:
     """Return the operations of an object: its methods that are marked with `@operation`.
 
@@ -221,9 +227,7 @@ def operations_of(service: object) -> list[Operation]:
     marked = (
         getattr(service, name)
         for name in names
-        if isinstance(
-            getattr(inspect.getattr_static(service, name), "__operation__", None), _MarkedMethod
-        )
+        if _is_marked(inspect.getattr_static(service, name))
     )
     found = [known for method in marked if (known := operation_of(method))]
     if not found:

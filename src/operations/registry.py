@@ -188,7 +188,12 @@ class OperationRegistry(Registrations):
     ) -> TypedCall:
         """Read a call of a function; the id is the one that its operation has here."""
         typed = TypedCall.of(function, arguments, named)
-        return replaced(typed, operation_id=self.current_id(typed.operation_id))
+        operation_id = self.current_id(typed.operation_id)
+        known = self._operations.get(operation_id)
+        signature = None if known is None else known.signature
+        if signature is not None and signature.owner is not typed.signature.owner:
+            raise TypeError(f"{operation_id} is registered for another object")
+        return replaced(typed, operation_id=operation_id)
 
     async def authorize(
         self, operation_id: str, input: Any, context: OperationContext | None = None

@@ -1,5 +1,6 @@
 """Operations as the tools of an agent, in the form of every provider."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
@@ -157,6 +158,60 @@ async def test_arguments_that_are_not_an_object_are_an_error(toolbox: Toolbox) -
         assert "VALIDATION_ERROR" in (await toolbox.run(call))["content"]
     with pytest.raises(TypeError, match="not a tool call"):
         await toolbox.run({"nothing": 1})
+
+
+async def test_changing_a_definition_changes_no_operation(toolbox: Toolbox) -> None:
+    toolbox.anthropic()[0]["input_schema"]["properties"]["id"]["type"] = "string"
+
+    assert not (await toolbox.run(anthropic_call("shop__item", {"id": 7})))["is_error"]
+
+
+async def test_a_gemini_call_needs_no_arguments(toolbox: Toolbox) -> None:
+    message = await toolbox.run({"function_call": {"name": "shop__log"}})
+
+    assert "result" in message["function_response"]["response"]
+
+
+async def test_an_operation_of_the_user_wins_over_a_tool_that_is_not_listed() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("tools.search", type="query")
+    async def search(q: str) -> str:
+        return f"mine {q}"
+
+    toolbox = Toolbox(registry)
+    message = await toolbox.run(anthropic_call("tools__search", {"q": "a"}))
+
+    assert message["content"] == "mine a"
+    assert "tools__search" in {each["name"] for each in toolbox.anthropic()}
+
+
+async def test_the_transcript_shows_arguments_that_are_not_json(toolbox: Toolbox) -> None:
+    for value in ("\ud83d", object()):
+        assert (await toolbox.run(anthropic_call("shop__item", {"id": value})))["is_error"]
+
+    assert str(toolbox.transcript).count("not JSON: ") == 2
+    assert len(toolbox.transcript.to_json()) == 2
+
+
+async def test_a_cancelled_call_is_recorded_as_aborted() -> None:
+    registry, started = OperationRegistry(), asyncio.Event()
+
+    @registry.operation("slow.wait")
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    toolbox = Toolbox(registry, max_tools=0)
+    call = anthropic_call("tools__call", {"operation": "slow.wait"})
+    task = asyncio.create_task(toolbox.run(call))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    (step,) = toolbox.transcript
+    assert (step.outcome, step.steps[0].outcome) == ("ABORTED", "ABORTED")
 
 
 async def test_a_text_is_returned_as_it_is() -> None:

@@ -4,12 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-import msgspec
-
 from operations.agents.providers import Definition
 from operations.agents.tool_calls import Outcome
 from operations.errors import MissingExtraError
-from operations.types import JSONObject
 
 Run = Callable[[str, Any], Awaitable[Outcome]]
 """Runs a tool by its name, with arguments as an object or as JSON text."""
@@ -63,19 +60,13 @@ def openai_agents_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
         return agents.FunctionTool(
             name=tool.name,
             description=tool.description,
-            params_json_schema=_copy(tool.schema),
+            params_json_schema=tool.schema,
             on_invoke_tool=invoke,
             # The strict mode of OpenAI knows a small part of JSON Schema.
             strict_json_schema=False,
         )
 
     return [build(tool) for tool in tools]
-
-
-def _copy(schema: JSONObject) -> JSONObject:
-    """Return a copy that the framework may change."""
-    copied: JSONObject = msgspec.to_builtins(schema)
-    return copied
 
 
 def _framework(module: str, extra: str) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from operations._text import tool_name
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
@@ -256,7 +258,9 @@ def definition(spec: OperationSpec, dialect: Dialect, report: Report) -> Definit
     if "__" not in name:
         report("name", f"is called {name}, from which the id cannot be derived")
     description = description_of(spec.description or spec.title or spec.id, dialect, report)
-    return Definition(spec, name, description, fit(Outline.of(spec.input_schema), dialect, report))
+    schema = fit(Outline.of(spec.input_schema), dialect, report)
+    # A copy: what users and frameworks change must not change the operation.
+    return Definition(spec, name, description, msgspec.to_builtins(schema))
 
 
 def provider_tools(

@@ -82,8 +82,10 @@ def read_call(call: Any) -> ToolCall:
         return _anthropic(call)
     if kind == "tool_call":
         return _langchain(call)
-    part = _get(call, "function_call") or _get(call, "functionCall") or call
-    if _get(part, "name") and _get(part, "args", ...) is not ...:
+    part = _get(call, "function_call") or _get(call, "functionCall")
+    if part is None and _get(call, "args", ...) is not ...:
+        part = call
+    if _get(part, "name"):
         return _gemini(part)
     raise TypeError(f"{call!r} is not a tool call of a known provider")
 

@@ -4,6 +4,7 @@ Rule 1: a tool runs as the agent's identity, and only if `allow` names it: the r
 Rule 2: the model always gets a result message: refusals, approvals and unknown tools are results that it can explain.
 """
 
+import asyncio
 import time
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -138,7 +139,7 @@ class Toolbox:
         allowed = [spec for spec in self._registry.specs() if self._shows(spec, context)]
         if len(allowed) > self._max_tools:
             return list(own.values())
-        return [*(spec for spec in allowed if spec.id not in own), own[NEXT]]
+        return [*(spec for spec in allowed if spec.id != NEXT), own[NEXT]]
 
     def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
         return (
@@ -168,14 +169,17 @@ class Toolbox:
         try:
             registry, spec = self._find(name)
             step.operation_id = spec.id
-            step.input = input_of(spec, read_arguments(name, arguments))
+            given = input_of(spec, read_arguments(name, arguments))
             context = self._context(request_id)
-            envelope = await registry.execute(spec.id, step.input, context)
-            source = step.input.get("operation") if registry is self._own else spec.id
+            envelope = await registry.execute(spec.id, given, context)
+            source = given.get("operation") if registry is self._own else spec.id
             if source in self._registry:
                 envelope = await self._pages.bound(envelope, context, source, self._max_bytes)
             step.outcome = "success"
             return Outcome(to_json(envelope.data))
+        except asyncio.CancelledError:
+            step.outcome = ErrorCode.ABORTED
+            raise
         except Exception as raised:  # noqa: BLE001 - the model gets a result in any case
             error = map_error(raised)
             step.outcome = error.code
@@ -196,7 +200,7 @@ class Toolbox:
             self._revision = self._registry.revision
             self._names = {tool_name(spec.id): spec.id for spec in self._registry.specs()}
         for spec in self._own.specs():
-            if tool_name(spec.id) == name:
+            if tool_name(spec.id) == name and (name not in self._names or spec in self._listed()):
                 return self._own, spec
         found = self._registry.get_spec(self._names.get(name, ""))
         if found is None or not self._shows(found, self._context("")):

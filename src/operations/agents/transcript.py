@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from operations._json import JSONValueError, to_json
 from operations.observe import CallEvent, CallFinished, CallStarted
 from operations.types import JSONObject
 
@@ -58,7 +59,11 @@ class Transcript:
 
     def begin(self, operation_id: str, request_id: str, input: Any) -> Step:
         """Record a tool call."""
-        step = Step(operation_id=operation_id, request_id=request_id, input=input)
+        try:
+            shown = to_json(input)
+        except JSONValueError as error:
+            shown = f"not JSON: {error}"
+        step = Step(operation_id=operation_id, request_id=request_id, input=shown)
         self._steps.append(step)
         self._running[request_id] = step
         return step

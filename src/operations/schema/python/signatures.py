@@ -48,6 +48,9 @@ class Signature:
     callable: inspect.Signature
     """The signature as `inspect` reads it."""
 
+    owner: object | None
+    """The object of a bound method."""
+
     @property
     def context_parameter(self) -> str | None:
         """The parameter that is given the call's context; it is no part of the input."""
@@ -72,7 +75,10 @@ class Signature:
             raise TypeError(f"pass the context as context=..., not as {self.context_parameter!r}")
         for name, parameter in self.callable.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                bound.update(bound.pop(name, {}))
+                more: dict[str, Any] = bound.pop(name, {})
+                if twice := bound.keys() & more.keys():
+                    raise TypeError(f"multiple values for {', '.join(sorted(twice))}")
+                bound.update(more)
         return cast("JSONObject", to_json(bound))
 
     def typed_result(self, data: Any) -> tuple[Any, list[ValidationIssue]]:
@@ -123,6 +129,7 @@ def signature_of(
         result=output,
         returns_envelope=returns_envelope,
         callable=signature,
+        owner=getattr(inner, "__self__", None),
     )
 
 
