@@ -2,38 +2,21 @@
 
 import { el, plain } from "./dom.js";
 import { stringify } from "./json.js";
-import { button, LivePage } from "./sources.js";
+import { button, LivePage } from "./live.js";
 
 /** The page of approvals. */
 export class ApprovalsPage extends LivePage {
   constructor({ may }) {
     super("approvals.watch", { may });
     this.rows = new Map();
-    this.body = el("tbody");
     this.empty = el("p", { class: "hint" }, "No call waits for approval.");
-    this.element = el(
-      "article",
-      { class: "operation" },
-      el(
-        "header",
-        { class: "title" },
-        el("h1", { tabIndex: -1 }, "Approvals"),
-        el("p", { class: "description" }, "Calls that wait for a person. An approval is used once, by the same caller with the same input."),
-      ),
-      el(
-        "div",
-        { class: "sources" },
-        el(
-          "table",
-          {},
-          el("caption", { class: "away" }, "Calls that wait for approval"),
-          el("thead", {}, el("tr", {}, ["Operation", "Input", "Asked by", "Until", "Answer"].map((name) => el("th", { scope: "col" }, name)))),
-          this.body,
-        ),
-      ),
+    this.element = this.table(
+      "Approvals",
+      "Calls that wait for a person. An approval is used once, by the same caller with the same input.",
+      "Calls that wait for approval",
+      ["Operation", "Input", "Asked by", "Until", "Answer"],
       this.empty,
       el("div", { class: "actions" }, this.news),
-      this.error,
     );
     this.follow();
   }

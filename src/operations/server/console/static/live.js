@@ -1,0 +1,83 @@
+/* A page with a table that a subscription keeps up to date. */
+
+import * as api from "./api.js";
+import { el, fill, plainString } from "./dom.js";
+import { stringify } from "./json.js";
+
+const LONGEST_SECONDS = 30;
+
+/** A page that follows a subscription until it is left. `may(id)` is whether the caller may call an operation. */
+export class LivePage {
+  constructor(watched, { may }) {
+    this.watched = watched;
+    this.may = may;
+    this.news = el("p", { class: "hint", "aria-live": "polite" }, "Connecting…");
+    this.error = el("p", { class: "error", role: "alert", hidden: true });
+    this.abort = new AbortController();
+  }
+
+  /** Show what the hub reports, and connect again if the stream ends. */
+  async follow() {
+    let pause = 1;
+    while (!this.abort.signal.aborted) {
+      try {
+        for await (const { data } of api.subscribe(this.watched, "{}", this.abort.signal)) {
+          if (this.isLost !== false) this.news.textContent = "";
+          this.isLost = false;
+          pause = 1;
+          this.show(data);
+        }
+      } catch (error) {
+        if (this.abort.signal.aborted) return;
+        this.isLost = true;
+        this.news.textContent = `This may be old: ${plainString(error.message)}`;
+      }
+      await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
+      pause = Math.min(2 * pause, LONGEST_SECONDS);
+    }
+  }
+
+  /** Call an operation of the hub; announce how it ended. */
+  async run(id, input, done) {
+    this.error.hidden = true;
+    this.news.textContent = "…";
+    try {
+      const { envelope } = await api.call(id, stringify(input), this.abort.signal);
+      this.news.textContent = plainString(done(envelope.data));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.news.textContent = "";
+      fill(this.error, plainString(error.message)).hidden = false;
+    }
+  }
+
+  leave() {
+    this.abort.abort();
+  }
+
+  /** The element of the page: a table of rows, with `parts` below it. */
+  table(title, description, caption, columns, ...parts) {
+    this.body = el("tbody");
+    return el(
+      "article",
+      { class: "operation" },
+      el("header", { class: "title" }, el("h1", { tabIndex: -1 }, title), el("p", { class: "description" }, description)),
+      el(
+        "div",
+        { class: "sources" },
+        el(
+          "table",
+          {},
+          el("caption", { class: "away" }, caption),
+          el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, name)))),
+          this.body,
+        ),
+      ),
+      ...parts,
+      this.error,
+    );
+  }
+}
+
+export const button = (words, onclick, about) =>
+  el("button", { type: "button", class: "quiet", onclick, "aria-label": about === undefined ? null : `${words} ${plainString(about)}` }, words);
