@@ -307,7 +307,7 @@ def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
     keys: list[str] = []
     for block in blocks:
         signature = hmac.digest(signature, block.encode(), "sha256")
-        # A name, not the signature itself: whoever has that can extend the chain.
+        # A name, not the signature itself: with that, the chain could be extended.
         keys.append(sha256(b"key" + signature).hexdigest()[:32])
     if not hmac.compare_digest(signature, given):
         raise GrantError("a grant whose signature is wrong")

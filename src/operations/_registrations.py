@@ -68,7 +68,7 @@ class Registrations:
         """Add every operation, or none of them.
 
         A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
-        come and go has `attach(registry)`, and is told where to keep them up to date.
+        come and go has `attach(registry)`, which registers and removes them from then on.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.

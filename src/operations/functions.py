@@ -86,7 +86,7 @@ def operation(
 
     Raises:
         RegistrationError: If the function cannot be an operation; the message says why.
-        TypeError: If there is no id, or an option that nobody knows.
+        TypeError: If there is no id, or an unknown option.
     """
     if callable(operation_id) or not operation_id:
         raise TypeError('name the operation: @operation("namespace.name")')

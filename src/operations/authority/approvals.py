@@ -5,7 +5,7 @@
 Rule 1: one record for each digest of caller, acting, grant, operation, contract and input. The same call attaches to
         it; any other call needs an approval of its own.
 Rule 2: every transition is one compare-and-set. An approval is used once.
-Rule 3: nobody answers for itself: not the caller, not a grant that shares a block or a holder with the caller's.
+Rule 3: a caller cannot answer its own request, nor can a grant that shares a block or a holder with the caller's.
 """
 
 import asyncio

@@ -67,7 +67,7 @@ class Grants:
     `resolve` is a resolver of credentials: pass it to `create_app(resolve=...)` or `serve_calls(resolve=...)`.
 
     Args:
-        key: At least 32 random bytes. Whoever has it can mint any grant.
+        key: At least 32 random bytes. Any grant can be made with it.
         store: Where revocations are kept; by default in this process.
         subjects: Returns the identity that a subject without scopes of its own has now, or None.
 

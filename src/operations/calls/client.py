@@ -537,7 +537,7 @@ class PendingRequestMap(ReplyPublisher):
 
     def _reject(self, request: RequestPayload, reply_to: str) -> None:
         """Reply to a request that reached this end of a connection, which serves no operations."""
-        error = CallError(ErrorCode.UNAVAILABLE, "nobody serves operations at this end")
+        error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
         body = encode_error(request.request_id, error)
 
         async def reply() -> None:
@@ -558,7 +558,7 @@ class PendingRequestMap(ReplyPublisher):
             loop = asyncio.get_running_loop()
             loop.call_later(RETRY, lambda: self._spawn(self._send_again(call)))
         else:
-            error = CallError(ErrorCode.UNAVAILABLE, f"nobody serves the group {self.group!r}")
+            error = CallError(ErrorCode.UNAVAILABLE, f"no worker serves the group {self.group!r}")
             self._end(call.payload.request_id, error)
 
     def lost(self, reason: str) -> None:

@@ -165,7 +165,7 @@ class GrantsEntry:
     """Grants: identities narrowed for agents. `operations grant` makes them.
 
     Attributes:
-        key: At least 32 random bytes. Whoever has it can make any grant.
+        key: At least 32 random bytes. Any grant can be made with it.
     """
 
     key: Secret

@@ -25,7 +25,7 @@ def listen_config(file: ConfigFile) -> ListenConfig:
 def entry_points_of(file: ConfigFile) -> tuple[str, ...]:
     """Return what a config serves: the HTTP API, and what it does not switch off."""
     options = file.options(ServerConfig, file.config.serve)
-    # Nobody could sign in to a console: a session is known to one process.
+    # No console: its sign-in session would be known to one process only.
     kinds = ("mcp", "websocket") if is_shared(file) else ("mcp", "websocket", "console")
     return ("http", *(name for name in kinds if options[name]))
 
