@@ -99,7 +99,7 @@ class RemoteService:
         """Ask what is offered. If that fails it is closed: who tries again makes another.
 
         Raises:
-            CallError: `UNAVAILABLE` if nobody serves there, `UNKNOWN_ERROR` if the answer cannot be read.
+            CallError: `UNAVAILABLE` if no worker is there, `UNKNOWN_ERROR` if the answer cannot be read.
         """
         try:
             self.calls.on_specs_changed = self._changed.set

@@ -299,7 +299,7 @@ class RedisTarget:
             else:
                 break
         if answer == _NOBODY:
-            raise NobodyThereError(f"nobody serves the group {queue!r}")
+            raise NobodyThereError(f"no worker serves the group {queue!r}")
         if answer == _FULL:
             raise QueueFullError(f"too many requests wait for {queue!r} already")
         return str(answer, "ascii")
