@@ -71,18 +71,23 @@ class Broker:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+REDIS_7 = BIN.parent / "debian" / "redis-server"
+"""Redis 7 or newer, if `scripts/install --dev` could get it; the wheel has 6.2."""
+
+
 class RedisServer(Broker):
     """redis-server, without persistence."""
 
     scheme = "redis"
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, program: Path = BIN / "redis-server") -> None:
         super().__init__()
         self.options = options
+        self.program = program
 
     def command(self) -> list[str]:
         return [
-            str(BIN / "redis-server"),
+            str(self.program),
             *("--port", str(self.port), "--bind", "127.0.0.1"),
             *("--save", "", "--appendonly", "no", *self.options),
         ]
