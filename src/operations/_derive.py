@@ -35,8 +35,7 @@ from typing import (
 import msgspec
 
 from operations._text import suggestion
-from operations.schema.python.annotations import hints_of, is_class, peel
-from operations.schema.python.docstrings import parse_docstring
+from operations.schema.python.annotations import hints_of, is_class, parse_docstring, peel
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and positions that lead to a value of a file."""

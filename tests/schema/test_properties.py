@@ -18,7 +18,7 @@ from operations.schema import CastPolicy, CompiledSchema, Schema
 from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import NeedsRepair, Stripper
 from operations.schema.casting.thorough import Caster, Pass
-from operations.schema.planning.places import Places
+from operations.schema.planning.members import Places
 from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 

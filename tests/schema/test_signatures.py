@@ -16,7 +16,7 @@ import pytest
 
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.schema import Signature, signature_of
-from operations.schema.python.docstrings import parse_docstring
+from operations.schema.python.annotations import parse_docstring
 
 T = TypeVar("T")
 

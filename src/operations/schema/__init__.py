@@ -1,7 +1,15 @@
 """JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
 
 from operations.schema.casting import CastPolicy, Normalise
-from operations.schema.document import CompiledSchema, Schema, from_schema
+from operations.schema.document import (
+    CompiledSchema,
+    Schema,
+    assert_is_schema,
+    collect_errors,
+    format_value_errors,
+    from_schema,
+    validate_or_raise,
+)
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
@@ -14,12 +22,6 @@ from operations.schema.results import (
     ChangeKind,
     ValidationIssue,
     misfit,
-)
-from operations.schema.validation import (
-    assert_is_schema,
-    collect_errors,
-    format_value_errors,
-    validate_or_raise,
 )
 
 __all__ = [

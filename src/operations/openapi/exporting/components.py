@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, target_of
-from operations.schema.planning.assertions import has_type
-from operations.schema.reading.dialects import DRAFT_2020_12, named_dialect, subschemas
+from operations.schema.planning.values import has_type
+from operations.schema.reading.references import DRAFT_2020_12, named_dialect, subschemas
 from operations.types import JSONObject, JSONSchema
 
 PREFIX = "#/components/schemas/"

@@ -1,21 +1,269 @@
-"""Normalising values: a quick pass that strips and fills, a thorough one that converts, a report of the changes."""
+"""Normalises a value under one policy: a quick pass, and a thorough one where that is not enough.
 
-from operations.schema.casting.passes import (
-    Caches,
-    CastPolicy,
-    Normalise,
-    Normaliser,
-    caches_of,
-    certain_types,
-    mismatches,
-)
+Rule 1: the result of the quick pass is checked and used only if it is valid.
+Rule 2: a cast never makes a valid value invalid. Where stripping would, the value stays whole.
+Rule 3: clean data, which is most data, is found to be clean before anything is compared.
+"""
 
-__all__ = [
-    "Caches",
-    "CastPolicy",
-    "Normalise",
-    "Normaliser",
-    "caches_of",
-    "certain_types",
-    "mismatches",
-]
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
+from operations._json_objects import without_objects
+from operations.schema.casting.changes import Changes, Uniform, is_unchanged
+from operations.schema.casting.creation import CreatingPass
+from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
+from operations.schema.casting.structs import Shaper
+from operations.schema.casting.thorough import Caster, Pass
+from operations.schema.explain import explain
+from operations.schema.planning.members import Places
+from operations.schema.planning.plans import Plan, Planner, Scope, scalar_types
+from operations.schema.reading.checking import Checker
+from operations.schema.reading.references import Site
+from operations.schema.reading.shared import SharedDefinitions
+from operations.schema.results import Change
+
+CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
+"""Strip, fill and convert; the same without stripping; or force the value to fit."""
+
+Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
+"""Takes a value; returns it normalised, in fresh JSON builtins, and the changes. None: it was valid as it is.
+
+Raises `JSONValueError` if some part that the schema does not strip is not JSON and cannot become it.
+"""
+
+_Report: TypeAlias = Callable[[Any, Any], list[Change]]
+"""Returns the changes between a value and its result."""
+
+_Quick: TypeAlias = Callable[[Any], tuple[Any, _Report | None]]
+"""Strips, fills and checks a value. Returns the result, and what finds the changes; None if there are none.
+
+Raises `NeedsRepair` or `ValueError` if that is not enough."""
+
+_MAX_MISMATCHES = 1_000
+"""How many mismatches of one value are counted."""
+
+_MAX_ROUNDS = 8
+"""How often a cast is repeated for unions whose members depend on each other's defaults."""
+
+_CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
+
+_VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
+"""Types that have no value outside JSON."""
+
+
+class Caches:
+    """What casts under one policy: for one document, or for all that share definitions.
+
+    Everything in here is made when data first needs it, once for each schema, and kept.
+    """
+
+    def __init__(self, scope: Scope, policy: CastPolicy) -> None:
+        self.creates = policy == "create"
+        self.planner = Planner(scope, keep=policy == "keep")
+        self.places = Places()
+        self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
+        self.stripper = Stripper(self.planner, self.caster)
+        self.closed = Shaper(self.caster.default, closed=True, most=scope.max_plans // 25)
+
+
+def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
+    """Return the caches that belong to `scope`."""
+    if policy not in scope.caches:
+        scope.caches.setdefault(policy, Caches(scope, policy))
+    found: Caches = scope.caches[policy]
+    return found
+
+
+def certain_types(root: Plan) -> frozenset[type]:
+    """Return the types whose every value is valid as it is."""
+    if not root.is_bare:
+        return frozenset()
+    return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
+
+
+def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
+    """Return the parts of a JSON value that do not fit, one entry per location."""
+    faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
+    place = caches.places.place([caches.planner.plan((root,))])
+    return Changes(place).add_mismatches(faults, value).listed()
+
+
+class Normaliser:
+    """Normalises values for one document under one policy."""
+
+    def __init__(self, checker: Checker, policy: CastPolicy) -> None:
+        caches = self._caches = caches_of(checker.scope, policy)
+        self._planner = caches.planner
+        self._accepts = checker.accepts
+        self._site = checker.document.root
+        self._root = caches.planner.plan((self._site,))
+        self._place = caches.places.place([self._root])
+        self._stage = caches.stripper.stage(self._root)
+        self._quick: _Quick = self._choose
+        self._is_clean: Callable[[Any], bool] | None = None
+        """Whether a JSON value is known to need no change; None if that is not known in advance."""
+
+    def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
+        """See `Normalise`."""
+        undecided = self._planner.undecided
+        report: _Report | None
+        try:
+            result, report = self._quick(value)
+            edited = False
+        except (NeedsRepair, ValueError):
+            result, edited = self._once(value)
+            report = self._compared
+        unsettled = edited or self._planner.undecided != undecided
+        if unsettled and (settled := self._settled(result)) is not result:
+            changes = self._compared(value, settled)
+            # A property that one round strips and the next one fills has been replaced.
+            if self._caches.creates or all(change.kind != "replaced" for change in changes):
+                return settled, changes or None
+        return result, (report and report(value, result)) or None
+
+    def normalise_own(self, value: Any) -> tuple[Any, list[Change] | None]:
+        """Do the same for JSON that nothing else refers to: what needs no change is not copied."""
+        if self._is_clean is not None and self._is_clean(value):
+            return value, None
+        return self.normalise(value)
+
+    def _stripped(self, value: Any, result: Any) -> list[Change]:
+        """Return what the quick pass changed."""
+        return Changes(self._place).compare_names(value, result).listed()
+
+    def _compared(self, value: Any, result: Any) -> list[Change]:
+        """Return all changes between `value` and `result`, and what does not fit in it."""
+        changes = Changes(self._place, creates=self._caches.creates)
+        changes.compare(value, result)
+        if not self._accepts(result):
+            faults = explain(self._planner, self._site, result, _MAX_MISMATCHES)
+            changes.add_mismatches(faults, result)
+        return changes.listed()
+
+    # The quick pass.
+
+    def _choose(self, value: Any) -> tuple[Any, "_Report | None"]:
+        """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
+        if self._root.is_bare:
+            self._quick = self._bare
+        else:
+            self._quick = self._find_types() or self._checked
+        return self._quick(value)
+
+    def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
+        """Where a container of any kind is valid, it only has to be JSON."""
+        name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
+        if name and self._root.allows(name):
+            return to_json(value), None
+        return self._checked(value)
+
+    def _checked(self, value: Any) -> tuple[Any, "_Report | None"]:
+        value = without_objects(value)
+        stripped = self._stage.strip(value, MAX_DEPTH)
+        if not self._accepts(stripped):
+            raise NeedsRepair
+        return stripped, None if is_unchanged(value, stripped) else self._stripped
+
+    def _find_types(self) -> "_Quick | None":
+        """Return the quick pass by types, if the document is that plain."""
+        shape = self._caches.stripper.shaper.shape(self._root)
+        if shape is None or shape.depth == 0:
+            return None
+        try:
+            typed = TypedStrip(shape, lambda: self._caches.closed.shape(self._root))
+        except (TypeError, ValueError):
+            return None
+
+        check = typed.check
+
+        def is_clean(value: Any) -> bool:
+            try:
+                check(pack(value))  # type: ignore[misc]
+            except REFUSALS:
+                return False
+            return shape.exact or self._accepts(value)
+
+        if check is not None:
+            self._is_clean = is_clean
+
+        def quick(value: Any) -> tuple[Any, _Report | None]:
+            report: _Report = self._stripped
+            try:
+                stripped, differs = typed.strip(value)
+            except NeedsRepair:
+                # Perhaps it holds other types than JSON's.
+                plain = as_json(value)
+                if plain is value:
+                    raise
+                stripped, differs = typed.strip(plain)
+                report = lambda _value, result: self._stripped(plain, result)  # noqa: E731
+            if not shape.exact and not self._accepts(stripped):
+                raise NeedsRepair
+            return stripped, report if differs else None
+
+        items, finish, decode = self._place.items, shape.finish_items, typed.decode
+        if items is None or finish is None:
+            return quick
+        known: dict[Any, Uniform] = items.reports
+
+        def quick_list(value: Any) -> tuple[Any, _Report | None]:
+            """The same for lists of flat objects, which are usually uniform."""
+            report: _Report | None = None
+            try:
+                names = tuple(value[0])
+                stripped = decode(pack(value))
+                uniform = known.get(names) if known else None
+                if uniform and uniform.describes(value):
+                    uniform.fill(stripped)
+                    report = uniform.report
+                elif finish(value, stripped):
+                    report = self._stripped
+            except REFUSALS:
+                return quick(value)
+            if not shape.exact and not self._accepts(stripped):
+                raise NeedsRepair
+            return stripped, report
+
+        return quick_list
+
+    # The thorough pass.
+
+    def _settled(self, result: Any) -> Any:
+        """Cast a result again until it stays.
+
+        Other members of a union may match once undeclared properties are gone and defaults are there, and a
+        declared default need not be valid itself.
+        """
+        seen = {canonical(result): result}
+        for _ in range(_MAX_ROUNDS):
+            again, _ = self._once(result)
+            text = canonical(again)
+            if text in seen:
+                # It stays, or goes round in a circle, of which one value stands for all.
+                circle = list(seen)[list(seen).index(text) :]
+                return seen[min(circle)]
+            seen[text] = result = again
+        return result
+
+    def _once(self, value: Any) -> tuple[Any, bool]:
+        """Both passes, one after the other; and whether more was done than stripping and filling."""
+        try:
+            stripped = self._stage.strip(value, MAX_DEPTH)
+            if self._accepts(stripped):
+                return stripped, False
+            if self._is_valid(value):
+                return to_json(value), False
+        except (NeedsRepair, ValueError):
+            pass
+        result, edited = self._caches.caster.cast(self._root, value)
+        if not self._accepts(result) and self._is_valid(value):
+            return to_json(value), False
+        return result, edited
+
+    def _is_valid(self, value: Any) -> bool:
+        """Return whether `value` is valid as it is, undeclared properties included."""
+        try:
+            return self._accepts(to_json(value))
+        except JSONValueError:
+            return False

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
 from operations._text import counted
-from operations.schema.planning.assertions import same, shown
-from operations.schema.planning.conversion import conversions
-from operations.schema.planning.places import Place
+from operations.schema.planning.members import Place
+from operations.schema.planning.values import conversions, same, shown
 from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValidationIssue
 
 _MAX_NAMES = 100

@@ -13,9 +13,9 @@ from typing import Any
 
 from operations._json import MAX_DEPTH, JSONValueError, to_json
 from operations.schema.casting.thorough import Caster, Pass, RefusedError
-from operations.schema.planning.assertions import distinct, same
 from operations.schema.planning.members import nearest
 from operations.schema.planning.plans import MISSING, Choice, Plan
+from operations.schema.planning.values import distinct, same
 from operations.schema.reading.references import Site
 
 _MAX_MADE = 1_000

@@ -20,8 +20,15 @@ from operations._json_objects import dumped_models, holds_objects, pack_objects,
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
-from operations.schema.planning.leaves import known_scalars, leaf_types, scalar_types
-from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
+from operations.schema.planning.plans import (
+    MISSING,
+    Choice,
+    Plan,
+    Planner,
+    known_scalars,
+    leaf_types,
+    scalar_types,
+)
 from operations.schema.reading.references import Site
 
 Strip: TypeAlias = Callable[[Any, int], Any]

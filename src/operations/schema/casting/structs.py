@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 import msgspec
 
 from operations._json import to_json
-from operations.schema.planning.leaves import leaf_types, scalar_types
-from operations.schema.planning.plans import MISSING, Plan
+from operations.schema.planning.plans import MISSING, Plan, leaf_types, scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """Takes values and what a type has read of them, and fills declared defaults in the latter; returns whether any two

@@ -23,10 +23,9 @@ from operations._json import (
     pointer,
     to_json,
 )
-from operations.schema.planning.conversion import conversions, is_whole
-from operations.schema.planning.members import matching
-from operations.schema.planning.places import Place, Places
+from operations.schema.planning.members import Place, Places, matching
 from operations.schema.planning.plans import MISSING, Choice, Plan, Planner
+from operations.schema.planning.values import conversions, is_whole
 from operations.schema.reading.references import Site
 
 _MAX_TRIALS = 1_000

@@ -1,12 +1,11 @@
-"""What several schemas together say about one value, laid out for casting.
+"""Merge what several schemas require of one value into a plan for casting it.
 
-A value rarely meets one schema alone: references, `allOf` and the members of a union that match all speak about it
-at once. A `Plan` merges what they say, so that nothing one of them knows is lost because another does not.
+References, `allOf` and the matching members of a union apply to the same value. A `Plan` merges them, so that a
+property that one of them knows is not lost because another does not.
 
 Rule 1: references and `allOf` are merged beforehand. What depends on the value (`anyOf`, `oneOf`, `if`,
-`dependentSchemas`) is a `Choice`; making it gives another plan (`Plan.pick`).
-Rule 2: plans are made when data first needs them and kept. A recursive document has few; a hostile one may not
-make more than a bounded number.
+        `dependentSchemas`) is a `Choice`; making it gives another plan (`Plan.pick`).
+Rule 2: plans are made when data first needs them, and kept. Their number is bounded, also for a hostile document.
 """
 
 from collections.abc import Callable
@@ -15,12 +14,67 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from operations.schema.planning.assertions import has_type, identity
-from operations.schema.planning.merging import Facet, constants_of, names_in, types_of
-from operations.schema.reading.dialects import is_annotation, item_keywords
+from operations._json import is_list
+from operations.schema.planning.values import has_type, identity, type_of
 from operations.schema.reading.patterns import ANY_TEXT, matcher
-from operations.schema.reading.references import Document, Site
+from operations.schema.reading.references import Document, Site, is_annotation, item_keywords
 from operations.types import JSONObject
+
+_EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
+
+
+class Facet(msgspec.Struct, frozen=True, gc=False):
+    """The keywords of one of the merged schemas."""
+
+    site: Site
+    keywords: JSONObject
+
+
+def names_in(facets: tuple[Facet, ...], keyword: str) -> list[str]:
+    """The property names that any of the schemas mentions under `keyword`."""
+    return [name for facet in facets for name in facet.keywords.get(keyword, ())]
+
+
+def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
+    """The values that every `const` and `enum` allows."""
+    allowed: list[Any] | None = None
+    for facet in facets:
+        keywords = facet.keywords
+        for listed in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
+            if is_list(listed):
+                before = None if allowed is None else set(map(identity, allowed))
+                allowed = [
+                    member for member in listed if before is None or identity(member) in before
+                ]
+    return allowed
+
+
+def types_of(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str, ...] | None:
+    """The types that every `type` allows; an integer is also a number."""
+    allowed: tuple[str, ...] | None = None
+    for facet in facets:
+        named = facet.keywords.get("type")
+        if named is not None:
+            names = named if is_list(named) else [named]
+            allowed = tuple(names) if allowed is None else _both(allowed, names)
+    if constants is None:
+        return allowed
+    seen = list(dict.fromkeys(type_of(constant) for constant in constants))
+    return tuple(seen) if allowed is None else _both(allowed, seen)
+
+
+def _both(first: tuple[str, ...], second: list[str]) -> tuple[str, ...]:
+    found = [
+        name
+        for name in _EVERY_TYPE
+        if (name in first or (name == "integer" and "number" in first))
+        and (name in second or (name == "integer" and "number" in second))
+    ]
+    if "number" in found and "integer" in found:
+        found.remove("integer")
+    order = {name: index for index, name in enumerate(first)}
+    return tuple(sorted(found, key=lambda name: order.get(name, order.get("number", 0))))
+
 
 MISSING: Final[Any] = object()
 """No value at all, where null would be one."""
@@ -458,3 +512,57 @@ class Plan:
         if any(self.keyword(name) for name in _ARRAY_HINTS):
             return ("array",)
         return ("null", "string", "integer", "boolean", "object", "array")
+
+
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "object": (),
+    "array": (),
+}
+
+
+@lru_cache
+def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
+    """The Python types of the scalars among the JSON types `names`."""
+    return frozenset(kind for name in names for kind in _PYTHON[name])
+
+
+def leaf_types(plan: Plan) -> frozenset[type] | None:
+    """The exact types of the scalars `plan` takes, if it takes nothing else and says which; else None.
+
+    The validator looks at all such scalars, so nothing else has to.
+    """
+    if not plan.leaves_known:
+        plan.leaves = known_scalars(plan) if _takes_no_container(plan) else None
+        plan.leaves_known = True
+    return plan.leaves
+
+
+def known_scalars(plan: Plan) -> frozenset[type] | None:
+    """The exact types of the scalars `plan` takes beside containers; None where it does not say."""
+    said = [] if plan.types is None else [scalar_types(plan.types)]
+    for choice in plan.choices:
+        members = [known_scalars(plan.member(member)) for member in choice.members]
+        known = [member for member in members if member is not None]
+        if known and len(known) == len(members):
+            said.append(frozenset[type]().union(*known))
+    if len(said) < 2:
+        # Not an intersection with nothing, which would be a copy for every plan.
+        return said[0] if said else None
+    return said[0].intersection(*said[1:])
+
+
+def _takes_no_container(plan: Plan) -> bool:
+    if plan.opaque:
+        return False
+    if plan.types is not None and not plan.allows("object") and not plan.allows("array"):
+        return True
+    return any(
+        choice.members
+        and all(leaf_types(plan.member(member)) is not None for member in choice.members)
+        for choice in plan.choices
+    )

@@ -1,7 +1,8 @@
-"""Schemas from Python types, and typed values from JSON that passed them.
+"""Make schemas from Python types, and typed values from JSON that passed them.
 
-Rule 1: what has no form in JSON is refused when its annotation is read, by name.
-Rule 2: no third party is imported: pydantic models and attrs classes are known by what they carry.
+Rule 1: a type without a form in JSON is refused by name when its annotation is read.
+Rule 2: no third party is imported: pydantic models and attrs classes are recognized by their attributes, and pydantic
+        writes its own schemas and reads its own values.
 """
 
 import datetime
@@ -11,11 +12,13 @@ import ipaddress
 import os
 import pathlib
 import re
+import sys
 import types
 import typing
 import uuid
 from collections import Counter, OrderedDict, abc, defaultdict, deque
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import partial
 from typing import (
     Annotated,
@@ -35,15 +38,23 @@ from operations._json import JSONValueError, canonical, to_json
 from operations.errors import SchemaError
 from operations.schema.document import Schema
 from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
-from operations.schema.python.compounds import Array, FixedTuple, Table
-from operations.schema.python.foreign import Foreign, is_pydantic, is_pydantic_note
-from operations.schema.python.records import record_reader, title_of, words_of
+from operations.schema.python.records import (
+    Array,
+    FixedTuple,
+    Table,
+    record_reader,
+    title_of,
+    words_of,
+)
 from operations.schema.python.shapes import (
+    ANY,
     NOTHING,
     Choice,
     ConversionError,
     Converter,
+    Definitions,
     Described,
+    Either,
     Kinds,
     Mode,
     Named,
@@ -55,8 +66,69 @@ from operations.schema.python.shapes import (
     to_float,
     to_int,
 )
-from operations.schema.python.unions import Either
 from operations.types import JSONObject
+
+
+def is_pydantic(annotation: Any) -> bool:
+    """Whether pydantic knows a type better than we do: a model, its dataclass, or made for them."""
+    if not isinstance(annotation, type) or "pydantic" not in sys.modules:
+        return False
+    return hasattr(annotation, "__pydantic_validator__") or (
+        hasattr(annotation, "__get_pydantic_core_schema__")
+        and not issubclass(annotation, Enum)
+        and record_reader(annotation) is None
+    )
+
+
+def is_pydantic_note(note: Any) -> bool:
+    """Whether something in `Annotated` is for pydantic to act upon: a validator, say."""
+    return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
+
+
+class Foreign(msgspec.Struct, frozen=True, eq=False):
+    """A type that pydantic reads and writes."""
+
+    annotation: Any
+    exact: Kinds = NOTHING
+
+    @property
+    def kinds(self) -> Kinds:
+        """Models are objects, unless made of a single root value."""
+        is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
+        return frozenset({dict}) if is_object else ANY
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """As pydantic writes it.
+
+        Raises:
+            SchemaError: If it cannot.
+        """
+        write: Callable[..., JSONObject] = _method(
+            self.annotation, "model_json_schema", "json_schema"
+        )
+        try:
+            return definitions.adopt(
+                title_of(self.annotation),
+                lambda template: write(mode=definitions.mode, ref_template=template),
+            )
+        except Exception as error:
+            raise SchemaError(f"{title_of(self.annotation)} has no JSON Schema: {error}") from error
+
+    def converter(self) -> Converter:
+        """As pydantic reads it.
+
+        From JSON text: strict models, and settings for bytes and dates, hold Python values to
+        other rules.
+        """
+        read: Converter = _method(self.annotation, "model_validate_json", "validate_json")
+        return lambda value: attempt(read, msgspec.json.encode(value))
+
+
+def _method(cls: Any, of_model: str, of_adapter: str) -> Any:
+    method = getattr(cls, of_model, None)
+    if method is not None:
+        return method
+    return getattr(sys.modules["pydantic"].TypeAdapter(cls), of_adapter)
 
 
 def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:

@@ -1,24 +1,330 @@
-"""Classes with named fields: dataclasses, attrs classes, TypedDicts, named tuples, msgspec structs.
+"""Shapes made of other shapes: arrays, tuples, mappings, and classes with named fields.
 
-Rule 1: a class is built by calling it, so that all it does on construction happens.
-Rule 2: it is closed to unknown fields, except a struct, which says so itself.
+The classes are dataclasses, attrs classes, TypedDicts, named tuples and msgspec structs.
+
+Rule 1: a class is built by calling it, so that its own code runs.
+Rule 2: it is closed to unknown fields, except a struct that allows them.
+Rule 3: an error names its location: each level adds its own step to the path.
 """
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import InitVar
-from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_origin, is_typeddict
+from functools import partial
+from itertools import repeat
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    TypeAlias,
+    get_origin,
+    is_typeddict,
+)
 
 import msgspec
 from msgspec import NODEFAULT, UNSET
 
 from operations._json import JSONValueError, to_json
-from operations.schema.python.annotations import hints_of, is_class, origin_of
-from operations.schema.python.compounds import Field, Record
-from operations.schema.python.docstrings import Docstring, parse_docstring
-from operations.schema.python.shapes import MISSING, Shape
+from operations.schema.python.annotations import (
+    Docstring,
+    hints_of,
+    is_class,
+    origin_of,
+    parse_docstring,
+)
+from operations.schema.python.shapes import (
+    MISSING,
+    NOTHING,
+    ConversionError,
+    Converter,
+    Definitions,
+    Kinds,
+    Shape,
+    attempt,
+    gather,
+)
 from operations.types import JSONObject
+
+
+class Array(msgspec.Struct, frozen=True, eq=False):
+    """Any number of equal items."""
+
+    annotation: Any
+    """The bare collection, with its constraints."""
+
+    item: Shape
+    build: Callable[[list[Any]], Any] | None = None
+    """From a list to the collection; `None` where it is a list."""
+
+    kinds: Kinds = frozenset({list})
+
+    @property
+    def exact(self) -> Kinds:
+        """All, if nothing is to be done."""
+        return self.kinds if self.converter() is None else NOTHING
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """As msgspec writes the collection, with our items."""
+        schema = msgspec.json.schema(self.annotation)
+        items = self.item.schema(definitions)
+        return {**schema, "items": items} if items else schema
+
+    def converter(self) -> Converter | None:
+        """Item by item, then the collection."""
+        convert, build = self.item.converter(), self.build
+        if convert is None:
+            return build
+
+        def converter(value: list[Any]) -> Any:
+            items = _convert_each(value, repeat(convert))
+            return items if build is None else build(items)
+
+        return converter
+
+
+def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> list[Any]:
+    """Each item by its own converter; every failure is told."""
+    result: list[Any] = []
+    errors: dict[int, ConversionError] = {}
+    for item, convert in zip(items, converters, strict=False):
+        try:
+            result.append(item if convert is None else convert(item))
+        except ConversionError as error:
+            errors[len(result)] = error
+            result.append(None)
+    if errors:
+        raise gather(errors)
+    return result
+
+
+class FixedTuple(msgspec.Struct, frozen=True, eq=False):
+    """A tuple whose every place has a type of its own."""
+
+    items: tuple[Shape, ...]
+    kinds: Kinds = frozenset({list})
+    exact: Kinds = NOTHING
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """Exactly these places."""
+        places: JSONObject = {"minItems": len(self.items), "maxItems": len(self.items)}
+        if self.items:
+            places["prefixItems"] = [item.schema(definitions) for item in self.items]
+            places["items"] = False
+        return {"type": "array", **places}
+
+    def converter(self) -> Converter:
+        """Place by place."""
+        converters = [item.converter() for item in self.items]
+        if not any(converters):
+            return tuple
+        return lambda value: tuple(_convert_each(value, converters))
+
+
+class Table(msgspec.Struct, frozen=True, eq=False):
+    """An object of any number of equal values."""
+
+    annotation: Any
+    """The bare mapping, with its constraints."""
+
+    key: Shape | None
+    """Of strings; `None` where any will do."""
+
+    value: Shape
+    build: Callable[[dict[Any, Any]], Any] | None = None
+    kinds: Kinds = frozenset({dict})
+
+    @property
+    def exact(self) -> Kinds:
+        """All, if nothing is to be done."""
+        return self.kinds if self.converter() is None else NOTHING
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """As msgspec writes the mapping, with our keys and values."""
+        schema = msgspec.json.schema(self.annotation)
+        if self.key is not None:
+            names = self.key.schema(definitions)
+            # Keys are always strings; saying so again helps nobody.
+            schema["propertyNames"] = {k: v for k, v in names.items() if k != "type"}
+        values = self.value.schema(definitions)
+        return {**schema, "additionalProperties": values} if values else schema
+
+    def converter(self) -> Converter | None:
+        """Key by key, value by value, then the mapping."""
+        convert_key = None if self.key is None else self.key.converter()
+        convert, build = self.value.converter(), self.build
+        if convert is None and convert_key is None:
+            return build
+
+        def converter(value: dict[str, Any]) -> Any:
+            result: dict[Any, Any] = {}
+            errors: dict[str, ConversionError] = {}
+            for key, item in value.items():
+                try:
+                    name = key if convert_key is None else convert_key(key)
+                    result[name] = item if convert is None else convert(item)
+                except ConversionError as error:
+                    errors[key] = error
+            if errors:
+                raise gather(errors)
+            if len(result) != len(value):
+                raise ConversionError("two keys mean the same")
+            return result if build is None else build(result)
+
+        return converter
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One place of a record."""
+
+    name: str
+    """As in JSON."""
+
+    argument: str
+    """As the class's constructor calls it."""
+
+    shape: Shape
+    required: bool
+    default: Any = MISSING
+    """As JSON, if it can be written so."""
+
+    description: str = ""
+    taken: bool = True
+    """Whether it may be given; fields that a class fills itself are not."""
+
+    shown: bool = True
+    """Whether it is part of the value; what only serves to make it is not."""
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """The shape's, with what is known of the field."""
+        schema = dict(self.shape.schema(definitions))
+        if self.description:
+            schema.setdefault("description", self.description)
+        if self.default is not MISSING:
+            schema["default"] = self.default
+        return schema
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A class with named fields, as an object or, as a named tuple is, as an array."""
+
+    fields: tuple[Field, ...]
+    construct: Callable[..., Any] | None
+    """Makes the value from keyword arguments; `None` where it stays a `dict`."""
+
+    layout: Literal["object", "array"] = "object"
+    closed: bool = True
+    extra: Shape | None = None
+    """What properties without a field look like, where there may be such."""
+
+    tag: tuple[str, str | int] | None = None
+    """What tells it from others: a property, or in an array the first item, and its value."""
+
+    words: JSONObject = {}
+
+    @property
+    def kinds(self) -> Kinds:
+        """By the layout."""
+        return frozenset({dict if self.layout == "object" else list})
+
+    @property
+    def exact(self) -> Kinds:
+        """All, if nothing is to be done."""
+        return self.kinds if self.converter() is None else NOTHING
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """Every field, in order."""
+        taking = definitions.mode == "validation"
+        fields = [each for each in self.fields if (each.taken if taking else each.shown)]
+        schemas = {each.name: each.schema(definitions) for each in fields}
+        required = [each.name for each in fields if each.required]
+        if self.tag is not None:
+            name, value = self.tag
+            schemas = {name: {"const": value}, **schemas}
+            required = [name, *required]
+        if self.layout == "array":
+            return {**self.words, **self._array(list(schemas.values()), len(required))}
+        schema = {**self.words, "type": "object", "properties": schemas}
+        if required:
+            schema["required"] = required
+        if self.extra is not None:
+            schema["additionalProperties"] = self.extra.schema(definitions)
+        elif self.closed:
+            schema["additionalProperties"] = False
+        return schema
+
+    def _array(self, items: list[JSONObject], required: int) -> JSONObject:
+        schema: JSONObject = {"type": "array", "prefixItems": items, "minItems": required}
+        return {**schema, "maxItems": len(items)} if self.closed else schema
+
+    def converter(self) -> Converter | None:
+        """Field by field, then the class itself."""
+        construct = self.construct
+        convert = self._from_array() if self.layout == "array" else self._from_object()
+        if construct is None:
+            return convert
+
+        def build(value: Any) -> Any:
+            return construct(**value)
+
+        if convert is None:
+            return partial(attempt, build)
+        return lambda value: attempt(build, convert(value))
+
+    def _from_object(self) -> Converter | None:
+        """From an object to keyword arguments; `None` where they are the same."""
+        fields = [each for each in self.fields if each.taken]
+        arguments = {each.name: each.argument for each in fields}
+        steps = [
+            (each.name, next(iter(each.shape.exact), None), convert)
+            for each in fields
+            if (convert := each.shape.converter()) is not None
+        ]
+        convert_extra = None if self.extra is None else self.extra.converter()
+        # A class that is open, or has other names for its fields, is given what it knows by those.
+        select = self.construct is not None and (
+            not self.closed or any(name != argument for name, argument in arguments.items())
+        )
+        if not steps and not select and convert_extra is None:
+            return None
+
+        def converter(value: JSONObject) -> JSONObject:
+            result = dict(value)
+            errors: dict[str, ConversionError] = {}
+            for name, kind, convert in steps:
+                if name in result and type(item := result[name]) is not kind:
+                    try:
+                        result[name] = convert(item)
+                    except ConversionError as error:
+                        errors[name] = error
+            if convert_extra is not None:
+                for name in result.keys() - arguments.keys():
+                    try:
+                        result[name] = convert_extra(result[name])
+                    except ConversionError as error:
+                        errors[name] = error
+            if errors:
+                raise gather(errors)
+            if not select:
+                return result
+            return {arguments[name]: item for name, item in result.items() if name in arguments}
+
+        return converter
+
+    def _from_array(self) -> Converter:
+        """From an array to keyword arguments."""
+        skipped = 0 if self.tag is None else 1
+        names = [each.argument for each in self.fields]
+        converters = [None] * skipped + [each.shape.converter() for each in self.fields]
+
+        def converter(value: list[Any]) -> JSONObject:
+            items = _convert_each(value, converters)
+            return dict(zip(names, items[skipped:], strict=False))
+
+        return converter
+
 
 Read: TypeAlias = Callable[[Any], Shape]
 """How to read the annotation of a field."""

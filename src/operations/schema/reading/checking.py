@@ -13,12 +13,9 @@ import jsonschema_rs
 import msgspec
 
 from operations._json import as_json, is_object, list_of, object_of
-from operations.schema.reading.compiling import compile_schema, measured
-from operations.schema.reading.dialects import is_annotation
-from operations.schema.reading.graph import Graph
-from operations.schema.reading.patterns import bound_patterns
-from operations.schema.reading.references import Document, Site
-from operations.schema.reading.shared import SharedDefinitions
+from operations.schema.reading.patterns import bound_patterns, compile_schema, measured
+from operations.schema.reading.references import Document, Site, is_annotation
+from operations.schema.reading.shared import Graph, SharedDefinitions
 from operations.types import JSONObject, JSONSchema
 
 
