@@ -20,9 +20,14 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.openapi.exporting.components import Components, has_definitions
+from operations.openapi.exporting.components import (
+    Components,
+    has_definitions,
+    item_schema,
+    read_extension,
+    restore_schema,
+)
 from operations.openapi.exporting.export import to_openapi
-from operations.openapi.exporting.extension import item_schema, read_extension, restore_schema
 
 
 async def nothing(input: Any, context: OperationContext) -> None:

@@ -16,7 +16,7 @@ from operations.openapi.config import (
     RefreshToken,
     Select,
 )
-from operations.openapi.exchange.sse import EventStreamDecoder, ServerSentEvent
+from operations.openapi.exchange.responses import EventStreamDecoder, ServerSentEvent
 from operations.openapi.exporting.export import to_openapi
 from operations.openapi.paging import (
     CursorPaging,

@@ -17,9 +17,8 @@ from operations.access import AccessControl
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.openapi.files import FilesRoot
-from operations.openapi.headers import is_header
 from operations.openapi.paging import Paging
-from operations.openapi.transport import HTTPTransport, TLSFiles
+from operations.openapi.transport import HTTPTransport, TLSFiles, is_header
 from operations.specs import OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 

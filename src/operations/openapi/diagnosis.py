@@ -16,10 +16,10 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.exchange.responses import http_error
-from operations.openapi.headers import header_key, is_owned
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
 from operations.openapi.service import OpenAPIService
+from operations.openapi.transport import header_key, is_owned
 from operations.registry import OperationRegistry
 from operations.schema import Schema
 from operations.specs import Operation

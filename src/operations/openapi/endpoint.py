@@ -28,9 +28,9 @@ from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Targe
 from operations.openapi.paging import NextArguments, NextURL, Page, Paging
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Described, Expected
+from operations.openapi.requests.bodies import HeldFiles, hold_files
 from operations.openapi.requests.parameters import template_names
 from operations.openapi.requests.plan import Plan
-from operations.openapi.requests.uploads import HeldFiles, hold_files
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 

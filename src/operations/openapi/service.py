@@ -20,8 +20,7 @@ from operations.errors import CallError, DocumentError
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.oauth import TokenSources
-from operations.openapi.exchange.security import Security
+from operations.openapi.exchange.security import Security, TokenSources
 from operations.openapi.importing import Importer
 from operations.openapi.reading.document import Description, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown

@@ -1,17 +1,22 @@
-"""The seam between operations and HTTP: one method, so that a test, an ASGI application or another client fits.
+"""The interface between operations and HTTP: requests, responses, one method to send them, and the rules for headers.
 
-Rule: a transport sends what it is given. It follows no redirect, keeps no cookie, reads nothing from the environment
-unless it is told to, and hands back the body as it arrives, with its content coding still on.
+Rule 1: a transport sends what it is given. It follows no redirect, keeps no cookie, reads nothing from the environment
+        unless configured, and returns the body as it arrives, with its content coding.
+Rule 2: an argument never sets a header, query parameter or cookie that belongs to the client or to configuration.
 """
 
+import re
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote_plus
 
 import msgspec
 
+from operations.errors import CallError, ErrorCode
 from operations.openapi.files import StreamedBody
 
 
@@ -126,3 +131,111 @@ class HTTPTransport(Protocol):
     async def aclose(self) -> None:
         """Let go of every connection. Harmless when repeated."""
         ...
+
+
+_OWNED = frozenset(
+    {
+        "accept", "accept-encoding", "authorization", "connection", "content-encoding", "content-length",
+        "content-type", "cookie", "cookie2", "expect", "forwarded", "host", "http2-settings", "keep-alive",
+        "origin", "proxy-authenticate", "proxy-authorization", "proxy-connection", "referer", "set-cookie",
+        "te", "trailer", "transfer-encoding", "upgrade", "via", "x-http-method", "x-http-method-override",
+        "x-method-override", "x-original-url", "x-real-ip", "x-rewrite-url",
+    }
+)  # fmt: skip
+"""Headers that belong to the client or to configuration, whatever a document declares."""
+
+_OWNED_PREFIXES = ("mcp-", "x-forwarded-", "proxy-", "sec-")
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+_MARK = re.compile(r"[^0-9a-z]")
+_SEPARATOR = re.compile(r"[&;]")
+
+
+@lru_cache(maxsize=1024)
+def header_key(name: str) -> str:
+    """Return a header's name as gateways compare it: many read `X_Api.Key` as `X-Api-Key`."""
+    return _MARK.sub("-", name.lower())
+
+
+def name_key(place: str, name: str) -> tuple[str, str]:
+    """Return what two names of one place (`header`, `query`, `cookie`) share if a server may confuse them."""
+    if place == "header":
+        return place, header_key(name)
+    # Some servers ignore case, read `key[a]` as a part of `key`, and `api.key` or `api[key` as `api_key`.
+    plain, bracket, rest = name.strip().lower().partition("[")
+    if bracket and "]" not in rest:
+        plain = f"{plain}_{rest}"
+    return place, plain.replace(".", "_").replace(" ", "_")
+
+
+def is_owned(name: str) -> bool:
+    """Return whether no argument may set the header `name`."""
+    key = header_key(name)
+    return key in _OWNED or key.startswith(_OWNED_PREFIXES) or _NAME.fullmatch(name) is None
+
+
+def written_names(place: str, pieces: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the keys of all names in encoded `name=value` pieces of a query or a Cookie header."""
+    # Some servers also separate the parameters of a query by `;`.
+    pairs = (pair for piece in pieces for pair in _SEPARATOR.split(piece))
+    return [name_key(place, unquote_plus(pair.partition("=")[0])) for pair in pairs]
+
+
+def enforce_unowned(
+    argument: str, place: str, pieces: Iterable[str], owned: frozenset[tuple[str, str]]
+) -> None:
+    """Raise an error if an argument writes a name that configuration sets.
+
+    Args:
+        argument: The argument's name.
+        place: `query` or `cookie`.
+        pieces: The encoded `name=value` pieces that it writes there.
+        owned: The keys of all configured names; see `name_key`.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`.
+    """
+    for key in written_names(place, pieces):
+        if key in owned:
+            message = (
+                f"{argument!r} may not set the {place} parameter {key[1]!r}: configuration sets it."
+            )
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                message,
+                {"errors": [{"path": "/" + argument, "message": message, "keyword": place}]},
+            )
+
+
+def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of all groups, each once: names are the same in any case, and the last one wins."""
+    merged: dict[str, tuple[str, str]] = {}
+    for group in groups:
+        for name, value in group.items():
+            merged[name.lower()] = (name, value)
+    return dict(merged.values())
+
+
+def is_header_value(text: str) -> bool:
+    """Whether `text` can stand in a header."""
+    return _FORBIDDEN.search(text) is None
+
+
+def is_header(name: str, value: str) -> bool:
+    """Whether name and value make one header."""
+    return _NAME.fullmatch(name) is not None and is_header_value(value)
+
+
+def enforce_header(name: str, value: str) -> None:
+    """Let a header through that is one header.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`, for a name or a value that could end it and start another.
+    """
+    if not is_header(name, value):
+        raise CallError(
+            ErrorCode.VALIDATION_ERROR,
+            f"The header {name!r} may not contain control characters.",
+        )

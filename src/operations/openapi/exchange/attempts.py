@@ -20,17 +20,16 @@ from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.responses import ACCEPTED
 from operations.openapi.exchange.security import NOTHING, Signature
 from operations.openapi.files import StreamedBody
-from operations.openapi.headers import (
+from operations.openapi.transport import (
+    HTTPRequest,
     enforce_unowned,
     header_key,
     merged_headers,
     written_names,
 )
-from operations.openapi.transport import HTTPRequest
 
-USER_AGENT = "alkdev-operations"
-_OURS = {"User-Agent": USER_AGENT, "Accept-Encoding": ACCEPTED}
-_UNIQUE = frozenset({*_OURS, "Accept", "Content-Type"})
+DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
+_UNIQUE = frozenset({*DEFAULT_HEADERS, "Accept", "Content-Type"})
 """Headers as they are spelled here: if there are no others, none is there twice."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -66,7 +65,7 @@ def signed_request(
     draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
 ) -> HTTPRequest:
     """Return the request that `draft` becomes."""
-    headers = {**_OURS, **draft.headers}
+    headers = {**DEFAULT_HEADERS, **draft.headers}
     if not headers.keys() <= _UNIQUE:
         headers = merged_headers(headers)
     query, cookies = draft.query, draft.cookies

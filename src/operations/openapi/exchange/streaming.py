@@ -27,13 +27,15 @@ from operations.openapi.exchange.attempts import REPEATABLE, Draft
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.responses import (
     DONE,
+    EventStreamDecoder,
+    JSONLinesDecoder,
+    ServerSentEvent,
     described_envelope,
     event_data,
     read_data,
     shown_headers,
 )
 from operations.openapi.exchange.security import Security
-from operations.openapi.exchange.sse import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import Described
 from operations.openapi.reading.model import EVENT_STREAM

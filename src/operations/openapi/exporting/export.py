@@ -14,8 +14,14 @@ import msgspec
 from operations._json import is_list
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
-from operations.openapi.exporting.components import Components, has_definitions
-from operations.openapi.exporting.extension import KEY, PLACED, Exported, event_schema
+from operations.openapi.exporting.components import (
+    KEY,
+    PLACED,
+    Components,
+    Exported,
+    event_schema,
+    has_definitions,
+)
 from operations.openapi.exporting.query_arguments import (
     QueryArguments,
     QueryParameter,

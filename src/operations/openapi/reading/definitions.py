@@ -1,21 +1,199 @@
-"""The schemas of one document as it has them: what references lead to, properties, inheritance, names."""
+"""The schemas of one document as it has them: targets of references, properties, inheritance, names.
+
+Rule 1: only named schemas are subtypes. An inline `allOf` with a base is a use of the base.
+Rule 2: a union never contains a schema that contains the union: subtypes refer to the base's own part.
+"""
 
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any
 
-from operations._json import is_list, is_object, list_of, object_of, unescape
+from operations._json import escape, is_list, is_object, list_of, object_of, text_of, unescape
+from operations._references import MAX_HOPS
 from operations.errors import DocumentError
 from operations.openapi.files import FilesRoot
 from operations.openapi.reading.keywords import FILE_SCHEMA, ROOTED_FILE_SCHEMA, is_file
 from operations.openapi.reading.references import BUNDLED, References
-from operations.openapi.reading.subtypes import UNIONS, Subtypes
 from operations.schema import SharedDefinitions
 from operations.types import JSONObject, JSONSchema
+
+UNIONS = ("oneOf", "anyOf")
+
+_NOTES = frozenset(
+    {"allOf", "title", "description", "nullable", "example", "examples", "deprecated"}
+)
+"""Keywords of a named schema that only gives another one a second name."""
+
+
+class Subtypes:
+    """The inheritance of one document, read when first needed.
+
+    Args:
+        references: The references of the document, with its other files bundled.
+    """
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._schemas = dict(_named_schemas(references.document))
+        self._order = {pointer: index for index, pointer in enumerate(self._schemas)}
+        self._bases: dict[str, frozenset[str]] = {}
+        self._children: dict[str, list[str]] = {}
+        for pointer, schema in self._schemas.items():
+            bases = frozenset(self._targets(_parts(schema), "allOf")) - {pointer}
+            if bases:
+                self._bases[pointer] = bases
+                for base in bases:
+                    self._children.setdefault(base, []).append(pointer)
+        self._subtypes = {
+            pointer: found
+            for pointer, schema in self._schemas.items()
+            if _discriminator(schema) is not None and (found := self._find_subtypes(pointer))
+        }
+        self._circular = {
+            pointer
+            for pointer in self._children
+            if self._descendants(pointer).intersection(
+                self._targets([object_of(self._schemas.get(pointer))], *UNIONS)
+            )
+        }
+
+    def of(self, pointer: str) -> tuple[str, ...]:
+        """Return the pointers of the schemas that extend the base at `pointer`; empty if it is not a base."""
+        return self._subtypes.get(pointer, ())
+
+    def bases(self, pointer: str) -> frozenset[str]:
+        """Return the pointers of the bases whose own part the schema at `pointer` refers to."""
+        return frozenset(
+            base
+            for base in self._bases.get(pointer, ())
+            if pointer in self._subtypes.get(base, ()) or base in self._circular
+        )
+
+    def _find_subtypes(self, base: str) -> tuple[str, ...]:
+        schema = self._schemas[base]
+        if any(union in schema for union in UNIONS):
+            return ()
+        mapped = self._mapped(base)
+        found: dict[str, None] = {}
+        waiting, seen = [base], {base}
+        while waiting:
+            for child in self._children.get(waiting.pop(), ()):
+                if child in seen:
+                    continue
+                seen.add(child)
+                if (
+                    child in mapped
+                    or child in self._children
+                    or not _is_alias(self._schemas[child])
+                ):
+                    found[child] = None
+                if _discriminator(self._schemas[child]) is None:
+                    waiting.append(child)
+        inherited = self._descendants(base)
+        for target in mapped:
+            if target not in inherited and not self._contains(target, base):
+                found[target] = None
+        return tuple(sorted(found, key=self._order.__getitem__))
+
+    def _mapped(self, base: str) -> list[str]:
+        """Return the pointers of the schemas that a base's discriminator names."""
+        node = object_of(_discriminator(self._schemas[base]))
+        folder = base.rpartition("/")[0]
+        found: list[str] = []
+        for value in object_of(node.get("mapping")).values():
+            name = text_of(value)
+            pointer = f"{folder}/{escape(name)}"
+            if pointer not in self._schemas:
+                pointer = self._pointer(name) or ""
+            if pointer in self._schemas and pointer != base:
+                found.append(pointer)
+        return found
+
+    def _descendants(self, base: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [base]
+        while waiting:
+            for child in self._children.get(waiting.pop(), ()):
+                if child not in found:
+                    found.add(child)
+                    waiting.append(child)
+        return found
+
+    def _contains(self, pointer: str, wanted: str) -> bool:
+        """Return whether a value of the schema at `pointer` is also a value of the one at `wanted`."""
+        waiting, seen = [pointer], {pointer}
+        while waiting:
+            schema = self._schemas.get(waiting.pop(), {})
+            for target in self._targets(_parts(schema), "allOf", *UNIONS):
+                if target == wanted:
+                    return True
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return False
+
+    def _targets(self, schemas: list[JSONObject], *keywords: str) -> Iterator[str]:
+        """Yield where the references in `keywords` lead."""
+        for schema in schemas:
+            for keyword in keywords:
+                for item in list_of(schema.get(keyword)):
+                    ref = object_of(item).get("$ref")
+                    if type(ref) is str and (pointer := self._pointer(ref)):
+                        yield pointer
+
+    def _pointer(self, ref: str) -> str | None:
+        try:
+            return self._references.locate_final(ref)[0]
+        except DocumentError:
+            return None
+
+
+def _named_schemas(document: JSONObject) -> Iterator[tuple[str, JSONObject]]:
+    """Yield every named schema with its pointer."""
+    files = object_of(document.get(BUNDLED))
+    holders: list[tuple[str, Any]] = [("", document)]
+    holders += [(f"/{BUNDLED}/{escape(name)}", file) for name, file in files.items()]
+    for here, holder in holders:
+        node = object_of(holder)
+        if here and "allOf" in node:
+            yield here, node
+        folders = {
+            f"{here}/components/schemas": object_of(node.get("components")).get("schemas"),
+            f"{here}/definitions": node.get("definitions"),
+            f"{here}/$defs": node.get("$defs"),
+        }
+        for folder, schemas in folders.items():
+            for name, schema in object_of(schemas).items():
+                if is_object(schema):
+                    yield f"{folder}/{escape(name)}", schema
+
+
+def _parts(schema: JSONObject) -> list[JSONObject]:
+    """Return `schema` and the inline parts of its `allOf`."""
+    parts = [schema]
+    for part in parts:
+        for item in list_of(part.get("allOf")):
+            if is_object(item) and "$ref" not in item and len(parts) < MAX_HOPS:
+                parts.append(item)
+    return parts
+
+
+def _discriminator(schema: JSONObject) -> Any:
+    for part in _parts(schema):
+        if "discriminator" in part:
+            return part["discriminator"]
+    return None
+
+
+def _is_alias(schema: JSONObject) -> bool:
+    """Return whether `schema` only gives another schema a second name."""
+    parts = schema.get("allOf")
+    return is_list(parts) and len(parts) == 1 and schema.keys() <= _NOTES
+
 
 MAX_PARTS = 200
 """How many `allOf` parts of one schema, nested ones included, are searched for properties."""

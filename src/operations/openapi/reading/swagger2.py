@@ -4,10 +4,10 @@ from typing import Any, cast
 
 from operations._json import list_of, object_of, text_of
 from operations.errors import DocumentError
-from operations.openapi.headers import is_header_value
 from operations.openapi.reading.media import intended
 from operations.openapi.reading.model import Body, Media, Model, Parameter, Place, Response
 from operations.openapi.reading.references import References
+from operations.openapi.transport import is_header_value
 from operations.types import JSONObject
 
 _PLACES = frozenset({"path", "query", "header", "body", "formData"})

@@ -16,17 +16,16 @@ from operations.openapi.files import is_file_value
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import is_sequence, whole_schema
 from operations.openapi.reading.keywords import as_object, is_file
-from operations.openapi.reading.model import Body, Media, Parameter
-from operations.openapi.reading.names import unused_name
+from operations.openapi.reading.model import Body, Media, Parameter, unused_name
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.requests.bodies import (
     NO_VALUE,
     PART_HEADERS,
     Payload,
     fixed_value,
+    without_files,
     write_body,
 )
-from operations.openapi.requests.uploads import without_files
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 

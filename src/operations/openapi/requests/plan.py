@@ -8,11 +8,9 @@ import msgspec
 from operations._json import pointer
 from operations.errors import CallError, ErrorCode
 from operations.openapi.exchange.attempts import Draft
-from operations.openapi.headers import enforce_header, enforce_unowned, is_owned, name_key
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object, with_null
-from operations.openapi.reading.model import Model, Parameter, Response
-from operations.openapi.reading.names import argument_names, unused_name
+from operations.openapi.reading.model import Model, Parameter, Response, argument_names, unused_name
 from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.openapi.requests.bodies import NO_VALUE, only_value
 from operations.openapi.requests.body_plan import STREAM, BodyPlan, closed_object, described
@@ -28,6 +26,7 @@ from operations.openapi.requests.parameters import (
     split_template,
     template_names,
 )
+from operations.openapi.transport import enforce_header, enforce_unowned, is_owned, name_key
 from operations.types import JSONObject, JSONSchema
 
 SAVE_TO = "save_to"
