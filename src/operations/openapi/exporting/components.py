@@ -10,7 +10,7 @@ Rule 4: `x-operations` carries only what OpenAPI cannot: `summary` is the title,
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -23,7 +23,7 @@ from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, target_of
 from operations.schema import Schema
 from operations.schema.planning.values import has_type
-from operations.schema.reading.references import DRAFT_2020_12, named_dialect, subschemas
+from operations.schema.reading.references import DRAFT_2020_12, named_dialect, rewritten, schemas_in
 from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -123,10 +123,10 @@ class Components:
         return self._written(source.piece("#"), moved, title), came_from
 
     def _written(self, piece: _Piece, move: Callable[[str], str], title: str) -> JSONObject:
-        written = rewritten(piece.schema, move)
+        written = with_references(piece.schema, move)
         if piece.contradicts:
             self.repaired[title] = None
-            for part in _schemas(written):
+            for part in schemas_in(written):
                 if _contradicts(part):
                     del part["default"]
         return written
@@ -171,7 +171,7 @@ class Components:
                 references,
                 tuple(dict.fromkeys(map(part_of, references))),
                 _is_plain(schema, len(references)),
-                any(map(_contradicts, _schemas(schema))),
+                any(map(_contradicts, schemas_in(schema))),
             )
         return known
 
@@ -257,29 +257,18 @@ def _as_object(schema: JSONSchema) -> JSONObject:
     return _ANYTHING if schema is True else _NOTHING if schema is False else schema
 
 
-def rewritten(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
-    """A copy of `schema` with every `$ref` changed by `move`."""
-    copy: JSONObject = {}
-    for keyword, held in schema.items():
-        copy[keyword] = move(held) if keyword == "$ref" and isinstance(held, str) else held
-    copied: set[str] = set()
-    for keyword, token, inner in subschemas(schema):
-        if token is None:
-            copy[keyword] = _moved(inner, move)
-            continue
-        if keyword not in copied:
-            copied.add(keyword)
-            copy[keyword] = schema[keyword].copy()
-        copy[keyword][token] = _moved(inner, move)
-    return copy
+def with_references(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
+    """Return a copy of `schema` with every `$ref` changed by `move`."""
 
+    def change(copy: JSONObject) -> None:
+        if isinstance(ref := copy.get("$ref"), str):
+            copy["$ref"] = move(ref)
 
-def _moved(schema: JSONSchema, move: Callable[[str], str]) -> JSONSchema:
-    return schema if isinstance(schema, bool) else rewritten(schema, move)
+    return cast("JSONObject", rewritten(schema, change))
 
 
 def _is_plain(schema: JSONObject, references: int) -> bool:
-    for part in _schemas(schema):
+    for part in schemas_in(schema):
         if not _BOUND.isdisjoint(part) or isinstance(part.get("items"), list):
             return False
         if "$ref" in part and not isinstance(part["$ref"], str):
@@ -313,19 +302,10 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
 
 
 def _references(schema: JSONObject) -> Iterable[str]:
-    for part in _schemas(schema):
+    for part in schemas_in(schema):
         reference = part.get("$ref")
         if isinstance(reference, str):
             yield reference
-
-
-def _schemas(schema: JSONObject) -> Iterator[JSONObject]:
-    """A schema and every schema inside it."""
-    waiting: list[JSONObject] = [schema]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        waiting += [held for _, _, held in subschemas(current) if not isinstance(held, bool)]
 
 
 KEY = "x-operations"
@@ -441,18 +421,18 @@ def restore_schema(
         used.setdefault(name, came_from.get(name, f"#/$defs/{name}"))
         return used[name] + slash + rest
 
-    restored = rewritten(schema, back)
+    restored = with_references(schema, back)
     if restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
         # The schema refers to itself, and so is a component: its reference stands for it.
         name = cast("str", schema["$ref"]).removeprefix(PREFIX)
-        restored = rewritten(components[name], back)
+        restored = with_references(components[name], back)
     done: set[str] = set()
     while missing := used.keys() - done:
         for name in sorted(missing):
             done.add(name)
             place = used[name].split("/")
             if len(place) == 3:
-                held: Any = rewritten(components[name], back)
+                held: Any = with_references(components[name], back)
                 token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
     return restored

@@ -7,7 +7,7 @@ Rule 3: a document is read in the dialect that its `$schema` names, otherwise as
         writes tuples the old way (`items` is a list) is read as 2019-09.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
@@ -154,6 +154,34 @@ def subschemas(schema: JSONObject) -> Iterator[tuple[str, str | int | None, JSON
             for name, member in held.items():
                 if _is_schema(member):
                     yield keyword, name, member
+
+
+def schemas_in(schema: JSONSchema) -> Iterator[JSONObject]:
+    """Yield `schema` and every schema inside it that is an object."""
+    waiting = [schema]
+    while waiting:
+        current = waiting.pop()
+        if not isinstance(current, bool):
+            yield current
+            waiting += [inner for _, _, inner in subschemas(current)]
+
+
+def rewritten(schema: JSONSchema, change: Callable[[JSONObject], None]) -> JSONSchema:
+    """Return a copy of `schema` in which `change` was applied to every schema that is an object."""
+    if isinstance(schema, bool):
+        return schema
+    copy = schema.copy()
+    copied: set[str] = set()
+    for keyword, token, inner in subschemas(schema):
+        if token is None:
+            copy[keyword] = rewritten(inner, change)
+            continue
+        if keyword not in copied:
+            copied.add(keyword)
+            copy[keyword] = schema[keyword].copy()
+        copy[keyword][token] = rewritten(inner, change)
+    change(copy)
+    return copy
 
 
 def _is_schema(value: Any) -> TypeGuard[JSONSchema]:

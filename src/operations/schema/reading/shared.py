@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote, unquote
 
 from operations._json import escape, is_list, object_of, unescape
+from operations._references import reference_of
 from operations.errors import SchemaError
 from operations.schema.reading.patterns import bound_patterns, compile_schema, measured
 from operations.schema.reading.references import (
@@ -32,7 +33,8 @@ from operations.schema.reading.references import (
     Document,
     Site,
     is_annotation,
-    subschemas,
+    rewritten,
+    schemas_in,
 )
 from operations.types import JSONObject, JSONSchema
 
@@ -373,11 +375,11 @@ class SharedDefinitions:
         if targets and all(key == "$ref" or is_annotation(key) for key in object_of(schema)):
             return self._accepts_at(cast("Site", targets[0][1]))
         needed = set[str]()
-        schemas = list(_schemas_in(schema))
+        schemas = list(schemas_in(schema))
         if any(not _UNEVALUATED.isdisjoint(each) for each in schemas):
             # What a reference has looked at counts here: it has to be part of the same validator.
             for each in schemas:
-                for ref in _references_of(each):
+                if (ref := reference_of(each)) is not None:
                     needed |= self._closure(_name_in(ref))
         found = _cut(schema, needed)
         if needed and isinstance(found, dict):
@@ -492,37 +494,14 @@ def _keyed(is_valid: Accepts, name: str) -> Accepts:
 
 def _cut(schema: JSONSchema, names: set[str]) -> JSONSchema:
     """Return a copy of `schema` in which references to definitions other than `names` are keywords of ours."""
-    if isinstance(schema, bool):
-        return schema
-    copy = schema.copy()
-    ref = copy.get("$ref")
-    if isinstance(ref, str) and _name_in(ref) not in names:
-        del copy["$ref"]
-        copy[_SHARED] = ref
-    copied: set[str] = set()
-    for keyword, token, inner in subschemas(schema):
-        if token is None:
-            copy[keyword] = _cut(inner, names)
-            continue
-        if keyword not in copied:
-            copied.add(keyword)
-            copy[keyword] = schema[keyword].copy()
-        copy[keyword][token] = _cut(inner, names)
-    return copy
 
+    def change(copy: JSONObject) -> None:
+        ref = copy.get("$ref")
+        if isinstance(ref, str) and _name_in(ref) not in names:
+            del copy["$ref"]
+            copy[_SHARED] = ref
 
-def _schemas_in(schema: JSONSchema) -> Iterable[JSONObject]:
-    waiting: list[JSONSchema] = [schema]
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, bool):
-            yield each
-            waiting += [inner for _, _, inner in subschemas(each)]
-
-
-def _references_of(schema: JSONObject) -> list[str]:
-    ref = schema.get("$ref")
-    return [ref] if isinstance(ref, str) else []
+    return rewritten(schema, change)
 
 
 def _owner(pointer: str) -> str:
