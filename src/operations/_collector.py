@@ -77,15 +77,18 @@ class _Collector:
         if (collects and new < _MANY) or gc.get_freeze_count():
             return
         gc.freeze()
-        # Walks a list of the interpreter, instead of building one of millions of objects.
-        total = gc.get_freeze_count() if collects else 0
         gc.unfreeze()
-        self._aged += new if self._kept or not collects else 0
-        if collects and not self._kept:
-            self._kept = total
-        elif collects and self._aged > self._kept:
-            self._kept = total - gc.collect()
-            self._aged = 0
+        self._aged += new
+        if not collects:
+            return
+        if not self._kept:
+            # The first time, nothing that was made can have become garbage. Counting all objects takes too long.
+            self._kept, self._aged = new, 0
+        elif self._aged > self._kept:
+            gc.collect()
+            gc.freeze()
+            self._kept, self._aged = gc.get_freeze_count(), 0
+            gc.unfreeze()
 
 
 _collector = _Collector()

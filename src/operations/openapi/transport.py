@@ -120,7 +120,7 @@ class HTTPTransport(Protocol):
     """Sends requests."""
 
     def send(self, request: HTTPRequest) -> AbstractAsyncContextManager[HTTPResponse]:
-        """Send `request`; the response lives for the length of the block, and leaving early closes it.
+        """Send `request`; the response is open until the context manager exits, at any time and without an exception.
 
         Raises:
             CallError: `UNAVAILABLE` if the server does not respond, `TIMEOUT` if it takes too long, `ACCESS_DENIED` if

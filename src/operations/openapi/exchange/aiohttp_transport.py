@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
 from functools import lru_cache
 from io import BytesIO
@@ -68,14 +68,17 @@ class AiohttpTransport:
         for loop, sessions in pools.items():
             await _close(loop, sessions)
 
-    async def session(self, public_only: bool) -> aiohttp.ClientSession:
+    def session(self, public_only: bool) -> aiohttp.ClientSession | None:
+        """Return the open pool for these requests in the running event loop; None if there is none."""
+        session = self._pools.get(asyncio.get_running_loop(), {}).get(public_only)
+        return None if session is None or session.closed else session
+
+    async def open_session(self, public_only: bool) -> aiohttp.ClientSession:
         """The pool for these requests, in the loop that is running."""
         loop = asyncio.get_running_loop()
-        sessions = self._pools.get(loop)
-        if sessions is None:
-            for other in [other for other in self._pools if other.is_closed()]:
-                await _close(other, self._pools.pop(other, {}))
-            sessions = self._pools[loop] = {}
+        for other in [other for other in self._pools if other.is_closed()]:
+            await _close(other, self._pools.pop(other, {}))
+        sessions = self._pools.setdefault(loop, {})
         session = sessions.get(public_only)
         if session is None or session.closed:
             resolver = self._resolver or ThreadedResolver()
@@ -199,7 +202,9 @@ class _Exchange:
         if request.public_only:
             # A numeric host is never resolved, so the resolver's check would not see it.
             enforce_public(url.raw_host or "")
-        session = await self._transport.session(request.public_only)
+        session = self._transport.session(request.public_only)
+        if session is None:
+            session = await self._transport.open_session(request.public_only)
         try:
             if request.is_stream or isinstance(request.body, StreamedBody):
                 # What aiohttp calls a stream's time ends with the connection, not with the head.
@@ -208,15 +213,16 @@ class _Exchange:
             else:
                 response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
-            await self._close_body()
+            if self._body is not None:
+                await self._close_body(self._body)
             # Without its cause, whose text often has the whole address in it, keys and all.
             raise _call_error(error, request) from None
         self._response = response
         return _Response(response, request)
 
-    async def _sent(
+    def _sent(
         self, session: aiohttp.ClientSession, url: URL, waiting: asyncio.Timeout | None
-    ) -> aiohttp.ClientResponse:
+    ) -> Awaitable[aiohttp.ClientResponse]:
         request, headers = self._request, self._request.headers
         data: aiohttp.Payload | AsyncGenerator[bytes] | None = None
         if isinstance(request.body, StreamedBody):
@@ -225,7 +231,7 @@ class _Exchange:
                 headers = {**headers, "Content-Length": str(request.body.size)}
         elif request.body:
             data = _payload(request.body)
-        return await session.request(
+        return session.request(
             request.method,
             url,
             headers=headers,
@@ -236,15 +242,15 @@ class _Exchange:
             proxy=self._transport.proxy(request, url),
         )
 
-    async def _close_body(self) -> None:
+    async def _close_body(self, body: AsyncGenerator[bytes]) -> None:
         """Close the file that a body is read from, also if the body was not sent to its end."""
-        if self._body is not None:
-            # It may be running in the task that sends it, which then closes it.
-            with suppress(RuntimeError):
-                await self._body.aclose()
+        # It may be running in the task that sends it, which then closes it.
+        with suppress(RuntimeError):
+            await body.aclose()
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._close_body()
+        if self._body is not None:
+            await self._close_body(self._body)
         if self._response is not None:
             # Closing what was read to its end gives the connection back; anything else ends it.
             self._response.close()

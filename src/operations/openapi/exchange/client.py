@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from importlib import import_module
 from time import monotonic, time
-from typing import Any, Self, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import urljoin
 
 import msgspec
@@ -43,34 +43,8 @@ from operations.openapi.files import StreamedBody, Target, save
 from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport, merged_headers
 
 _MAX_ORIGINS = 1000
-
-
-class OpenResponse:
-    """Holds the response of the last request that was sent, and closes it."""
-
-    __slots__ = ("_exchange",)
-
-    def __init__(self) -> None:
-        self._exchange: AbstractAsyncContextManager[HTTPResponse] | None = None
-
-    async def replace(self, exchange: AbstractAsyncContextManager[HTTPResponse]) -> HTTPResponse:
-        """Close the response before, and open another."""
-        if self._exchange is not None:
-            await self.__aexit__(None, None, None)
-        response = await exchange.__aenter__()
-        self._exchange = exchange
-        return response
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: Any) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            await exchange.__aexit__(*exc_info)
-
-
 _MAX_REDIRECTS = 5
+_Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _LOGGER = logging.getLogger("operations")
 
 
@@ -98,6 +72,9 @@ class _Call(msgspec.Struct):
 
     attempts: Attempts | None = None
     """Decides whether there is another; None until the first has failed."""
+
+    opened: _Opened | None = None
+    """The response of the last request, to be closed."""
 
 
 class Client:
@@ -162,27 +139,23 @@ class Client:
         return known
 
     async def send(
-        self,
-        request: HTTPRequest,
-        opened: OpenResponse,
-        origin: Origin,
-        context: OperationContext | None = None,
-    ) -> HTTPResponse:
-        """Send a request; the response lives as long as `opened`.
+        self, request: HTTPRequest, origin: Origin, context: OperationContext | None = None
+    ) -> tuple[_Opened, HTTPResponse]:
+        """Send a request; return its response, and the context manager that closes it.
 
         Args:
             request: The request.
-            opened: Closes the response.
-            origin: Where the request goes.
-            context: Of the call that it belongs to.
+            origin: The origin of the request's URL.
+            context: The context of the call, if the request belongs to one.
 
         Raises:
             CallError: What the transport raises, and `UNAVAILABLE` without an attempt if the last ones failed.
         """
         breaker = self._breaker(origin)
         is_probe = breaker.enter()
+        opened = self.transport.send(request)
         try:
-            response = await opened.replace(self.transport.send(request))
+            response = await opened.__aenter__()
         except BaseException as error:
             if _is_failure(error, context):
                 breaker.fail(is_probe=is_probe)
@@ -190,17 +163,28 @@ class Client:
                 breaker.abandon(is_probe=is_probe)
             raise
         breaker.succeed()
-        return response
+        return opened, response
 
-    async def enter(self, url: str) -> None:
-        """Take a slot of the source for a call to `url`; then `bulkhead.leave` must follow.
+    async def _wait(self, url: str) -> None:
+        """Wait for a slot of the source, all of which are taken.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if none becomes free, `UNAVAILABLE` if waiting for one would be in vain.
+            CallError: `RESOURCE_EXHAUSTED` if none becomes free, `UNAVAILABLE` if the circuit breaker is open.
         """
-        if not self.bulkhead.try_enter():
-            self._breaker(self.enforce_reachable(url)[0]).enforce_closed()
-            await self.bulkhead.enter()
+        self._breaker(self.enforce_reachable(url)[0]).enforce_closed()
+        await self.bulkhead.enter()
+
+    async def _leave(self, call: _Call) -> None:
+        """Close the response of a call, and give its slot back."""
+        try:
+            await self._close(call)
+        finally:
+            self.bulkhead.leave()
+
+    async def _close(self, call: _Call) -> None:
+        opened, call.opened = call.opened, None
+        if opened is not None:
+            await opened.__aexit__(None, None, None)
 
     def _breaker(self, origin: Origin) -> CircuitBreaker:
         breaker = self._breakers.get(origin)
@@ -244,29 +228,27 @@ class Client:
         """
         call = self._call(draft, security, context, target)
         while True:
-            await self.enter(draft.base)
+            if not self.bulkhead.try_enter():
+                await self._wait(draft.base)
             try:
-                async with OpenResponse() as opened:
-                    request, response = await self._respond(
-                        call, opened, is_stream=target is not None
-                    )
-                    content, saved = b"", None
-                    if target is not None:
-                        saved = await self._save(response, target, context)
-                    elif isinstance(request.body, StreamedBody):
-                        content = await self._read_in_time(request, response)
-                    elif request.method != "HEAD":
-                        content = await self._read(response, self._config.max_response_bytes)
-                    secrets = call.signature.secrets
-                    return WholeResponse(
-                        request.url, response.status, response.headers, content, secrets, saved
-                    )
+                request, response = await self._respond(call, is_stream=target is not None)
+                content, saved = b"", None
+                if target is not None:
+                    saved = await self._save(response, target, context)
+                elif isinstance(request.body, StreamedBody):
+                    content = await self._read_in_time(request, response)
+                elif request.method != "HEAD":
+                    content = await self._read(response, self._config.max_response_bytes)
+                secrets = call.signature.secrets
+                return WholeResponse(
+                    request.url, response.status, response.headers, content, secrets, saved
+                )
             except CallError as error:
                 pause = self._pause_after(error, call)
                 if pause is None:
                     raise
             finally:
-                self.bulkhead.leave()
+                await self._leave(call)
             await asyncio.sleep(pause)
 
     @asynccontextmanager
@@ -280,23 +262,23 @@ class Client:
         """
         call = self._call(draft, security, context)
         while True:
-            await self.enter(draft.base)
+            if not self.bulkhead.try_enter():
+                await self._wait(draft.base)
             try:
-                async with OpenResponse() as opened:
-                    try:
-                        _, response = await self._respond(call, opened, is_stream=True)
-                    except CallError as error:
-                        pause = self._pause_after(error, call)
-                        if pause is None:
-                            raise
-                    else:
-                        coding = response.headers.get("content-encoding", "")
-                        chunks = decoded(response.chunks(), coding, max_bytes=None)
-                        async with aclosing(chunks) as body:
-                            yield response, body
-                        return
+                try:
+                    _, response = await self._respond(call, is_stream=True)
+                except CallError as error:
+                    pause = self._pause_after(error, call)
+                    if pause is None:
+                        raise
+                else:
+                    coding = response.headers.get("content-encoding", "")
+                    chunks = decoded(response.chunks(), coding, max_bytes=None)
+                    async with aclosing(chunks) as body:
+                        yield response, body
+                    return
             finally:
-                self.bulkhead.leave()
+                await self._leave(call)
             await asyncio.sleep(pause)
 
     async def fetch(
@@ -317,9 +299,11 @@ class Client:
             timeout=self._config.timeout,
             public_only=not is_trusted,
         )
-        async with OpenResponse() as opened:
-            response = await self.send(request, opened, origin)
+        opened, response = await self.send(request, origin)
+        try:
             content = await self._read(response, 1 << 20)
+        finally:
+            await opened.__aexit__(None, None, None)
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
             # Nothing else of the response is passed on: it is about the operator's credentials.
@@ -368,7 +352,7 @@ class Client:
         security: Security,
         context: OperationContext,
         target: Target | None = None,
-    ) -> "_Call":
+    ) -> _Call:
         end, is_repeatable = monotonic() + self._seconds(context), True
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
@@ -377,7 +361,7 @@ class Client:
             is_repeatable = False
         return _Call(draft, security, context, end, self.closings, is_repeatable)
 
-    def _pause_after(self, error: CallError, call: "_Call") -> float | None:
+    def _pause_after(self, error: CallError, call: _Call) -> float | None:
         """Return the seconds to wait before the request is sent again, or None if it must not be."""
         config = self._config
         if call.attempts is None:
@@ -388,10 +372,8 @@ class Client:
         is_over = monotonic() + (pause or 0) >= call.end or call.closings != self.closings
         return None if is_over or not call.is_repeatable else pause
 
-    async def _respond(
-        self, call: "_Call", opened: OpenResponse, *, is_stream: bool
-    ) -> tuple[HTTPRequest, HTTPResponse]:
-        """Send a call's request once, and after redirects; the response lives as long as `opened`.
+    async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
+        """Send a call's request once, and after redirects; `_close` closes the response.
 
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
@@ -417,7 +399,7 @@ class Client:
             public_only=not is_trusted,
         )
         for _ in range(_MAX_REDIRECTS):
-            response = await self.send(request, opened, origin, call.context)
+            call.opened, response = await self.send(request, origin, call.context)
             status = response.status
             if 200 <= status < 300 or (
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
@@ -428,10 +410,11 @@ class Client:
                 onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
                 raise await self._error(request, response, call.signature, call.end)
+            await self._close(call)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
-    async def _signature(self, call: "_Call") -> Signature:
+    async def _signature(self, call: _Call) -> Signature:
         """Return what signs a request, if its host may receive credentials."""
         origin, is_trusted = self.enforce_reachable(call.draft.base)
         if not is_trusted:
