@@ -126,17 +126,17 @@ _KINDS: dict[type, str] = {
 
 
 def pointer(token: str | int) -> str:
-    """One reference token of a JSON pointer, with its slash, escaped."""
+    """Return one reference token of a JSON pointer, with its slash, escaped."""
     return f"/{token}" if isinstance(token, int) else "/" + escape(token)
 
 
 def escape(token: str) -> str:
-    """`token` as it stands in a JSON pointer."""
+    """Return `token` escaped for a JSON pointer."""
     return token.replace("~", "~0").replace("/", "~1")
 
 
 def unescape(token: str) -> str:
-    """What stands for `token` in a JSON pointer, as it is."""
+    """Return a token of a JSON pointer without its escapes."""
     return token.replace("~1", "/").replace("~0", "~")
 
 

@@ -195,7 +195,7 @@ class Select:
             raise ValueError("paths must begin with '/' or '*'")
 
     def __call__(self, outline: Outline) -> bool:
-        """Whether this operation is one of those."""
+        """Return whether this operation is one of those."""
         return (
             (not self.tags or not set(self.tags).isdisjoint(outline.tags))
             and (not self.paths or any(fnmatchcase(outline.path, p) for p in self.paths))
@@ -257,7 +257,7 @@ class HTTPServiceConfig:
     """`host`, `host:port` or origins that may be reached wherever they are and may have credentials."""
 
     transport: HTTPTransport | None = field(default=None, repr=False)
-    """Instead of aiohttp. Whoever made it closes it."""
+    """Used instead of aiohttp. Its owner closes it."""
 
     include: Select | Rule | None = None
     """Import only these; all by default."""

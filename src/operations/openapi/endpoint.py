@@ -115,16 +115,16 @@ class Endpoint:
         return True
 
     def input_schema(self) -> JSONSchema:
-        """The schema of the arguments, built when first asked for."""
+        """Return the schema of the arguments, built when first asked for."""
         return self._ready().input_schema()
 
     def output_schema(self) -> JSONSchema:
-        """The schema of the data, built when first asked for."""
+        """Return the schema of the data, built when first asked for."""
         self._ready()
         return self._expected.schema()
 
     async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        """One exchange.
+        """Make one exchange.
 
         Raises:
             CallError: If it fails, or its response is an error.
@@ -168,7 +168,7 @@ class Endpoint:
     async def subscribe(
         self, input: Any, context: OperationContext
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """An event stream: one envelope per event.
+        """Yield an event stream: one envelope per event.
 
         Raises:
             CallError: If it fails, or its response is an error.
@@ -197,7 +197,7 @@ class Endpoint:
     async def pages(
         self, paging: Paging, input: Any, context: OperationContext
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """One envelope per page of a list.
+        """Yield one envelope per page of a list.
 
         Raises:
             CallError: If a page fails, or the next one is said to be at another origin.
@@ -236,7 +236,7 @@ class Endpoint:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:
-        """The same request at the address a response named, which must be of the same origin."""
+        """Return the same request at the address a response named, which must be of the same origin."""
         origin = origin_of(draft.base)
         try:
             is_same = origin_of(url) == origin
@@ -351,7 +351,7 @@ class Endpoint:
         return plan
 
     def _find_server(self) -> tuple[str, str]:
-        """The address to call and its query: the operator's, or the document's first, made absolute."""
+        """Return the address to call and its query: the operator's, or the document's first, made absolute."""
         shared = self._shared
         url = shared.config.base_url
         if url is None:
@@ -388,5 +388,5 @@ def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
 
 
 def _question(draft: Draft) -> tuple[str, str, bytes | StreamedBody | None]:
-    """What makes one request for a page unlike another."""
+    """Return what makes one request for a page unlike another."""
     return draft.base + draft.path, "&".join(draft.query), draft.body

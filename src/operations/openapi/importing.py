@@ -60,12 +60,12 @@ class ExportedEndpoint(Endpoint):
         self._exported = exported
 
     def input_schema(self) -> JSONSchema:
-        """The schema the operation was exported with."""
+        """Return the schema the operation was exported with."""
         body = object_of(self._entry.operation.get("requestBody"))
         return self._original(_schema_in(body, _JSON), self._exported.input_schema)
 
     def output_schema(self) -> JSONSchema:
-        """The schema the operation was exported with."""
+        """Return the schema the operation was exported with."""
         good = object_of(object_of(self._entry.operation.get("responses")).get("200"))
         shown = _schema_in(good, EVENT_STREAM if self.is_stream else _JSON)
         if self.is_stream:
@@ -73,7 +73,7 @@ class ExportedEndpoint(Endpoint):
         return self._original(shown, self._exported.output_schema)
 
     async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        """One exchange.
+        """Make one exchange.
 
         Raises:
             CallError: What the operation raised there.
@@ -86,7 +86,7 @@ class ExportedEndpoint(Endpoint):
     async def subscribe(
         self, input: Any, context: OperationContext
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The operation's items.
+        """Yield the operation's items.
 
         Raises:
             CallError: What the operation raised there.
@@ -123,7 +123,7 @@ def _schema_in(holder: JSONObject, media_type: str) -> JSONSchema:
 
 
 def told(error: CallError) -> CallError:
-    """The error that an exported operation raised, which its response reports; any other as it is."""
+    """Return the error that an exported operation raised, which its response reports; any other error unchanged."""
     body = object_of(object_of(error.details).get("body"))
     if text_of(body.get("code")) and isinstance(body.get("message"), str):
         return CallError.from_wire(body)
@@ -133,7 +133,7 @@ def told(error: CallError) -> CallError:
 def restored(
     shared: Shared, entry: Entry, exported: Exported, access: AccessControl, source: str
 ) -> Operation:
-    """The operation that was exported.
+    """Return the operation that was exported.
 
     Raises:
         ValueError: If what the extension says cannot be an operation.
@@ -267,7 +267,7 @@ class Importer:
         return operations
 
     def _exported(self) -> Iterator[Entry]:
-        """The entries that no extension restores; those it does become operations on the way."""
+        """Yield the entries that no extension restores; those it does become operations on the way."""
         for entry in self.description.entries():
             exported = read_extension(entry.operation)
             if exported is None:
@@ -426,7 +426,7 @@ class Importer:
         return access if isinstance(access, AccessControl) else access(outline)
 
     def _pages(self, entry: Entry, listed: Operation, outline: Outline) -> Iterator[Operation]:
-        """The subscription to all pages, where there is a way to get them."""
+        """Yield the subscription to all pages, if they can be requested."""
         paging = self._paging(entry, outline)
         spec = listed.spec
         if paging is None or spec.type is not OperationType.QUERY:

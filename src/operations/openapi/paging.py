@@ -51,7 +51,7 @@ class LinkPaging:
     counts: ClassVar = False
 
     def following(self, page: Page) -> Next:
-        """What comes after `page`."""
+        """Return how to request the page after `page`; None if it is the last."""
         for target, attributes in _LINK.findall(page.headers.get("link", "")):
             for quoted, bare in _REL.findall(attributes):
                 if "next" in (quoted or bare).lower().split():
@@ -69,7 +69,7 @@ class URLPaging:
     counts: ClassVar = False
 
     def following(self, page: Page) -> Next:
-        """What comes after `page`."""
+        """Return how to request the page after `page`; None if it is the last."""
         url = text_of(value_at(page.data, self.next))
         return NextURL(urljoin(page.url, url)) if url else None
 
@@ -87,7 +87,7 @@ class CursorPaging:
     counts: ClassVar = False
 
     def following(self, page: Page) -> Next:
-        """What comes after `page`."""
+        """Return how to request the page after `page`; None if it is the last."""
         cursor = value_at(page.data, self.next)
         if cursor is None or cursor is False or cursor == "":
             return None
@@ -112,7 +112,7 @@ class PagePaging:
     counts: ClassVar = True
 
     def following(self, page: Page) -> Next:
-        """What comes after `page`."""
+        """Return how to request the page after `page`; None if it is the last."""
         if not list_of(value_at(page.data, self.items)):
             return None
         number = page.arguments.get(self.argument, self.first)
@@ -135,7 +135,7 @@ class OffsetPaging:
     counts: ClassVar = True
 
     def following(self, page: Page) -> Next:
-        """What comes after `page`."""
+        """Return how to request the page after `page`; None if it is the last."""
         count = len(list_of(value_at(page.data, self.items)))
         wanted = page.arguments.get(self.limit) if self.limit else None
         if not count or (isinstance(wanted, int) and count < wanted):
@@ -148,7 +148,7 @@ Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetP
 
 
 def value_at(data: Any, pointer: str) -> Any:
-    """What a JSON pointer names in `data`; None where there is nothing."""
+    """Return the value at a JSON pointer in `data`; None if there is none."""
     for token in pointer.split("/")[1:]:
         key = unescape(token)
         if isinstance(data, list) and key.isascii() and key.lstrip("-").isdigit():
@@ -160,7 +160,7 @@ def value_at(data: Any, pointer: str) -> Any:
 
 
 def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | None:
-    """What a document itself says: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header in a response."""
+    """Return the paging that a document declares: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header."""
     ms = object_of(operation.get("x-ms-pageable"))
     if link := text_of(ms.get("nextLinkName")):
         return URLPaging(next="/" + link.replace("~", "~0").replace("/", "~1"))
@@ -195,5 +195,5 @@ def _speakeasy(node: JSONObject) -> Paging | None:
 
 
 def _dotted(path: str) -> str:
-    """`$.data.items` as a JSON pointer."""
+    """Return `$.data.items` as a JSON pointer."""
     return "".join("/" + token for token in path.removeprefix("$").split(".") if token)

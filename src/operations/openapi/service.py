@@ -135,7 +135,7 @@ def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -
 async def from_openapi_file(
     path: str | Path, config: HTTPServiceConfig | Mapping[str, Any], read: Read | None = None
 ) -> OpenAPIService:
-    """`from_openapi` for a JSON or YAML file, and the files beside it that it refers to.
+    """Import a JSON or YAML file, and the files that it refers to, as `from_openapi` does.
 
     Args:
         path: The document.
@@ -156,7 +156,7 @@ async def from_openapi_file(
 async def from_openapi_url(
     url: str, config: HTTPServiceConfig | Mapping[str, Any]
 ) -> OpenAPIService:
-    """`from_openapi` for a document at an address, and those beside it that it refers to.
+    """Import a document at an address, and those that it refers to, as `from_openapi` does.
 
     The address may be any. Credentials go to its origin afterwards; to fetch it they are sent only if
     `sign_documents` is set, and then `headers` and `auth` alone: `credentials` need the document.

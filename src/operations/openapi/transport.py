@@ -108,7 +108,7 @@ class HTTPResponse(Protocol):
         ...
 
     def chunks(self) -> AsyncGenerator[bytes]:
-        """The body, not decoded, piece by piece.
+        """Return the body, not decoded, piece by piece.
 
         Raises:
             CallError: `UNAVAILABLE` if the connection is lost, `TIMEOUT` if it takes too long.
@@ -219,12 +219,12 @@ def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_header_value(text: str) -> bool:
-    """Whether `text` can stand in a header."""
+    """Return whether `text` is allowed in a header."""
     return _FORBIDDEN.search(text) is None
 
 
 def is_header(name: str, value: str) -> bool:
-    """Whether name and value make one header."""
+    """Return whether name and value make one header."""
     return _NAME.fullmatch(name) is not None and is_header_value(value)
 
 

@@ -171,7 +171,7 @@ class Schema:
         return self._compiled is None and self._shared is not None
 
     def compile(self) -> CompiledSchema:
-        """The compiled schema; made once.
+        """Return the compiled schema; made once.
 
         Raises:
             SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
@@ -211,7 +211,7 @@ class Schema:
             return None
 
     def check(self, value: Any) -> bool:
-        """Whether `value` is JSON and valid. Never raises for any value.
+        """Return whether `value` is JSON and valid. Never raises for any value.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
@@ -223,7 +223,7 @@ class Schema:
             return False
 
     def errors(self, value: Any) -> list[ValidationIssue]:
-        """Every failure of `value`, with its place; empty when it is valid.
+        """Return every failure of `value`, with its place; empty when it is valid.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
@@ -266,12 +266,12 @@ class Schema:
 
 
 def from_schema(document: JSONSchema, *, lenient: bool = False) -> Schema:
-    """A `Schema` from a JSON Schema document; see there for `lenient`."""
+    """Return a `Schema` from a JSON Schema document; see there for `lenient`."""
     return Schema(document, lenient=lenient)
 
 
 def collect_errors(schema: Schema | JSONSchema, value: Any) -> list[ValidationIssue]:
-    """Every failure of `value`, with its place; empty when it is valid.
+    """Return every failure of `value`, with its place; empty when it is valid.
 
     Raises:
         SchemaError: If the schema cannot be compiled.
@@ -298,7 +298,7 @@ def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str =
 
 
 def format_value_errors(errors: Iterable[ValidationIssue], indent: str = "  ") -> str:
-    """One line per failure, for logs. Control characters in names are escaped."""
+    """Return one line per failure, for logs. Control characters in names are escaped."""
     lines = (
         f"{indent}{printable(fault.path) or '(the value)'} {printable(fault.message)}"
         for fault in errors

@@ -19,7 +19,7 @@ from operations.types import JSONObject
 
 
 def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]:
-    """The properties that some schema at `site`, other than `unevaluatedProperties`, has judged."""
+    """Return the properties that some schema at `site`, other than `unevaluatedProperties`, has judged."""
     schema = planner.document.keywords(site)
     if "additionalProperties" in schema:
         return set(value)
@@ -34,7 +34,7 @@ def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]
 
 
 def evaluated_places(planner: Planner, site: Site, value: list[Any]) -> set[int]:
-    """The items that some schema at `site`, other than `unevaluatedItems`, has judged."""
+    """Return the items that some schema at `site`, other than `unevaluatedItems`, has judged."""
     schema = planner.document.keywords(site)
     first, rest = item_keywords(schema)
     if rest in schema:
@@ -52,7 +52,7 @@ def evaluated_places(planner: Planner, site: Site, value: list[Any]) -> set[int]
 
 
 def _applied(planner: Planner, site: Site, value: Any) -> Iterator[Site]:
-    """The schemas that apply to the same value as `site`, and accept it."""
+    """Yield the schemas that apply to the same value as `site`, and accept it."""
     at, schema = planner.document.at, planner.document.keywords(site)
     candidates = [target for _, target in planner.document.references(site) if target]
     for keyword in ("allOf", "anyOf", "oneOf"):
@@ -106,7 +106,7 @@ class _Walk:
         self._seen: set[tuple[str, str]] = set()
 
     def faults(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
-        """The failures of `value`, which stands at `path`, against one schema."""
+        """Yield the failures of `value`, which stands at `path`, against one schema."""
         if (site.pointer, path) in self._seen:
             return
         self._seen.add((site.pointer, path))
@@ -212,7 +212,7 @@ class _Walk:
                 yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
 
     def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValidationIssue]:
-        """The failures of one of the parts that meet the same schema.
+        """Yield the failures of one of the parts that meet the same schema.
 
         Of many parts the validator says which are worth a look: most are fine but for a few.
         """

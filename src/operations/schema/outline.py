@@ -30,11 +30,11 @@ class Outline:
 
     @classmethod
     def of(cls, schema: Schema) -> "Outline":
-        """The outline of a whole schema."""
+        """Return the outline of a whole schema."""
         return cls(schema.document)
 
     def inner(self, schema: Any) -> "Outline":
-        """A schema that stands inside this one."""
+        """Return a schema that stands inside this one."""
         return Outline(object_of(schema), self._root, self.names)
 
     @property

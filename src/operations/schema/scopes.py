@@ -81,7 +81,7 @@ class _Scope:
         self._texts: dict[str, bytes] = {}
 
     def agrees(self, other: "_Scope") -> bool:
-        """Whether no name means one thing here and another there."""
+        """Return whether names that both have mean the same."""
         for name, definition in other.definitions.items():
             known = self.definitions.get(name)
             if (
@@ -93,7 +93,7 @@ class _Scope:
         return True
 
     def text(self, name: str) -> bytes:
-        """A definition in a form that is the same for all that mean the same."""
+        """Return a definition as canonical text, which is equal for equal definitions."""
         text = self._texts.get(name)
         if text is None:
             text = self._texts[name] = canonical(self.definitions[name])
@@ -123,7 +123,7 @@ class References:
         self._known: dict[int, tuple[Any, tuple[str, ...]]] = {}
 
     def reach(self, root: JSONSchema, definitions: Mapping[str, Any]) -> set[str]:
-        """The names that `root` refers to, directly or through others; also those that nobody defines."""
+        """Return the names that `root` refers to, directly or through others; also those without a definition."""
         reached: set[str] = set()
         waiting = list(_names_in(root))
         while waiting:

@@ -74,7 +74,7 @@ class AiohttpTransport:
         return None if session is None or session.closed else session
 
     async def open_session(self, public_only: bool) -> aiohttp.ClientSession:
-        """The pool for these requests, in the loop that is running."""
+        """Return the pool for these requests, in the loop that is running."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._pools if other.is_closed()]:
             await _close(other, self._pools.pop(other, {}))
@@ -103,7 +103,7 @@ class AiohttpTransport:
         return self._proxies.get(url.scheme) or self._proxies.get("all")
 
     def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
-        """The time a request has, as aiohttp wants it."""
+        """Return the timeout of a request as an object of aiohttp."""
         is_endless = request.is_stream or isinstance(request.body, StreamedBody)
         # Rounded: what is left of the configured time is nearly the same for every request.
         seconds = None if is_endless else request.timeout
@@ -136,7 +136,7 @@ _WRITTEN_AT_ONCE = 1 << 18
 
 
 def _is_complete(request: HTTPRequest) -> bool:
-    """Whether aiohttp would add nothing anyway; telling it not to costs every call."""
+    """Return whether aiohttp would add nothing anyway; telling it not to costs every call."""
     headers = request.headers
     return (
         "User-Agent" in headers
@@ -161,7 +161,7 @@ async def _watched(
 
 
 def _payload(body: bytes) -> aiohttp.Payload:
-    """A body as aiohttp writes it: a large one piece by piece, so that it does not hold up the loop."""
+    """Return a body as aiohttp writes it: a large one piece by piece, so that it does not hold up the loop."""
     if len(body) > _WRITTEN_AT_ONCE:
         return aiohttp.BytesIOPayload(BytesIO(body))
     return aiohttp.BytesPayload(body)
@@ -181,7 +181,7 @@ def _is_direct(url: URL, exceptions: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _parsed(url: str) -> URL:
-    """`url` as aiohttp wants it, with all that it works out about it."""
+    """Return `url` parsed; aiohttp stores what it derives from it."""
     return URL(url, encoded=True)
 
 
@@ -326,7 +326,7 @@ class NotPublicError(OSError):
 
 
 def _call_error(error: Exception, request: HTTPRequest) -> CallError:
-    """The error for a request that got no whole response. It never repeats the request: that may hold a secret."""
+    """Return the error for a request without a complete response. It never contains the request, which may hold secrets."""
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:

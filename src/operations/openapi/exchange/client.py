@@ -284,7 +284,7 @@ class Client:
     async def fetch(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
     ) -> Any:
-        """One small exchange that is no operation's: JSON from a provider of tokens.
+        """Fetch JSON from a token provider, outside of any operation.
 
         Raises:
             CallError: `UNAVAILABLE` if the provider cannot respond now.
@@ -315,7 +315,7 @@ class Client:
         return read_data(content, content_type, status=200, expects_json=True)
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """A document at an address, or beside one, that the operator named.
+        """Fetch a document from an address that the operator named, or beside one.
 
         Args:
             url: The address.
@@ -488,7 +488,7 @@ class Client:
     async def _error(
         self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
     ) -> CallError:
-        """The error that a bad response is, with as much of its body as is kept and arrives in time.
+        """Return the error for a bad response, with as much of its body as is kept and arrives in time.
 
         A token that was refused is not used again.
         """

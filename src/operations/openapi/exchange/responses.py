@@ -128,11 +128,11 @@ class EventStreamDecoder:
             if "\0" not in value:
                 self._id = value
         elif name == "retry" and _DIGITS.fullmatch(value):
-            # A number nobody could wait for is capped before it is converted.
+            # A number too long to wait for is capped before it is converted.
             self.retry = int(value) if len(value) < 10 else 10**9
 
     def _dispatch(self, events: list[ServerSentEvent]) -> None:
-        """A blank line: the block is over, and an event if it carried data."""
+        """End a block at a blank line; it is an event if it carried data."""
         self.last_event_id = self._id
         if self._data:
             events.append(
@@ -215,7 +215,7 @@ _WIDTHS = {
 async def decoded(
     chunks: AsyncGenerator[bytes], coding: str, *, max_bytes: int | None
 ) -> AsyncGenerator[bytes]:
-    """`chunks` without their content coding.
+    """Yield `chunks` without their content coding.
 
     Args:
         chunks: The body as it arrives.
@@ -324,7 +324,7 @@ class WholeResponse(msgspec.Struct, frozen=True):
 
 
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers a caller may see."""
+    """Return the headers a caller may see."""
     if _WITHHELD.isdisjoint(headers):
         return dict(headers)
     return {name: value for name, value in headers.items() if name not in _WITHHELD}
@@ -340,7 +340,7 @@ def read_data(
     expects_text: bool = False,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
-    """The data of a good response: JSON, text, bytes, or None where there is nothing.
+    """Return the data of a good response: JSON, text, bytes, or None if it is empty.
 
     Args:
         content: The body, without content coding.
@@ -446,7 +446,7 @@ def _text(content: bytes, content_type: str) -> str:
 
 
 def oauth_error(content: bytes) -> str:
-    """The code that a provider of tokens refuses with, if it is one that the standard names."""
+    """Return the code that a provider of tokens refuses with, if it is one that the standard names."""
     try:
         said = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
     except JSONValueError:
@@ -463,7 +463,7 @@ def http_error(
     is_cut: bool,
     secrets: list[str],
 ) -> CallError:
-    """The error that a bad response is. What was sent to authenticate is not in it."""
+    """Return the error for a bad response, without the credentials that were sent."""
     content_type = headers.get("content-type", "")
     redactor = Redactor(part for secret in secrets for part in parts_of(secret))
     details: JSONObject = {
@@ -490,7 +490,7 @@ def http_error(
 
 
 def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
-    """`error`, with the response it is about in its details, as `http_error` has it."""
+    """Return `error`, with the response it is about in its details, as `http_error` has it."""
     content, is_cut = response.content[:limit], len(response.content) > limit
     about = http_error(
         response.status, "", response.headers, content, is_cut=is_cut, secrets=response.secrets

@@ -69,7 +69,7 @@ class Fetch(Protocol):
     async def __call__(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None
     ) -> Any:
-        """The decoded response.
+        """Return the decoded response.
 
         Raises:
             CallError: If there is none, or it is an error.
@@ -99,7 +99,7 @@ class TokenSource:
         self._renewal: asyncio.Task[str] | None = None
 
     async def token(self) -> str:
-        """A token that is good for a while.
+        """Return a token that is valid for some time.
 
         Raises:
             CallError: If the provider gives none.
@@ -136,7 +136,7 @@ class TokenSource:
         return token
 
     async def _ask(self) -> JSONObject:
-        """The provider's response to the best grant there is."""
+        """Return the provider's response to the best grant there is."""
         user = self._credentials
         if self._refresh_token:
             try:
@@ -211,7 +211,7 @@ class Endpoint:
         self._found = ""
 
     async def url(self) -> str:
-        """The token endpoint.
+        """Return the token endpoint.
 
         Raises:
             CallError: `EXECUTION_ERROR` if there is none, or only a document says so for a host that
@@ -237,7 +237,7 @@ class Endpoint:
         return self._found
 
     def hint(self) -> str:
-        """What to do where the document declares no flow that can be taken without a person; else empty."""
+        """Return advice if the document declares no flow that works without a person; else an empty text."""
         flows = object_of(self._scheme.get("flows"))
         wanted = _FLOWS.get(type(self._credentials), "")
         if not flows or not wanted or wanted in flows:
@@ -255,7 +255,7 @@ class Endpoint:
         return await self._discovered()
 
     async def _discovered(self) -> str:
-        """What the provider itself says: OpenID discovery, or from 3.2 on OAuth2 metadata."""
+        """Return the metadata of the provider: OpenID discovery, or from 3.2 on OAuth2 metadata."""
         address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
@@ -284,7 +284,7 @@ class TokenSources:
     def get(
         self, name: str, credentials: OAuthClient, scheme: JSONObject, scopes: list[str]
     ) -> TokenSource:
-        """The source of tokens for these scopes; the same one for the same client or user."""
+        """Return the source of tokens for these scopes; the same one for the same client or user."""
         wanted = credentials.scopes or tuple(sorted(scopes))
         key = msgspec.json.encode([name, type(credentials).__name__, credentials, wanted])
         source = self._sources.get(key)
@@ -315,7 +315,7 @@ _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
 """What may stand in a cookie's name as it is."""
 
 NOTHING = Signature()
-"""Of a request that nobody signs."""
+"""The signature of a request without credentials."""
 
 
 class Security:
@@ -413,7 +413,7 @@ class Security:
         return signature
 
     def _chosen(self, requirement: Any) -> JSONObject:
-        """The first alternative whose schemes all have credentials; empty where none has."""
+        """Return the first alternative whose schemes all have credentials; empty if none has."""
         alternatives = list_of(self._default if requirement is None else requirement)
         for alternative in alternatives:
             schemes = object_of(alternative)
@@ -460,7 +460,7 @@ def _of_call(value: CallValue, context: OperationContext) -> str | None:
 
 
 def _apply_http(signature: Signature, word: str, credential: Any) -> None:
-    """An Authorization header of the HTTP scheme `word`."""
+    """Add an Authorization header of the HTTP scheme `word`."""
     is_login = isinstance(credential, BasicCredential)
     if is_login and word.lower() not in {"", "basic", "bearer"}:
         # Basic would show the password that this scheme is there to hide.
@@ -516,7 +516,7 @@ def _auth_header(auth: HTTPAuth) -> str:
 
 
 def _basic(credential: Any) -> str:
-    """`user:password` encoded; what has no colon is taken to be encoded already."""
+    """Return `user:password` encoded; what has no colon is taken to be encoded already."""
     if isinstance(credential, BasicCredential):
         text = f"{credential.username}:{credential.password}"
     else:
@@ -525,7 +525,7 @@ def _basic(credential: Any) -> str:
 
 
 async def _secret(source: Any, context: OperationContext) -> Any:
-    """A secret that is there, or that `source` finds for this caller.
+    """Return a configured secret, or the one that `source` finds for this caller.
 
     Raises:
         CallError: `ACCESS_DENIED` if finding it fails. Why is in the cause, not in the message.

@@ -91,7 +91,7 @@ class EventStream:
         self._is_over = False
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The events, until the stream is over."""
+        """Yield the events, until the stream is over."""
         failures, closings = 0, self._client.closings
         lost: CallError | None = None
         while True:
@@ -123,7 +123,7 @@ class EventStream:
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
     async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """The events of one response; after a loss, those that are new."""
+        """Yield the events of one response; after a loss, those that are new."""
         draft = self._draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
@@ -199,7 +199,7 @@ class EventStream:
                 )
 
     def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
-        """Whether a response that took the stream up again brings what we have had; our own errors are new."""
+        """Return whether a response that continued the stream repeats known events; our own errors are new."""
         if self._is_ours and event.event == "error":
             return False
         is_forgotten = is_behind and len(self._seen) >= _REMEMBERED

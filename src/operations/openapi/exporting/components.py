@@ -92,7 +92,7 @@ class Components:
         self._pieces: dict[int, _Piece] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
-        """`schema` as it can stand in the document, its definitions moved to the components.
+        """Return `schema` as it can stand in the document, its definitions moved to the components.
 
         Args:
             schema: A JSON Schema document.
@@ -132,7 +132,7 @@ class Components:
         return written
 
     def _names(self, source: "_Source", title: str) -> dict[str, str]:
-        """A component for every part that is referred to: one that says the same, or a new one."""
+        """Return a component for every part that is referred to: one that says the same, or a new one."""
         keys = {
             part: (part if part != "#" else title, source.piece(part).digest)
             for part in source.used
@@ -201,11 +201,11 @@ class _Source:
         """The parts that some reference leads to."""
 
     def piece(self, part: str) -> _Piece:
-        """What is known of a part."""
+        """Return what is known of a part."""
         return self._look(self.held(part))
 
     def held(self, part: str) -> JSONObject:
-        """The schema of a part."""
+        """Return the schema of a part."""
         if part == "#":
             return self._rest
         _, holder, name = part.split("/")
@@ -230,7 +230,7 @@ class _Source:
         return all(_leads_somewhere(reference, root) for reference in references)
 
     def _reach(self, parts: Iterable[str]) -> set[str]:
-        """These parts and all that they refer to, directly or not."""
+        """Return these parts and all that they refer to, directly or not."""
         reached = set(parts)
         waiting = list(reached)
         while waiting:
@@ -242,18 +242,18 @@ class _Source:
 
 
 def has_definitions(schema: JSONSchema) -> bool:
-    """Whether a schema holds others beside itself."""
+    """Return whether a schema holds others beside itself."""
     return not isinstance(schema, bool) and any(holder in schema for holder in _HOLDERS)
 
 
 def part_of(reference: str) -> str:
-    """The part of its document that a reference leads into."""
+    """Return the part of its document that a reference leads into."""
     match = _DEFINITION.match(reference)
     return match.group() if match else "#"
 
 
 def _as_object(schema: JSONSchema) -> JSONObject:
-    """A schema as an object; the same object for the same schema."""
+    """Return a schema as an object; the same object for the same schema."""
     return _ANYTHING if schema is True else _NOTHING if schema is False else schema
 
 
@@ -287,7 +287,7 @@ def _contradicts(schema: JSONObject) -> bool:
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
-    """Whether a reference ends at a schema of this document, and not in a circle."""
+    """Return whether a reference ends at a schema of this document, and not in a circle."""
     for _ in range(_HOPS):
         if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
             return False
@@ -337,7 +337,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     """A schema that the document could not hold as it is."""
 
     def error_schemas(self, components: JSONObject) -> tuple[ErrorDefinition, ...]:
-        """The declared errors.
+        """Return the declared errors.
 
         Args:
             components: The document's `components/schemas`.
@@ -360,7 +360,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 def read_extension(operation: JSONObject) -> Exported | None:
-    """What an operation object says in `x-operations`; None where it says nothing that can be read."""
+    """Return the `x-operations` of an operation object; None if it has none that can be read."""
     try:
         return msgspec.convert(operation.get(KEY), Exported)
     except msgspec.ValidationError:
@@ -368,12 +368,12 @@ def read_extension(operation: JSONObject) -> Exported | None:
 
 
 def event_schema(item: JSONSchema) -> JSONObject:
-    """One event of a stream whose items fit `item`: an item, the error that ended it, or its end."""
+    """Return one event of a stream whose items fit `item`: an item, the error that ended it, or its end."""
     return {"anyOf": [_event("message", item), _event("error", _ERROR), _event("complete", {})]}
 
 
 def item_schema(event: JSONSchema) -> JSONSchema:
-    """The schema of a stream's items, from what `event_schema` wrote; anything else is returned as it is."""
+    """Return the schema of a stream's items, from what `event_schema` wrote; any other schema is returned unchanged."""
     shape: Any = event
     try:
         return cast("JSONSchema", shape["anyOf"][0]["properties"]["data"]["contentSchema"])
@@ -403,7 +403,7 @@ def _event(name: str, data: JSONSchema) -> JSONObject:
 def restore_schema(
     schema: JSONSchema, components: JSONObject, came_from: dict[str, str]
 ) -> JSONSchema:
-    """The schema that `Components.place` was given, but for definitions that nothing refers to.
+    """Return the schema that `Components.place` was given, but for definitions that nothing refers to.
 
     Args:
         schema: As it stands in the document.

@@ -56,7 +56,7 @@ _ERROR: JSONObject = {
 }
 _SHARED: Mapping[int, tuple[str, str]] = {
     400: ("Malformed", "The request cannot be read."),
-    401: ("Unauthenticated", "Nobody signed in, or the credential is not valid."),
+    401: ("Unauthenticated", "No credential was sent, or it is not valid."),
     403: ("Denied", "The caller may not."),
     422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
 }
@@ -143,12 +143,12 @@ def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
 
 
 def has_path(spec: OperationSpec) -> bool:
-    """Whether an operation has a path of its own: one named with nothing but dots would be a step up or none."""
+    """Return whether an operation has a path of its own: a name of dots only would be a relative path segment."""
     return spec.name.strip(".") != ""
 
 
 def is_binary(schema: JSONSchema) -> bool:
-    """Whether a result is `bytes`, which are sent as they are."""
+    """Return whether a result is `bytes`, which are sent unencoded."""
     return isinstance(schema, dict) and schema.get("contentEncoding") == "base64"
 
 
@@ -163,7 +163,7 @@ class _Builder:
         self._schemes = security_schemes
 
     def path_item(self, spec: OperationSpec) -> JSONObject:
-        """The methods of one operation."""
+        """Return the methods of one operation."""
         main = self._main(spec)
         item: JSONObject = {"post": main}
         if spec.type is not OperationType.MUTATION:
@@ -222,7 +222,7 @@ class _Builder:
     def _placed(
         self, schema: Schema, title: str, came_from: dict[str, str]
     ) -> tuple[JSONSchema, JSONSchema | None]:
-        """A schema for the document, and the schema itself where the document cannot hold it."""
+        """Return a schema for the document, and the original schema if the document cannot express it."""
         placed = self.components.place(schema.document, title)
         if placed is None:
             return {}, schema.document
@@ -269,7 +269,7 @@ class _Builder:
     def _errors(
         self, spec: OperationSpec, came_from: dict[str, str]
     ) -> tuple[tuple[JSONObject, ...], JSONObject]:
-        """The declared errors for the extension; and by status, with what can always happen and the rest."""
+        """Return the declared errors for the extension; and by status, with what can always happen and the rest."""
         wires: list[JSONObject] = []
         declared: dict[int, list[tuple[str, JSONObject]]] = {}
         for error in spec.error_schemas:
@@ -310,7 +310,7 @@ class _Builder:
 
 
 def _code_schema(code: str, status: int) -> JSONObject:
-    """The code in an error's body. What an imported API declared comes with the code of every HTTP error."""
+    """Return the code in an error's body. What an imported API declared comes with the code of every HTTP error."""
     if code == f"HTTP_{status}":
         return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
     return {"const": code}
@@ -334,7 +334,7 @@ def _error_response(description: str, schema: JSONSchema) -> JSONObject:
 
 
 def _without_null(schema: JSONObject) -> JSONObject:
-    """What a query can say of a value: null is said by leaving the parameter out."""
+    """Return the part of a schema that a query can express: null means that the parameter is absent."""
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
     kind: Any = schema.get("type")

@@ -79,7 +79,7 @@ class QueryArguments:
         self._by_name = {parameter.name: parameter for parameter in self.parameters}
 
     def read(self, query: bytes) -> Any:
-        """The input that a query string stands for.
+        """Return the input that a query string stands for.
 
         Raises:
             CallError: `VALIDATION_ERROR` where a parameter is repeated that may not be.
@@ -164,7 +164,7 @@ _PLAIN_OBJECT: Final = frozenset({
 
 
 def may_be_empty(schema: Schema) -> bool:
-    """Whether a call without input can work."""
+    """Return whether a call without input can work."""
     document = schema.document
     if not isinstance(document, bool) and document.keys() <= _PLAIN_OBJECT:
         # Seen at a glance, without compiling what a large API defines.
@@ -192,7 +192,7 @@ def _json(text: str) -> Any:
 
 
 def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
-    """Whether an input is an object that has properties and says little else about itself."""
+    """Return whether an input is an object that has properties and says little else about itself."""
     if isinstance(document, bool):
         return document
     schema, kind = _followed(root, root), _followed(root, root).get("type", "object")
@@ -202,13 +202,13 @@ def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
 
 
 def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
-    """The schema that a chain of references ends at; empty where it leads nowhere."""
+    """Return the schema that a chain of references ends at; empty if it cannot be resolved."""
     found, _ = followed(schema, root)
     return {} if "$ref" in found else found
 
 
 def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset[str]:
-    """The JSON types that values of a schema can have; all where it does not say."""
+    """Return the JSON types that values of a schema can have; all of them if it has no `type`."""
     if hops == 0:
         return _ALL
     said = _followed(schema, root)

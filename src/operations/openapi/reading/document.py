@@ -114,7 +114,7 @@ class Description:
         return self.problems
 
     def entries(self) -> Iterator[Entry]:
-        """Every operation that can be used; the others are in `problems`."""
+        """Yield every operation that can be used; the others are in `problems`."""
         paths = self._paths()
         if not paths:
             self._note_webhooks()
@@ -268,7 +268,7 @@ class Description:
         return None
 
     def model(self, entry: Entry) -> Model:
-        """Everything one operation says.
+        """Return the model of one operation.
 
         Raises:
             DocumentError: If a part of it cannot be understood.
@@ -278,7 +278,7 @@ class Description:
         return openapi3.read_model(self.references, entry.item, entry.operation)
 
     def security_schemes(self) -> JSONObject:
-        """The security schemes by name, as 3.x spells them."""
+        """Return the security schemes by name, as 3.x spells them."""
         if self.is_swagger:
             return swagger2.security_schemes(self.document)
         components = self.references.object_at(self.document.get("components"))
@@ -292,7 +292,7 @@ class Description:
         return found
 
     def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
-        """The addresses the operation may be called at; relative ones as they are."""
+        """Return the addresses the operation may be called at; relative ones unchanged."""
         if self.is_swagger:
             return swagger2.server_urls(self.document, entry.operation)
         for holder in (entry.operation, entry.item, self.document):
@@ -434,7 +434,7 @@ class DeclaredResponses:
         )
 
     def _schema(self, entry: Entry, status: str) -> JSONSchema:
-        """The schema of an error's details, whose `body` is what the document describes."""
+        """Return the schema of an error's details, whose `body` is what the document describes."""
         description = self._description
         if description.is_swagger:
             responses = swagger2.read_responses(

@@ -293,7 +293,7 @@ MARKS = (
 
 
 def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """`content`, JSON or YAML, as JSON builtins.
+    """Return `content`, JSON or YAML, as JSON builtins.
 
     Raises:
         DocumentError: If it is neither, or larger than `max_bytes`.

@@ -64,7 +64,7 @@ _MISSPELLED = {
 
 
 def is_file(schema: JSONObject) -> bool:
-    """Whether a schema in a request that is not JSON describes bytes rather than text."""
+    """Return whether a schema in a request that is not JSON describes bytes rather than text."""
     kind = schema.get("type")
     if kind == "file":
         return True
@@ -78,7 +78,7 @@ def is_file(schema: JSONObject) -> bool:
 
 
 def as_object(schema: JSONSchema) -> JSONObject:
-    """A schema as an object: the trivial ones spelled out."""
+    """Return a schema as an object: the trivial ones spelled out."""
     if isinstance(schema, dict):
         return schema
     return {} if schema else {"not": {}}
@@ -91,7 +91,7 @@ def put(out: JSONObject, key: str, value: Any) -> None:
 
 
 def with_null(schema: JSONObject) -> JSONObject:
-    """`schema`, with null allowed as well."""
+    """Return `schema`, with null allowed as well."""
     kind = schema.get("type")
     if kind is None and not schema.keys() & {
         "$ref",
@@ -116,7 +116,7 @@ def with_null(schema: JSONObject) -> JSONObject:
 
 
 def type_of(value: Any) -> Any:
-    """A `type` keyword of known types; None where it says nothing usable."""
+    """Return a `type` keyword of known types; None if it has none."""
     if type(value) is str:
         if value in _TYPES:
             return value
@@ -128,7 +128,7 @@ def type_of(value: Any) -> Any:
 
 
 def names_of(value: Any, hidden: Iterable[str]) -> list[str] | None:
-    """A list of property names, each once, without the hidden ones."""
+    """Return a list of property names, each once, without the hidden ones."""
     if not is_list(value):
         return None
     return list(dict.fromkeys(name for name in value if type(name) is str and name not in hidden))
@@ -142,7 +142,7 @@ def dependent_names(value: Any) -> JSONObject | None:
 
 
 def data_of(value: Any) -> Any:
-    """What a schema says about data, as JSON; None where it is none: some readers of YAML make dates of texts."""
+    """Return the value of a keyword as JSON; None if it is not JSON: some YAML readers turn text into dates."""
     try:
         return to_json(value, MAX_DEPTH)
     except JSONValueError:
@@ -157,7 +157,7 @@ def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
 
 
 def discriminated(schema: JSONObject, description: str) -> str | None:
-    """`description`, with what a `discriminator` says in words: JSON Schema has no keyword for it."""
+    """Return `description` with a sentence for the `discriminator`: JSON Schema has no such keyword."""
     node = schema.get("discriminator")
     names = node.get("mapping") if is_object(node) else None
     if not is_object(node) or not is_object(names) or not names:
@@ -167,7 +167,7 @@ def discriminated(schema: JSONObject, description: str) -> str | None:
 
 
 def number_of(value: Any) -> int | float | None:
-    """A number, also where it was written as text."""
+    """Return a number, also if it was written as text."""
     if type(value) is str and len(value) < 40:
         value = (
             _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
@@ -178,7 +178,7 @@ def number_of(value: Any) -> int | float | None:
 
 
 def count_of(value: Any) -> int | None:
-    """A whole number that is not negative."""
+    """Return a whole number that is not negative."""
     number = number_of(value)
     if number is None or number < 0 or number != int(number):
         return None
@@ -186,7 +186,7 @@ def count_of(value: Any) -> int | None:
 
 
 def apply_exclusive(schema: JSONObject, out: JSONObject) -> None:
-    """A boolean `exclusiveMinimum` turns the minimum beside it into the exclusive one."""
+    """Apply a boolean `exclusiveMinimum`, which turns the minimum beside it into the exclusive one."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if schema.get(exclusive) is True and bound in out:
             out[exclusive] = out.pop(bound)

@@ -36,12 +36,12 @@ _SEQUENCE = re.compile(r"application/(jsonl|x-jsonl|x-jsonlines|x-ndjson|ndjson|
 
 
 def essence(media_type: str) -> str:
-    """`type/subtype` in lower case, without parameters; of a header that came twice, the first."""
+    """Return `type/subtype` in lower case, without parameters; of a header that came twice, the first."""
     return media_type.partition(";")[0].partition(",")[0].strip().lower()
 
 
 def parameter_of(media_type: str, name: str) -> str:
-    """A parameter of a media type, such as its charset; empty where it has none."""
+    """Return a parameter of a media type, such as its charset; empty if it has none."""
     for part in media_type.split(";")[1:]:
         key, _, value = part.partition("=")
         if key.strip().lower() == name:
@@ -51,21 +51,21 @@ def parameter_of(media_type: str, name: str) -> str:
 
 @lru_cache
 def is_json(media_type: str) -> bool:
-    """Whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
+    """Return whether it is JSON: `application/json`, `text/json`, or anything `+json`."""
     kind = essence(media_type)
     return kind in {"application/json", "text/json"} or kind.endswith("+json")
 
 
 @lru_cache
 def says_nothing(media_type: str) -> bool:
-    """Whether it tells nothing about the content: it is absent, broken, or only says that there are bytes."""
+    """Return whether it does not describe the content: it is absent, malformed, or stands for any bytes."""
     kind = essence(media_type)
     return "/" not in kind or kind in {"application/octet-stream", "binary/octet-stream"}
 
 
 @lru_cache
 def is_sequence(media_type: str) -> bool:
-    """Whether it is several JSON values, one behind the other."""
+    """Return whether it is a sequence of JSON values."""
     return _SEQUENCE.fullmatch(essence(media_type)) is not None
 
 
@@ -77,30 +77,30 @@ def is_stream(media_type: str) -> bool:
 
 @lru_cache
 def is_text(media_type: str) -> bool:
-    """Whether its content is text in some charset, other than JSON."""
+    """Return whether its content is text in some charset, other than JSON."""
     return _TEXTUAL.fullmatch(essence(media_type)) is not None
 
 
 @lru_cache
 def is_form(media_type: str) -> bool:
-    """Whether it is a URL-encoded form."""
+    """Return whether it is a URL-encoded form."""
     return essence(media_type) == "application/x-www-form-urlencoded"
 
 
 @lru_cache
 def is_multipart(media_type: str) -> bool:
-    """Whether it is made of parts."""
+    """Return whether it is made of parts."""
     return essence(media_type).startswith("multipart/")
 
 
 @lru_cache
 def is_range(media_type: str) -> bool:
-    """Whether it stands for several types (`image/*`)."""
+    """Return whether it stands for several types (`image/*`)."""
     return "*" in essence(media_type)
 
 
 def concrete(media_type: str, default: str) -> str:
-    """`media_type`, or `default` where it stands for several."""
+    """Return `media_type`, or `default` if it is a range."""
     return default if is_range(media_type) else media_type
 
 

@@ -102,11 +102,10 @@ _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
-    """A unique name for each `(wanted name, method, path)`, in the order given.
+    """Return a unique name for each `(wanted name, method, path)`, in the order given.
 
-    The wanted name (an `operationId`) is kept, made safe, where nobody else wants the same; otherwise, and
-    where there is none, the name is made of method and path; where even those are the same, a digest of both
-    is added.
+    The wanted name (an `operationId`) is kept, made safe, if no other operation wants the same; otherwise,
+    and without one, the name is made of method and path; if even those are the same, a digest of both is added.
     """
     entries = list(operations)
     is_safe = _SAFE.fullmatch
@@ -135,7 +134,7 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def safe_name(text: str) -> str:
-    """`text` with every run of unsafe characters as one underscore; empty where nothing is left."""
+    """Return `text` with every run of unsafe characters as one underscore; empty if nothing is left."""
     if _SAFE.fullmatch(text) and len(text) <= MAX_NAME:
         return text
     name = _UNSAFE.sub("_", text).lstrip(".-").strip("_")
@@ -143,7 +142,7 @@ def safe_name(text: str) -> str:
 
 
 def path_name(method: str, path: str) -> str:
-    """`get_users_id_posts` for `GET /users/{id}/posts`."""
+    """Return `get_users_id_posts` for `GET /users/{id}/posts`."""
     return safe_name(f"{method.lower()}_{path.strip('/')}".rstrip("_"))
 
 
@@ -155,7 +154,7 @@ def _with_digest(name: str, text: str) -> str:
 def argument_names(
     parameters: Sequence[tuple[str, str]], reserved: Iterable[str] = ()
 ) -> list[str]:
-    """The argument each parameter `(name, place)` is given by, in the order given.
+    """Return the argument each parameter `(name, place)` is given by, in the order given.
 
     That is its own name. A name used in two places, or reserved, gets the place added: `id_path`, `id_query`.
     """
@@ -174,7 +173,7 @@ def argument_names(
 
 
 def unused_name(wanted: str, taken: Container[str]) -> str:
-    """`wanted`, with as many underscores behind it as make it unlike those taken."""
+    """Return `wanted`, with underscores appended until it is not among `taken`."""
     while wanted in taken:
         wanted += "_"
     return wanted

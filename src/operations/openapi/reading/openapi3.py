@@ -22,7 +22,7 @@ DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie"
 
 
 def read_model(references: References, item: JSONObject, operation: JSONObject) -> Model:
-    """What `operation` of the path `item` says.
+    """Return the model of `operation` of the path `item`.
 
     Raises:
         DocumentError: If a part of it cannot be understood.
@@ -46,7 +46,7 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
 
 
 def check_parameter(node: JSONObject) -> str | None:
-    """What is wrong with a parameter; None when nothing is."""
+    """Return the problem of a parameter; None if it has none."""
     if type(node.get("name")) is not str:
         return "a parameter has no name"
     # 3.2 adds `querystring`, which stands for the whole query.
@@ -122,7 +122,7 @@ def _media(references: References, node: JSONObject) -> tuple[Media, ...]:
 
 
 def _part_headers(references: References, encoding: JSONObject) -> Iterator[Parameter]:
-    """The headers of one part; one that cannot be read costs only itself."""
+    """Yield the headers of one part; one that cannot be read costs only itself."""
     for name, node in references.object_at(encoding.get("headers")).items():
         # The type has a field of its own, and the disposition holds the part's name.
         if name.lower() in {"content-type", "content-disposition"}:
@@ -157,7 +157,7 @@ def _response(references: References, status: str, node: JSONObject) -> Response
 
 
 def server_urls(references: References, nodes: Any, variables: Mapping[str, str]) -> list[str]:
-    """The addresses of a list of servers; variables without a value stay as they are."""
+    """Return the addresses of a list of servers; variables without a value are left in place."""
     urls: list[str] = []
     for node in references.list_at(nodes):
         server = references.object_at(node)

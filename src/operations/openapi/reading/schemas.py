@@ -265,7 +265,7 @@ class Conversion:
         return out
 
     def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
-        """`items`: a schema, or before 2020-12 a list of them with `additionalItems` for the rest."""
+        """Convert `items`: a schema, or before 2020-12 a list of them with `additionalItems` for the rest."""
         if is_list(value):
             if value:
                 out["prefixItems"] = [self._convert(item, depth) for item in value]
@@ -275,7 +275,7 @@ class Conversion:
             out["items"] = self._convert(value, depth)
 
     def _dependencies(self, value: Any, depth: int, out: JSONObject) -> None:
-        """`dependencies` of earlier drafts: names and schemas in one keyword."""
+        """Convert `dependencies` of earlier drafts: names and schemas in one keyword."""
         if not is_object(value):
             return
         names = {key: item for key, item in value.items() if is_list(item)}

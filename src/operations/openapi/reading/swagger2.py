@@ -31,7 +31,7 @@ _NOT_SCHEMA = frozenset(
 def read_model(
     references: References, document: JSONObject, item: JSONObject, operation: JSONObject
 ) -> Model:
-    """What `operation` of the path `item` says.
+    """Return the model of `operation` of the path `item`.
 
     Raises:
         DocumentError: If a part of it cannot be understood.
@@ -55,7 +55,7 @@ def read_model(
 
 
 def check_parameter(node: JSONObject) -> str | None:
-    """What is wrong with a parameter; None when nothing is."""
+    """Return the problem of a parameter; None if it has none."""
     if type(node.get("name")) is not str and node.get("in") != "body":
         return "a parameter has no name"
     if node.get("in") not in _PLACES:
@@ -73,7 +73,7 @@ def _media_types(document: JSONObject, operation: JSONObject, key: str) -> list[
 
 
 def _schema(node: JSONObject) -> Any:
-    """The schema that a parameter is, rather than has."""
+    """Return the schema of a parameter that is itself written as a schema."""
     if isinstance(node.get("schema"), dict):
         return node["schema"]
     return {key: value for key, value in node.items() if key not in _NOT_SCHEMA}
@@ -169,7 +169,7 @@ def read_responses(
 
 
 def server_urls(document: JSONObject, operation: JSONObject) -> list[str]:
-    """The addresses that `host`, `basePath` and `schemes` make; without a host they are relative."""
+    """Return the addresses that `host`, `basePath` and `schemes` make; without a host they are relative."""
     host = text_of(document.get("host")).strip("/")
     base = text_of(document.get("basePath")) or "/"
     if not base.startswith("/"):
@@ -186,7 +186,7 @@ def server_urls(document: JSONObject, operation: JSONObject) -> list[str]:
 
 
 def security_schemes(document: JSONObject) -> JSONObject:
-    """`securityDefinitions` as 3.x spells them."""
+    """Return `securityDefinitions` as 3.x spells them."""
     result: JSONObject = {}
     for name, node in object_of(document.get("securityDefinitions")).items():
         scheme = object_of(node)

@@ -39,7 +39,7 @@ _WORDS: dict[str, Any] = {
 
 
 def decode_yaml(text: str) -> Any:
-    """`text` as JSON builtins; keys are strings, merge keys (`<<`) are merged.
+    """Return `text` as JSON builtins; keys are strings, merge keys (`<<`) are merged.
 
     Raises:
         DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
@@ -97,7 +97,7 @@ def _translated(value: Any, table: dict[int, str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What `ryaml` gave, with string keys, merged and free of NaN. Its own limit bounds the depth."""
+    """Return what `ryaml` gave, with string keys, merged and free of NaN. Its own limit bounds the depth."""
     if is_object(value):
         result: dict[str, Any] = {}
         for key, item in value.items():
@@ -111,14 +111,14 @@ def _plain(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """A key that YAML read as something else, as JSON would have written it."""
+    """Return a key that YAML did not read as text, written as in JSON."""
     if type(key) in {int, float, bool, type(None)}:
         return msgspec.json.encode(key).decode()
     raise DocumentError("a key is not a scalar")
 
 
 def _merged(mapping: dict[str, Any]) -> dict[str, Any]:
-    """`mapping` with what `<<` names put in; its own keys win, then those named first."""
+    """Return `mapping` with what `<<` names put in; its own keys win, then those named first."""
     named = mapping["<<"]
     sources = named if is_list(named) else [named]
     result: dict[str, Any] = {}
@@ -182,7 +182,7 @@ class _Reader:
             self._anchors[name] = value
 
     def _size(self, value: Any) -> int:
-        """How many values `value` stands for, aliases in it counted in full."""
+        """Return how many values `value` contains, with aliases counted in full."""
         if not is_object(value) and not is_list(value):
             return 1
         known = self._sizes.get(id(value))
@@ -207,7 +207,7 @@ class _Reader:
 
 
 def _scalar(event: Any) -> Any:
-    """A scalar by the core schema: quoted text is text, plain text is what it looks like."""
+    """Return a scalar by the core schema: quoted text is text, plain text may be a number, boolean or null."""
     text: str = event.value
     if not event.implicit[0]:
         return text

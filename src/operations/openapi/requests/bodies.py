@@ -188,7 +188,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def from_base64(text: str, name: str) -> bytes:
-    """The bytes that `text` encodes, in either alphabet.
+    """Return the bytes that `text` encodes, in either alphabet.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, if it is not base64.
@@ -217,7 +217,7 @@ _NO_HEADERS: JSONObject = {}
 def write_multipart(
     chosen: Media, value: Any, converter: SchemaConverter, headers: JSONObject
 ) -> tuple[bytes | StreamedBody, str]:
-    """The body and its content type.
+    """Return the body and its content type.
 
     Args:
         chosen: The media type, and how each property is encoded.
@@ -238,7 +238,7 @@ def write_multipart(
 
 
 def fields_of(value: Any) -> JSONObject:
-    """The fields of a form.
+    """Return the fields of a form.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, if `value` is no object.
@@ -249,12 +249,12 @@ def fields_of(value: Any) -> JSONObject:
 
 
 def is_json_part(encoding: JSONObject) -> bool:
-    """Whether a field is declared to be JSON."""
+    """Return whether a field is declared to be JSON."""
     return media.is_json(text_of(encoding.get("contentType")))
 
 
 def style_of(encoding: JSONObject) -> tuple[str, bool] | None:
-    """The style that an encoding declares, and whether it explodes; None where it declares none."""
+    """Return the style that an encoding declares, and whether it explodes; None if it declares none."""
     style, explode = text_of(encoding.get("style")), encoding.get("explode")
     if not style and not isinstance(explode, bool) and not encoding.get("allowReserved"):
         return None
@@ -323,7 +323,7 @@ class _Writer:
             self._add("", item, encoding, self._converter.resolve(held), {})
 
     def _headers_of(self, part: str, index: int) -> dict[str, str]:
-        """The headers of a part by name, written."""
+        """Return the headers of a part by name, written."""
         declared = self._chosen.part_headers.get(part, ())
         given: Any = self._headers.get(part)
         if is_list(given):
@@ -383,12 +383,12 @@ class _Writer:
 
 
 def _holds_files(value: Any, schema: JSONObject, inner: JSONObject) -> bool:
-    """Whether a field is a file or several: styles say nothing about those."""
+    """Return whether a field is a file or several: styles say nothing about those."""
     return is_file(schema) or is_file(inner) or is_file_value(value)
 
 
 def _quoted(text: str) -> str:
-    """`text` inside a part's header, as browsers write it: nothing in it can end the header."""
+    """Return `text` escaped for a part's header, as browsers do: it cannot end the header."""
     return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").replace("\0", "%00")
 
 
@@ -417,7 +417,7 @@ def write_body(
     is_bytes: bool,
     part_headers: JSONObject = _NO_HEADERS,
 ) -> Payload:
-    """`value` in the media type `chosen`.
+    """Return `value` in the media type `chosen`.
 
     Args:
         chosen: The media type, and how a form's fields are encoded.

@@ -37,7 +37,7 @@ _PLAIN_DELIMITERS = {
 
 
 def template_names(path: str) -> list[str]:
-    """The names in braces, in order, each once."""
+    """Return the names in braces, in order, each once."""
     return list(dict.fromkeys(_TEMPLATE.findall(path)))
 
 
@@ -48,7 +48,7 @@ def split_template(path: str) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """A piece of the template as it stands in a request."""
+    """Return a piece of the template encoded for a request."""
     return quote(text, safe="/%-._~!$&'()*+,;=:@")
 
 
@@ -97,7 +97,7 @@ def enforce_segments(path: str, template: str) -> None:
 
 
 def refusal(name: str, what: str) -> CallError:
-    """The error for an argument that may not stand in a path."""
+    """Return the error for an argument that is not allowed in a path."""
     message = f"The path argument {name!r} may not be or contain {what}."
     return CallError(
         ErrorCode.VALIDATION_ERROR,
@@ -107,12 +107,12 @@ def refusal(name: str, what: str) -> CallError:
 
 
 def percent(text: str) -> str:
-    """`text` with everything but unreserved characters percent-encoded."""
+    """Return `text` with everything but unreserved characters percent-encoded."""
     return quote(text, safe="-._~")
 
 
 def percent_reserved(text: str) -> str:
-    """`text` with reserved characters and percent-encoded triples left alone, as `allowReserved` wants."""
+    """Return `text` with reserved characters and percent-encoded triples left alone, as `allowReserved` wants."""
     pieces = text.split("%")
     result = [quote(pieces[0], safe="-._~" + _RESERVED_KEPT)]
     for piece in pieces[1:]:
@@ -122,7 +122,7 @@ def percent_reserved(text: str) -> str:
 
 
 def text_of_value(value: Any) -> str:
-    """A primitive as text. Null is empty, bytes are base64; what has parts of its own is JSON."""
+    """Return a primitive as text: null is empty, bytes are base64, lists and objects are JSON."""
     if type(value) is str:
         return value
     if value is None:
@@ -133,7 +133,7 @@ def text_of_value(value: Any) -> str:
 
 
 def path_value(parameter: Parameter, value: Any) -> str:
-    """`value` as it stands in a path segment, percent-encoded."""
+    """Return `value` percent-encoded for a path segment."""
     if parameter.media_type is not None:
         return percent(content_text(value, parameter.media_type))
     if parameter.style == "matrix":
@@ -146,7 +146,7 @@ def path_value(parameter: Parameter, value: Any) -> str:
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
-    """`value` as it stands in a header; not encoded, only what has no control characters can be sent."""
+    """Return `value` as the text of a header, not encoded; `enforce_header` rejects control characters."""
     if parameter.media_type is not None:
         return content_text(value, parameter.media_type)
     mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
@@ -154,7 +154,7 @@ def header_value(parameter: Parameter, value: Any) -> str:
 
 
 def query_pairs(parameter: Parameter, value: Any) -> list[str]:
-    """`name=value` pieces of a query, encoded."""
+    """Return `name=value` pieces of a query, encoded."""
     encode = percent_reserved if parameter.allow_reserved else percent
     if parameter.style == "querystring":
         return [_whole_query(parameter, value)]
@@ -166,7 +166,7 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
 
 
 def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Encode) -> list[str]:
-    """`name=value` pieces, by a query style."""
+    """Return `name=value` pieces, by a query style."""
     mark = _DELIMITERS.get(style, ",")
     fields = _fields(name, value, style, explode, mark, percent, encode)
     return [f"{key}={text}" for key, text in fields]
@@ -193,7 +193,7 @@ def _fields(
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:
-    """`name=value` as it stands in a Cookie header."""
+    """Return `name=value` for a Cookie header."""
     if parameter.media_type is not None:
         return f"{percent(parameter.name)}={percent(content_text(value, parameter.media_type))}"
     mark = "; " if parameter.style == "cookie" else "&"
@@ -203,7 +203,7 @@ def cookie_text(parameter: Parameter, value: Any) -> str:
 
 
 def content_text(value: Any, media_type: str) -> str:
-    """A parameter with `content`: text stays text where it is not declared to be JSON, anything else is JSON."""
+    """Return a parameter with `content`: text unchanged unless JSON is declared, any other value as JSON."""
     if type(value) is str and not is_json(media_type):
         return value
     return msgspec.json.encode(value).decode()

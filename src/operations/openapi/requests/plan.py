@@ -144,7 +144,7 @@ class Plan:
         return draft.close(closed_object(properties, required))
 
     def draft(self, method: str, base: str, arguments: JSONObject, accept: str) -> Draft:
-        """The request that these arguments make.
+        """Return the request for these arguments.
 
         Raises:
             CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
@@ -210,7 +210,7 @@ def _is_file_response(response: Response) -> bool:
 
 
 def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """The parameters, path ones as the template has them: those it lacks are dropped, those it adds are strings."""
+    """Return the parameters; of path parameters those in the template, as strings if they are not declared."""
     names = template_names(path)
     known = {p.name for p in parameters if p.place == "path"}
     added = [

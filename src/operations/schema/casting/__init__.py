@@ -144,7 +144,7 @@ class Normaliser:
     # The quick pass.
 
     def _choose(self, value: Any) -> tuple[Any, "_Report | None"]:
-        """The first value decides that a cast is needed at all, and pays for finding the quickest way."""
+        """Find the quickest way when the first value arrives: many schemas never cast one."""
         if self._root.is_bare:
             self._quick = self._bare
         else:
@@ -208,7 +208,7 @@ class Normaliser:
         known: dict[Any, Uniform] = items.reports
 
         def quick_list(value: Any) -> tuple[Any, _Report | None]:
-            """The same for lists of flat objects, which are usually uniform."""
+            """Do the same for lists of flat objects, which are usually uniform."""
             report: _Report | None = None
             try:
                 names = tuple(value[0])

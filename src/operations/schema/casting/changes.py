@@ -307,7 +307,7 @@ def _is_conversion(before: Any, after: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as a JSON type with plain keys."""
+    """Return `value` as a JSON type with plain keys."""
     if type(value) not in _JSON:
         value = lift(value)
     if is_object(value) and not all(type(name) is str for name in value):

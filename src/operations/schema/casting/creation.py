@@ -108,7 +108,7 @@ class Creator:
         self._left = _MAX_MADE
 
     def create(self, plan: Plan) -> Any:
-        """A fresh value for `plan`, or `MISSING` where none can be made."""
+        """Return a fresh value for `plan`, or `MISSING` if none can be made."""
         self._left -= 1
         if plan in self._underway or len(self._underway) >= MAX_DEPTH or self._left < 0:
             return MISSING
@@ -171,7 +171,7 @@ class Creator:
 
 
 def _picked(plan: Plan) -> Iterator[Plan]:
-    """`plan` with its choices made: each member of the first union, with the first of every other."""
+    """Yield `plan` with its choices made: each member of the first union, with the first of every other."""
     unions = [choice.members for choice in plan.choices if choice.members]
     conditions = tuple(choice.otherwise for choice in plan.choices if choice.otherwise)
     if not unions:
@@ -195,7 +195,7 @@ def _scalars(plan: Plan, name: str) -> Iterator[Any]:
 
 
 def _numbers(plan: Plan, *, whole: bool) -> Iterator[Any]:
-    """The lower bound if there is one, else 0, else what lies just inside the other bounds."""
+    """Yield the lower bound if there is one, else 0, else what lies just inside the other bounds."""
     lows = [low for low in plan.keyword("minimum") if not isinstance(low, bool)]
     above = [low for low in plan.keyword("exclusiveMinimum") if not isinstance(low, bool)]
     highs = [high for high in plan.keyword("maximum") if not isinstance(high, bool)]

@@ -82,7 +82,7 @@ class Stripper:
         return found
 
     def compile(self, plan: Plan) -> Strip:
-        """The closure of `plan`."""
+        """Return the closure of `plan`."""
         leaf = leaf_types(plan)
         if leaf is not None:
             return _leaf_strip(leaf)
@@ -132,7 +132,7 @@ class Stripper:
         return _object_strip(tuple(fields), others, self._planner)
 
     def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
-        """What to do with a property nobody named: its closure, or None to strip it."""
+        """Return the closure of an undeclared property; None to strip it."""
         known: dict[str, _Stage | None] = dict.fromkeys(plan.fields)
 
         def stage_of(name: str) -> _Stage | None:
@@ -230,7 +230,7 @@ class Stripper:
 
 _NO_TYPES: frozenset[type] = frozenset()
 _MAX_NAMES = 1_000
-"""How many property names nobody declared are remembered."""
+"""How many undeclared property names are remembered."""
 
 
 def _give_up(_value: Any, _room: int) -> Any:
@@ -345,7 +345,7 @@ def _leaf_strip(allowed: frozenset[type]) -> Strip:
 
 
 def _lifted(value: Any, allowed: frozenset[type]) -> Any:
-    """A scalar that is not of an allowed type itself, as one that is."""
+    """Return a scalar that is not of an allowed type itself, as one that is."""
     if type(value) not in _JSON:
         value = to_json(value)
         if type(value) in allowed:

@@ -83,7 +83,7 @@ class Shaper:
         self._level = 0
 
     def shape(self, plan: Plan) -> Shape | None:
-        """The type of `plan`, or None where it is not that plain."""
+        """Return the type of `plan`, or None if it is not that simple."""
         if plan not in self._shapes:
             self._shapes[plan] = None  # while underway: what holds itself is not plain
             self._level += 1
@@ -174,7 +174,7 @@ class Shaper:
         return Shape(kind, shape.depth + 1, shape.exact, finish, shape.fills, finish_items=flat)
 
     def _chosen(self, plan: Plan) -> Shape | None:
-        """A union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
+        """Return a union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
         if len(plan.choices) != 1:
             return None
         members = [plan.pick((member,)) for member in plan.choices[0].members]
@@ -273,7 +273,7 @@ def _scalar(kind: type) -> Shape:
 
 
 def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape | None:
-    """The values themselves, where a type can name them."""
+    """Return the values themselves, if a type can name them."""
     listed = tuple(value for value in constants if type(value) in leaves)
     if listed and all(
         value is None or type(value) is str or (type(value) is int and value in _WORD)
@@ -288,7 +288,7 @@ def _generic(kind: Any, *parts: Any) -> Any:
 
 
 def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
-    """The type of values that have any of `shapes`; None if there are none, or two kinds of objects."""
+    """Return the type of values that have any of `shapes`; None if there are none, or two kinds of objects."""
     found = tuple(shapes)
     finishes = [shape.finish for shape in found if shape.finish is not None]
     if not found or len(finishes) > 1:

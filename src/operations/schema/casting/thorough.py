@@ -309,12 +309,12 @@ def _known(place: Place, value: Any) -> Any:
 
 
 def _scalars(plan: Plan) -> tuple[str, ...]:
-    """The types a scalar default may be converted to, also where there is a choice of them."""
+    """Return the types a scalar default may be converted to, also where there is a choice of them."""
     return plan.types or ("string", "integer", "number", "boolean")
 
 
 def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
-    """What an `if` or a `dependentSchemas` brings in for `value`."""
+    """Return what an `if` or a `dependentSchemas` brings in for `value`."""
     if choice.condition is None:
         holds = type(value) is dict and choice.name in value
         return [choice.then] if holds and choice.then else []
@@ -323,7 +323,7 @@ def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
 
 
 def placed(function: Any, value: Any, path: str, *more: Any) -> Any:
-    """`function` of `value`, with `path` before the place an error names."""
+    """Return `function(value)`; an error gets `path` before its own location."""
     try:
         return function(value, *more)
     except JSONValueError as error:
@@ -335,6 +335,6 @@ def _has_plain_keys(value: dict[Any, Any]) -> bool:
 
 
 def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
-    """`value` with its keys written as JSON writes them."""
+    """Return `value` with its keys written as JSON writes them."""
     names = placed(to_json, dict.fromkeys(value), path)
     return dict(zip(names, value.values(), strict=True))

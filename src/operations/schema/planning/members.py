@@ -23,7 +23,7 @@ Attempt = Callable[[Plan], int | None]
 
 
 def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Attempt) -> list[Site]:
-    """The members that `value` is valid for: as it is, else without excess, else with one converted.
+    """Return the members that `value` is valid for: as it is, else without excess, else with one converted.
 
     Of those that take a conversion the first alone; of the others all.
     """
@@ -43,13 +43,13 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
 
 
 def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
-    """The member with the most points; of several the first."""
+    """Return the member with the most points; of several the first."""
     scoring = _Scoring(value)
     return max(members, key=lambda member: scoring.points(planner.plan((member,))))
 
 
 def _is_plausible(plan: Plan, value: Any) -> bool:
-    """Whether a value could fit without anything being replaced: so far as its type and its tags say."""
+    """Return whether a value could fit without anything being replaced: so far as its type and its tags say."""
     kind = type_of(value)
     if not is_object(value):
         return kind != "array" or plan.allows(kind)
@@ -76,7 +76,7 @@ class _Scoring:
         self._valid: dict[tuple[Plan, str], bool] = {}
 
     def points(self, plan: Plan) -> int:
-        """The points of one member; a union inside it has those of its best."""
+        """Return the points of one member; a union inside it has those of its best."""
         if plan not in self._points:
             nested = sum(
                 max(self.points(plan.member(member)) for member in choice.members)

@@ -31,12 +31,12 @@ class Facet(msgspec.Struct, frozen=True, gc=False):
 
 
 def names_in(facets: tuple[Facet, ...], keyword: str) -> list[str]:
-    """The property names that any of the schemas mentions under `keyword`."""
+    """Return the property names that any of the schemas mentions under `keyword`."""
     return [name for facet in facets for name in facet.keywords.get(keyword, ())]
 
 
 def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
-    """The values that every `const` and `enum` allows."""
+    """Return the values that every `const` and `enum` allows."""
     allowed: list[Any] | None = None
     for facet in facets:
         keywords = facet.keywords
@@ -50,7 +50,7 @@ def constants_of(facets: tuple[Facet, ...]) -> list[Any] | None:
 
 
 def types_of(facets: tuple[Facet, ...], constants: list[Any] | None) -> tuple[str, ...] | None:
-    """The types that every `type` allows; an integer is also a number."""
+    """Return the types that every `type` allows; an integer is also a number."""
     allowed: tuple[str, ...] | None = None
     for facet in facets:
         named = facet.keywords.get("type")
@@ -90,7 +90,7 @@ _FEW = 4
 """Schemas of a plan that are searched one by one."""
 
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
-"""Keywords that speak of properties nobody named."""
+"""Keywords for undeclared properties."""
 
 _NOTHING: frozenset[str] = frozenset()
 _TYPE = frozenset({"type"})
@@ -174,7 +174,7 @@ class Planner:
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
-        """The plan for a value that meets all of `sites`; none of them means that nothing is said."""
+        """Return the plan for a value that meets all of `sites`; none of them means that nothing is said."""
         direct = tuple(map(self._direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
@@ -188,7 +188,7 @@ class Planner:
         return site
 
     def pick(self, plan: "Plan", picks: tuple[Site, ...]) -> "Plan":
-        """`plan` with its choices made."""
+        """Return `plan` with its choices made."""
         sites = plan.sites + picks
         key = (*(site.pointer for site in plan.sites), "|", *(site.pointer for site in picks))
         return self._kept(key, sites, picks, plan)
@@ -223,7 +223,7 @@ class Planner:
         return [choice.name] if choice.name else []
 
     def is_unstable(self, choice: Choice) -> bool:
-        """Whether more than the type of the value decides."""
+        """Return whether more than the type of the value decides."""
         members = [self.plan((member,)) for member in choice.members]
         return not members or any(
             sum(member.allows(kind) for member in members) > 1 for kind in ("object", "array")
@@ -242,7 +242,7 @@ class Planner:
         for index in range(len(keywords.get("allOf", ()))):
             known = self._merge(document.at(site, "allOf", index), facets, choices) and known
         if isinstance(site.schema, bool):
-            # Nothing is valid where the schema is `false`, and no facet says so.
+            # A `false` schema accepts nothing, but has no facet.
             return site.schema
         facets.append(own)
         choices.extend(_choices(document, own))
@@ -370,7 +370,7 @@ class Plan:
         return self._said
 
     def is_constant(self, value: Any) -> bool:
-        """Whether a JSON value is one of `constants`."""
+        """Return whether a JSON value is one of `constants`."""
         if self._identities is None:
             self._identities = frozenset(map(identity, self.constants or ()))
         return identity(value) in self._identities
@@ -383,25 +383,25 @@ class Plan:
         return self._unstable
 
     def allows(self, kind: str) -> bool:
-        """Whether values of the JSON type `kind` are allowed."""
+        """Return whether values of the JSON type `kind` are allowed."""
         if self.types is None or kind in self.types:
             return True
         return kind == "integer" and "number" in self.types
 
     def pick(self, picks: tuple[Site, ...]) -> "Plan":
-        """The plan once the choices are made: with `picks`, and without the choices of this one."""
+        """Return the plan once the choices are made: with `picks`, and without the choices of this one."""
         return self._planner.pick(self, picks)
 
     def member(self, site: Site) -> "Plan":
-        """The plan of one member of a choice by itself."""
+        """Return the plan of one member of a choice by itself."""
         return self._planner.plan((site,))
 
     def part(self, sites: tuple[Site, ...]) -> "Plan":
-        """The plan for a part of the value."""
+        """Return the plan for a part of the value."""
         return self._planner.plan(sites)
 
     def keyword(self, name: str) -> list[Any]:
-        """What each schema that has the keyword says."""
+        """Return what each schema that has the keyword says."""
         return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
 
     @property
@@ -424,7 +424,7 @@ class Plan:
         return self._by_name.get(name, [])
 
     def field(self, name: str) -> Field:
-        """What is said about the property `name`."""
+        """Return what is said about the property `name`."""
         at = self._planner.document.at
         sites = [at(facet.site, "properties", name) for facet in self._naming(name)]
         needed = name in self.required or name in self.asked
@@ -467,7 +467,7 @@ class Plan:
         )
 
     def place(self, index: int) -> tuple[Site, ...]:
-        """What is said about the item at `index` of an array."""
+        """Return what is said about the item at `index` of an array."""
         at = self._planner.document.at
         sites: list[Site] = []
         for facet in self.facets:
@@ -527,12 +527,12 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 
 @lru_cache
 def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
-    """The Python types of the scalars among the JSON types `names`."""
+    """Return the Python types of the scalars among the JSON types `names`."""
     return frozenset(kind for name in names for kind in _PYTHON[name])
 
 
 def leaf_types(plan: Plan) -> frozenset[type] | None:
-    """The exact types of the scalars `plan` takes, if it takes nothing else and says which; else None.
+    """Return the exact types of the scalars `plan` takes, if it takes nothing else and says which; else None.
 
     The validator looks at all such scalars, so nothing else has to.
     """
@@ -543,7 +543,7 @@ def leaf_types(plan: Plan) -> frozenset[type] | None:
 
 
 def known_scalars(plan: Plan) -> frozenset[type] | None:
-    """The exact types of the scalars `plan` takes beside containers; None where it does not say."""
+    """Return the exact types of the scalars `plan` takes beside containers; None if that is not known."""
     said = [] if plan.types is None else [scalar_types(plan.types)]
     for choice in plan.choices:
         members = [known_scalars(plan.member(member)) for member in choice.members]

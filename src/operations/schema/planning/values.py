@@ -30,7 +30,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def conversions(value: Any, types: tuple[str, ...]) -> Iterator[Any]:
-    """`value`, a JSON scalar, in each of `types` that can hold it without loss."""
+    """Yield `value`, a JSON scalar, in each of `types` that can hold it without loss."""
     for name in types:
         if isinstance(value, str):
             yield from _from_text(value, name)
@@ -48,7 +48,7 @@ def _as_text(value: Any) -> Iterator[str]:
 
 
 def is_whole(value: float) -> bool:
-    """Whether `value` is an integer written as a float."""
+    """Return whether `value` is an integer written as a float."""
     return value.is_integer() and abs(value) <= _EXACT
 
 
@@ -85,7 +85,7 @@ _ARTICLES = {
 
 
 def has_type(value: Any, name: Any) -> bool:
-    """Whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
+    """Return whether a JSON value is of the type that `name` names; a float without a fraction is an integer."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if name == "string":
         return kind is str
@@ -101,7 +101,7 @@ def has_type(value: Any, name: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a JSON value, by the name JSON Schema gives it."""
+    """Return the JSON type of a JSON value, by the name JSON Schema gives it."""
     return next(name for name in _ORDER if has_type(value, name))
 
 
@@ -109,7 +109,7 @@ _ORDER = ("string", "integer", "number", "boolean", "null", "object", "array")
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two JSON values are equal as JSON: `1` is `1.0`, but `true` is not `1`."""
+    """Return whether two JSON values are equal as JSON: `1` is `1.0`, but `true` is not `1`."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
     if is_object(first) and is_object(second):
@@ -120,19 +120,19 @@ def same(first: Any, second: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """`value` as JSON for a message, cut where it is long."""
+    """Return `value` as JSON for a message, cut if it is long."""
     text = canonical(value).decode()
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def listed(values: list[Any]) -> str:
-    """Several values for a message: the first few of them."""
+    """Return the first few values for a message."""
     names = ", ".join(shown(value) for value in values[:8])
     return names if len(values) <= 8 else f"{names} and {len(values) - 8} more"
 
 
 def flat_failures(schema: JSONObject, value: Any) -> Iterator[tuple[str, str]]:
-    """The keyword and the message of every failure that needs no other schema."""
+    """Yield the keyword and the message of every failure that needs no other schema."""
     for keyword, test in _TESTS.items():
         if keyword in schema:
             message = test(schema[keyword], value, schema)
@@ -221,7 +221,7 @@ def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
 
 
 def distinct(items: list[Any]) -> list[Any]:
-    """`items` without those that are equal, as JSON, to one before."""
+    """Return `items` without those that are equal, as JSON, to one before."""
     found: dict[Any, Any] = {}
     for item in items:
         found.setdefault(identity(item), item)
@@ -229,7 +229,7 @@ def distinct(items: list[Any]) -> list[Any]:
 
 
 def identity(value: Any) -> Any:
-    """Something hashable that is equal for values that are the same JSON, and for no others."""
+    """Return something hashable that is equal for values that are the same JSON, and for no others."""
     if is_object(value):
         return frozenset((name, identity(item)) for name, item in value.items())
     if is_list(value):

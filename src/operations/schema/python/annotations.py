@@ -86,14 +86,14 @@ class Notes:
             self.words.update(note.extra_json_schema)
 
     def constrained(self, annotation: Any) -> Any:
-        """`annotation` with the constraints, as msgspec reads them."""
+        """Return `annotation` with the constraints, as msgspec reads them."""
         if not self.constraints:
             return annotation
         return Annotated[annotation, msgspec.Meta(**self.constraints)]
 
 
 def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type inside `Annotated`, `NewType`, `Final` and the like, and the metadata on the way."""
+    """Return the type inside `Annotated`, `NewType`, `Final` and the like, and the metadata on the way."""
     metadata: tuple[Any, ...] = ()
     while type(annotation) is not type:
         origin = get_origin(annotation)
@@ -114,35 +114,35 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def is_class(annotation: Any) -> bool:
-    """Whether it is a class; asked here, type checkers do not narrow it to a class of unknowns."""
+    """Return whether it is a class; asked here, type checkers do not narrow it to a class of unknowns."""
     return isinstance(annotation, type)
 
 
 def _inside(annotation: Any) -> Any:
-    """The type inside `InitVar`."""
+    """Return the type inside `InitVar`."""
     return annotation.type
 
 
 def origin_of(annotation: Any) -> Any:
-    """The class of `list[int]` and the like; what has no arguments is its own origin."""
+    """Return the class of `list[int]` and the like; what has no arguments is its own origin."""
     # The first test is worth it: most annotations are plain classes, and `get_origin` is slow.
     return annotation if type(annotation) is type else get_origin(annotation) or annotation
 
 
 def _meaning(variable: TypeVar) -> Any:
-    """What a type variable that nobody filled stands for."""
+    """Return the type that a free type variable stands for."""
     if variable.__constraints__:
         return Union[variable.__constraints__]  # noqa: UP007 - they are a tuple
     return Any if variable.__bound__ is None else variable.__bound__
 
 
 def is_alias(annotation: Any) -> bool:
-    """Whether `annotation` was written as `type Name = ...` (or the backport of it)."""
+    """Return whether `annotation` was written as `type Name = ...` (or the backport of it)."""
     return type(annotation).__name__ == "TypeAliasType"
 
 
 def alias_value(annotation: Any) -> Any:
-    """What a type alias stands for, its parameters filled in."""
+    """Return what a type alias stands for, its parameters filled in."""
     origin = get_origin(annotation)
     if origin is None:
         return annotation.__value__
@@ -151,7 +151,7 @@ def alias_value(annotation: Any) -> Any:
 
 
 def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
-    """`annotation` with its type variables replaced."""
+    """Return `annotation` with its type variables replaced."""
     if isinstance(annotation, TypeVar):
         return arguments.get(annotation, annotation)
     if isinstance(annotation, InitVar):
@@ -163,7 +163,7 @@ def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 
 def hints_of(annotation: Any) -> dict[str, Any]:
-    """The annotations of a class and its bases, base first, with type variables filled in.
+    """Return the annotations of a class and its bases, base first, with type variables filled in.
 
     Raises:
         NameError: If an annotation names what cannot be found.
@@ -191,7 +191,7 @@ def _resolve(cls: type) -> dict[str, Any]:
 
 
 def _arguments(annotation: Any) -> dict[Any, dict[Any, Any]]:
-    """What fills the type variables of a class and of each of its generic bases."""
+    """Return what fills the type variables of a class and of each of its generic bases."""
     cls = origin_of(annotation)
     parameters: tuple[Any, ...] = getattr(cls, "__parameters__", ())
     own: dict[Any, Any] = dict(zip(parameters, get_args(annotation), strict=False))
@@ -246,7 +246,7 @@ def parse_docstring(text: str | None) -> Docstring:
 
 
 def _entries(lines: list[str]) -> dict[str, str]:
-    """`name: text` entries whose continuation lines are indented further than the name."""
+    """Return `name: text` entries whose continuation lines are indented further than the name."""
     margin = min((_indent(line) for line in lines if line.strip()), default=0)
     found: dict[str, list[str]] = {}
     texts: list[str] | None = None

@@ -70,7 +70,7 @@ from operations.types import JSONObject
 
 
 def is_pydantic(annotation: Any) -> bool:
-    """Whether pydantic knows a type better than we do: a model, its dataclass, or made for them."""
+    """Return whether pydantic knows a type better than we do: a model, its dataclass, or made for them."""
     if not isinstance(annotation, type) or "pydantic" not in sys.modules:
         return False
     return hasattr(annotation, "__pydantic_validator__") or (
@@ -81,7 +81,7 @@ def is_pydantic(annotation: Any) -> bool:
 
 
 def is_pydantic_note(note: Any) -> bool:
-    """Whether something in `Annotated` is for pydantic to act upon: a validator, say."""
+    """Return whether something in `Annotated` is for pydantic to act upon: a validator, say."""
     return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
 
 
@@ -98,7 +98,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
         return frozenset({dict}) if is_object else ANY
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """As pydantic writes it.
+        """Return the schema that pydantic writes.
 
         Raises:
             SchemaError: If it cannot.
@@ -115,7 +115,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
             raise SchemaError(f"{title_of(self.annotation)} has no JSON Schema: {error}") from error
 
     def converter(self) -> Converter:
-        """As pydantic reads it.
+        """Return the conversion by pydantic.
 
         From JSON text: strict models, and settings for bytes and dates, hold Python values to
         other rules.
@@ -132,7 +132,7 @@ def _method(cls: Any, of_model: str, of_adapter: str) -> Any:
 
 
 def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
-    """The schema of a Python type; the document is written when first needed.
+    """Return the schema of a Python type; the document is written when first needed.
 
     Args:
         annotation: Anything that may stand after a colon, resolved.
@@ -158,7 +158,7 @@ def converter_for(annotation: Any) -> Converter | None:
 
 
 def read(annotation: Any) -> Shape:
-    """What `annotation` looks like as JSON.
+    """Return what `annotation` looks like as JSON.
 
     Raises:
         SchemaError: If it, or something inside it, has no form in JSON.
@@ -307,7 +307,7 @@ class _Reader:
         return self._subclass(origin, notes)
 
     def _subclass(self, cls: Any, notes: Notes) -> Scalar | None:
-        """A class of its own that is a string or a number."""
+        """Return the shape of a subclass of a string or a number."""
         if not isinstance(cls, type) or issubclass(cls, enum.Enum):
             return None
         for base in (str, int, float):
@@ -337,8 +337,8 @@ class _Reader:
         raise SchemaError(f"{title_of(core)} has no form in JSON")
 
     def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
-        """One shape for each named type, also while it is being read."""
-        # Arguments with unhashable notes make the type so, and nobody will ask for it again.
+        """Return one shape for each named type, also while it is being read."""
+        # Unhashable notes make the type unhashable; it is not looked up again.
         key = annotation if _is_hashable(annotation) else id(annotation)
         named = self._named.get(key)
         if named is None:
@@ -356,7 +356,7 @@ class _Reader:
         return named.target if isinstance(named.target, Scalar) else named
 
     def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:
-        """The members; a constraint on all holds for those that it can hold for."""
+        """Return the members; a constraint on all holds for those that it can hold for."""
         shapes: list[Shape] = []
         constrained = False
         for member in members:
@@ -376,7 +376,7 @@ class _Reader:
         return shapes[0] if len(shapes) == 1 else Either(tuple(shapes))
 
     def _key(self, annotation: Any) -> Shape | None:
-        """The keys of a mapping: in JSON always strings."""
+        """Return the keys of a mapping: in JSON always strings."""
         shape = self.read(annotation)
         target = shape.target if isinstance(shape, Named) else shape
         if isinstance(target, Unknown) or (

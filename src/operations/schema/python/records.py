@@ -67,7 +67,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """As msgspec writes the collection, with our items."""
+        """Return the schema that msgspec writes for the collection, with our items."""
         schema = msgspec.json.schema(self.annotation)
         items = self.item.schema(definitions)
         return {**schema, "items": items} if items else schema
@@ -86,7 +86,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
 
 def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> list[Any]:
-    """Each item by its own converter; every failure is told."""
+    """Return each item converted by its own converter; report every failure."""
     result: list[Any] = []
     errors: dict[int, ConversionError] = {}
     for item, convert in zip(items, converters, strict=False):
@@ -108,7 +108,7 @@ class FixedTuple(msgspec.Struct, frozen=True, eq=False):
     exact: Kinds = NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """Exactly these places."""
+        """Return the schema of exactly these items."""
         places: JSONObject = {"minItems": len(self.items), "maxItems": len(self.items)}
         if self.items:
             places["prefixItems"] = [item.schema(definitions) for item in self.items]
@@ -142,11 +142,11 @@ class Table(msgspec.Struct, frozen=True, eq=False):
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """As msgspec writes the mapping, with our keys and values."""
+        """Return the schema that msgspec writes for the mapping, with our keys and values."""
         schema = msgspec.json.schema(self.annotation)
         if self.key is not None:
             names = self.key.schema(definitions)
-            # Keys are always strings; saying so again helps nobody.
+            # Keys are always strings: repeating the type is redundant.
             schema["propertyNames"] = {k: v for k, v in names.items() if k != "type"}
         values = self.value.schema(definitions)
         return {**schema, "additionalProperties": values} if values else schema
@@ -198,7 +198,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether it is part of the value; what only serves to make it is not."""
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """The shape's, with what is known of the field."""
+        """Return the schema of the shape, with the description and default of the field."""
         schema = dict(self.shape.schema(definitions))
         if self.description:
             schema.setdefault("description", self.description)
@@ -235,7 +235,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """Every field, in order."""
+        """Return the schema of all fields, in order."""
         taking = definitions.mode == "validation"
         fields = [each for each in self.fields if (each.taken if taking else each.shown)]
         schemas = {each.name: each.schema(definitions) for each in fields}
@@ -334,7 +334,7 @@ _FACTORIES = frozenset({dict, frozenset, list, set, tuple})
 
 
 def record_reader(cls: Any) -> Callable[[Any, Read], Record] | None:
-    """The function that reads records of this kind; `None` if `cls` is no such class."""
+    """Return the function that reads records of this kind; `None` if `cls` is not such a class."""
     if not is_class(cls):
         return None
     if issubclass(cls, msgspec.Struct):
@@ -349,7 +349,7 @@ def record_reader(cls: Any) -> Callable[[Any, Read], Record] | None:
 
 
 def default_of(value: Any, shape: Shape) -> Any:
-    """A default as JSON, or `MISSING` where it has none or is not what its own annotation says."""
+    """Return a default as JSON, or `MISSING` if it has no form in JSON or contradicts its annotation."""
     try:
         default = to_json(value)
     except JSONValueError:
@@ -370,7 +370,7 @@ def words_of(cls: Any, title: str) -> tuple[JSONObject, Docstring]:
 
 
 def title_of(annotation: Any) -> str:
-    """A class by its name, a generic one with its arguments."""
+    """Return the name of a class, of a generic one with its arguments."""
     origin = get_origin(annotation)
     if origin is None:
         return str(getattr(annotation, "__name__", annotation))
@@ -399,7 +399,7 @@ class _Source:
         taken: bool = True,
         shown: bool = True,
     ) -> Field:
-        """The field `name`, with what the class says of it."""
+        """Return the field `name`, with its default and description."""
         shape = self._read(self.hints.get(name, Any))
         if default is not MISSING:
             default = default_of(default, shape)
@@ -470,7 +470,7 @@ def _typed_dict(annotation: Any, read: Read) -> Record:
 
 
 def _is_required(cls: Any, name: str, hint: Any) -> bool:
-    """Whether a key must be there; with postponed annotations the class does not know it."""
+    """Return whether a key must be there; with postponed annotations the class does not know it."""
     while (origin := get_origin(hint)) is not None:
         if origin is Required or origin is NotRequired:
             return origin is Required

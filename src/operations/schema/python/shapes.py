@@ -51,7 +51,7 @@ class ConversionError(ValueError):
 
 
 def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
-    """The failures of the parts of a value, by index or name, as one of the whole."""
+    """Return the failures of the parts of a value, by index or name, as one of the whole."""
     return ConversionError(
         (pointer(token) + path, reason)
         for token, error in errors.items()
@@ -60,7 +60,7 @@ def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
 
 
 def attempt(convert: Converter, value: Any) -> Any:
-    """`convert(value)`, where that is code of others.
+    """Return `convert(value)`, which runs code of other libraries.
 
     Raises:
         ConversionError: For the exceptions with which a type refuses a value.
@@ -95,7 +95,7 @@ class Shape(Protocol):
         ...
 
     def schema(self, definitions: "Definitions") -> JSONObject:
-        """The schema; what has a name goes to `definitions` and is referred to."""
+        """Return the schema; what has a name goes to `definitions` and is referred to."""
         ...
 
     def converter(self) -> Converter | None:
@@ -113,7 +113,7 @@ class Definitions:
         self._uses: dict[str, int] = {}
 
     def refer(self, named: "Named") -> JSONObject:
-        """A reference to `named`, which is written when first referred to."""
+        """Return a reference to `named`, which is written when first referred to."""
         name = self._names.get(named.key)
         if name is None:
             name = self._names[named.key] = self._free(named.name)
@@ -128,7 +128,7 @@ class Definitions:
         return candidate
 
     def adopt(self, name: str, write: Callable[[str], JSONObject]) -> JSONObject:
-        """A schema written by others, its `$defs` moved here; that of an object is referred to.
+        """Return a schema written by others, its `$defs` moved here; that of an object is referred to.
 
         Args:
             name: What the schema is called.
@@ -154,7 +154,7 @@ class Definitions:
         return {"$ref": f"#/$defs/{name}"}
 
     def close(self, schema: JSONObject) -> JSONObject:
-        """The whole document: `schema`, not hidden behind a reference, and what it refers to."""
+        """Return the whole document: `schema`, not hidden behind a reference, and what it refers to."""
         name = schema.get("$ref", "").removeprefix("#/$defs/")
         if name in self._schemas:
             schema = self._schemas[name] | {k: v for k, v in schema.items() if k != "$ref"}
@@ -164,7 +164,7 @@ class Definitions:
 
 
 def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
-    """The schema of `shape` as a document that stands alone."""
+    """Return the schema of `shape` as a document that stands alone."""
     definitions = Definitions(mode)
     return definitions.close(shape.schema(definitions))
 
@@ -195,16 +195,16 @@ class Scalar(msgspec.Struct, frozen=True, eq=False):
     words: JSONObject = {}
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """As msgspec writes it."""
+        """Return the schema that msgspec writes."""
         return {**msgspec.json.schema(self.annotation), **self.words}
 
     def converter(self) -> Converter | None:
-        """What was given, guarded."""
+        """Return the given converter."""
         return self.convert
 
 
 def to_int(value: Any) -> int:
-    """A JSON integer as an `int`: JSON Schema counts 1.0 as one."""
+    """Return a JSON integer as an `int`: JSON Schema counts 1.0 as one."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
@@ -213,7 +213,7 @@ def to_int(value: Any) -> int:
 
 
 def to_float(value: Any) -> float:
-    """A JSON number as a `float`, if there is one of exactly that value."""
+    """Return a JSON number as a `float`, if there is one of exactly that value."""
     if type(value) is float:
         return value
     try:
@@ -242,11 +242,11 @@ class Described(msgspec.Struct, frozen=True, eq=False):
         return self.shape.exact
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """The shape's own, with the words."""
+        """Return the schema of the shape, with the words."""
         return {**self.shape.schema(definitions), **self.words}
 
     def converter(self) -> Converter | None:
-        """The shape's own."""
+        """Return the converter of the shape."""
         return self.shape.converter()
 
 
@@ -272,11 +272,11 @@ class Named(msgspec.Struct, eq=False):
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """A reference."""
+        """Return a reference to the definition."""
         return definitions.refer(self)
 
     def converter(self) -> Converter | None:
-        """The target's; inside a recursive type one that looks it up when called."""
+        """Return the converter of the target; inside a recursive type one that looks it up when called."""
         if not self._known:
             self._known, self._converter = True, self._late
             self._converter = self.target.converter()
@@ -310,7 +310,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
         return frozenset(map(type, (value for value, _ in self.options)))
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """The options, with their common type."""
+        """Return the options, with their common type."""
         names = {_TYPE_NAMES.get(kind) for kind in self._types()}
         typed = {"type": names.pop()} if len(names) == 1 and None not in names else {}
         return {**self.words, **typed, "enum": [value for value, _ in self.options]}
@@ -354,7 +354,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         return self.kinds - self._routes().keys()
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """Any of the members."""
+        """Return the union of the members."""
         schemas = [member.schema(definitions) for member in self.members]
         return {} if {} in schemas else {"anyOf": schemas}
 
@@ -371,7 +371,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         return converter
 
     def _routes(self) -> dict[type, Converter]:
-        """What to do with each kind of JSON value; kinds that stay as they are have no entry."""
+        """Return what to do with each kind of JSON value; kinds that stay as they are have no entry."""
         routes: dict[type, Converter] = {}
         for kind in self.kinds:
             members = [member for member in self.members if kind in member.kinds]
@@ -389,7 +389,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
 
 
 def _takes_all(shape: Shape, kind: type) -> bool:
-    """Whether every value of `kind` belongs to `shape` and stays as it is: nobody after it is asked."""
+    """Return whether every value of `kind` belongs to `shape` and stays unchanged: later members are not tried."""
     is_free = isinstance(shape, Unknown) or (
         isinstance(shape, Scalar) and isinstance(shape.annotation, type)
     )

@@ -55,7 +55,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Whether all are required, can be given by position, and come from the caller."""
 
     def document(self) -> JSONObject:
-        """The schema of the input: an object, closed unless the function has `**kwargs`."""
+        """Return the schema of the input: an object, closed unless the function has `**kwargs`."""
         definitions = Definitions("validation")
         schema = self.record.schema(definitions)
         if self.record.extra is not None and self.context is not None:
@@ -64,7 +64,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return definitions.close(schema)
 
     def bind(self, function: Callable[..., Any], subject: str) -> Handler:
-        """A handler that calls `function` with an input that passed the schema."""
+        """Return a handler that calls `function` with an input that passed the schema."""
         convert = self.record.converter()
         if convert is None and self.context is None and not self.positional:
             return _bind_plain(function)
@@ -80,7 +80,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def _bind_any(
         self, function: Callable[..., Any], convert: Converter | None, subject: str
     ) -> Handler:
-        """The way for every signature and every input."""
+        """Return the handler for every signature and every input."""
         positional, context_name = self.positional, self.context
 
         def handler(input: Any, context: Any) -> Any:
@@ -102,7 +102,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _bind_plain(function: Callable[..., Any]) -> Handler:
-    """The shortest way: the input is the arguments."""
+    """Return the shortest handler: the input is the arguments."""
 
     def handler(input: Any, context: Any) -> Any:
         return function(**input) if input else function()
@@ -116,7 +116,7 @@ def _bind_guarded(
     context_name: str | None,
     otherwise: Handler,
 ) -> Handler:
-    """A shorter way for values that are already of their parameters' types: nothing is copied."""
+    """Return a handler without copies, for values that already have their parameters' types."""
 
     def handler(input: Any, context: Any) -> Any:
         if not input:
@@ -136,7 +136,7 @@ def _bind_two(
     steps: Sequence[tuple[str, type | None, Converter]],
     otherwise: Handler,
 ) -> Handler:
-    """A shorter way for two required parameters, by position. What fails goes the other way."""
+    """Return a handler for two required parameters, by position; a failure takes the general path."""
     (name_1, kind_1, convert_1), (name_2, kind_2, convert_2) = steps
 
     def handler(input: Any, context: Any) -> Any:
@@ -154,7 +154,7 @@ def _bind_two(
 
 
 def _step(field: Field) -> tuple[str, type | None, Converter]:
-    """A parameter, a type of values that stay as they are, and what to do with the others."""
+    """Return a parameter, a type of values that stay as they are, and what to do with the others."""
     convert = field.shape.converter()
     return field.name, next(iter(field.shape.exact), None), convert or _same
 
@@ -170,7 +170,7 @@ def read_parameters(
     context_type: type,
     name: str,
 ) -> Parameters:
-    """The parameters of a function.
+    """Return the parameters of a function.
 
     Args:
         signature: As `inspect` tells it.
@@ -245,7 +245,7 @@ def _field(parameter: inspect.Parameter, annotation: Any, descriptions: Mapping[
 
 
 def _unpacked(annotation: Any) -> Iterable[Field]:
-    """The fields of the TypedDict in `**kwargs: Unpack[...]`."""
+    """Return the fields of the TypedDict in `**kwargs: Unpack[...]`."""
     shape = read(get_args(annotation)[0])
     target = shape.target if isinstance(shape, Named) else shape
     if not isinstance(target, Record):
@@ -254,7 +254,7 @@ def _unpacked(annotation: Any) -> Iterable[Field]:
 
 
 def _is_context(annotation: Any, context_type: type) -> bool:
-    """Whether a parameter asks for the context: `context_type`, or that or `None`."""
+    """Return whether a parameter asks for the context: `context_type`, or that or `None`."""
     core, _ = peel(annotation)
     origin = origin_of(core)
     if origin is Union or origin is UnionType:
@@ -298,7 +298,7 @@ class Signature:
         return self.parameters.context
 
     def bind(self, function: Callable[..., Any], subject: str = "input") -> Handler:
-        """A handler that calls `function` with the context and an input that passed `input_schema`.
+        """Return a handler that calls `function` with the context and an input that passed `input_schema`.
 
         The handler raises `CallError` with `VALIDATION_ERROR`, and does not call `function`, where
         a value has no meaning for its type; `subject` is what its message calls the input.
@@ -383,7 +383,7 @@ def _without_partials(function: Any) -> Any:
 
 
 def _code(function: Any) -> Any:
-    """The function whose annotations and docstring count: what decorators and methods wrap."""
+    """Return the function whose annotations and docstring count: what decorators and methods wrap."""
     found = inspect.unwrap(function)
     return found if inspect.isroutine(found) else inspect.unwrap(type(found).__call__)
 
@@ -397,7 +397,7 @@ def _hints(function: Any, name: str) -> dict[str, Any]:
 
 
 def _unresolved(function: Any) -> Iterator[str]:
-    """Which of a function's annotations cannot be resolved."""
+    """Yield which of a function's annotations cannot be resolved."""
     for name, annotation in inspect.get_annotations(function).items():
         alone = types.SimpleNamespace(__annotations__={name: annotation})
         try:
@@ -407,7 +407,7 @@ def _unresolved(function: Any) -> Iterator[str]:
 
 
 def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:
-    """How the function runs, and what it gives: of a stream an item, of a coroutine the result."""
+    """Return how the function runs, and what it gives: of a stream an item, of a coroutine the result."""
     call = function if inspect.isroutine(function) else type(function).__call__
     core, _ = peel(result)
     origin, arguments = origin_of(core), get_args(core)

@@ -102,7 +102,7 @@ class Checker:
         return self.accepts(as_json(value))
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
-        """Whether a value, already known to be JSON, is valid for all of `sites`."""
+        """Return whether a value, already known to be JSON, is valid for all of `sites`."""
         key = tuple(site.pointer for site in sites)
         if self._shared is not None:
             return self._shared.accepts_at(sites)

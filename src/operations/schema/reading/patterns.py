@@ -47,7 +47,7 @@ FANCY = jsonschema_rs.FancyRegexOptions(
 
 
 def longest_text(pattern: str) -> int | None:
-    """How many characters a text may have to be matched against `pattern`; None: it cannot be used."""
+    """Return how many characters a text may have to be matched against `pattern`; None: it cannot be used."""
     length = _written_out(pattern)
     if length > MAX_LENGTH:
         return None
@@ -57,7 +57,7 @@ def longest_text(pattern: str) -> int | None:
 
 
 def weight(pattern: str) -> int:
-    """What compiling `pattern` costs, in characters: Unicode classes and the back-tracking engine take longer."""
+    """Return the cost of compiling `pattern`, in characters: Unicode classes and the back-tracking engine cost more."""
     length = min(_written_out(pattern), MAX_LENGTH)
     if not pattern.isascii() or any(escape in pattern for escape in _WIDE):
         length *= 20
@@ -65,13 +65,13 @@ def weight(pattern: str) -> int:
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether the linear engine takes `pattern`."""
+    """Return whether the linear engine takes `pattern`."""
     return _compiles(pattern, LINEAR)
 
 
 @lru_cache(maxsize=512)
 def matcher(pattern: str) -> Callable[[Any], bool]:
-    """The test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
+    """Return the test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
     if longest_text(pattern) is None:
         return _never
     options = LINEAR if is_linear(pattern) else FANCY
@@ -95,7 +95,7 @@ def _compiles(
 
 
 def _written_out(pattern: str) -> int:
-    """The number of characters, classes and escapes in `pattern`, repeated as often as it counts them.
+    """Return the number of characters, classes and escapes in `pattern`, repeated as often as it counts them.
 
     An upper bound for what is well formed; what is not, the engines refuse. It stops counting
     once beyond the limit.
@@ -154,7 +154,7 @@ def _after_escape(pattern: str, position: int) -> int:
 
 
 def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
-    """The largest count of `{n}`, `{n,}`, `{,m}` or `{n,m}` whose brace was just read, and where it ends."""
+    """Return the largest count of `{n}`, `{n,}`, `{,m}` or `{n,m}` whose brace was just read, and where it ends."""
     close = pattern.find("}", position)
     low, comma, high = pattern[position : max(close, position)].partition(",")
     if close < 0 or not (low or high).isdecimal() or not (low + high).isdecimal():
@@ -237,7 +237,7 @@ class BoundPatterns:
             schema["propertyNames"] = names if others is True else {"allOf": [names, others]}
 
     def _cap(self, pattern: str, place: str) -> int | None:
-        """How long a text may be that meets `pattern`; None once it is dropped."""
+        """Return how long a text may be that meets `pattern`; None once it is dropped."""
         cap = longest_text(pattern)
         if cap is not None and pattern not in self._weights:
             self._weights[pattern] = weight(pattern)

@@ -55,7 +55,7 @@ _ANNOTATIONS = frozenset({
 
 
 def is_annotation(keyword: str) -> bool:
-    """Whether `keyword` says nothing about which values are valid."""
+    """Return whether `keyword` says nothing about which values are valid."""
     return keyword in _ANNOTATIONS or keyword.startswith("x-")
 
 
@@ -117,7 +117,7 @@ _NAMED = {
 
 
 def named_dialect(document: JSONSchema) -> Dialect | None:
-    """The dialect `document` names; None where it names none, or one nobody here knows."""
+    """Return the dialect that `document` names; None if it names none, or an unknown one."""
     if isinstance(document, bool):
         return None
     name = document.get("$schema")
@@ -127,14 +127,14 @@ def named_dialect(document: JSONSchema) -> Dialect | None:
 
 
 def item_keywords(schema: JSONObject) -> tuple[str, str]:
-    """The keywords for the first items and for the rest; up to 2019-09 they had other names."""
+    """Return the keywords for the first items and for the rest; up to 2019-09 they had other names."""
     if isinstance(schema.get("items"), list):
         return "items", "additionalItems"
     return "prefixItems", "items"
 
 
 def subschemas(schema: JSONObject) -> Iterator[tuple[str, str | int | None, JSONSchema]]:
-    """Every schema directly inside `schema`: the keyword that holds it, its name or place there if it has one, itself.
+    """Yield every schema directly inside `schema`, with its keyword, and its name or index there if it has one.
 
     What has the wrong shape is passed over: the meta-schema reports it.
     """
@@ -293,11 +293,11 @@ class Document:
         return self._resources[""]
 
     def address(self, site: Site) -> str:
-        """An absolute reference to `site`."""
+        """Return an absolute reference to `site`."""
         return f"{self.uri}#{quote(site.pointer)}"
 
     def at(self, site: Site, *tokens: str | int) -> Site:
-        """The schema that stands below `site`."""
+        """Return the schema that stands below `site`."""
         schema: Any = site.schema
         for token in tokens:
             schema = schema[token]
@@ -306,11 +306,11 @@ class Document:
         )
 
     def below(self, site: Site) -> list[tuple[str, Site]]:
-        """The schemas directly inside `site`, each with the keyword that holds it."""
+        """Return the schemas directly inside `site`, each with the keyword that holds it."""
         return self._below[site.pointer]
 
     def references(self, site: Site) -> tuple[tuple[str, Site | None], ...]:
-        """The keyword and the target of each reference at `site`.
+        """Return the keyword and the target of each reference at `site`.
 
         The target is None where it depends on the path taken to get here (`$dynamicRef` with several
         anchors to choose from), and where it is not in this document: a meta-schema, or nothing at
@@ -337,7 +337,7 @@ class Document:
         return tuple(found)
 
     def keywords(self, site: Site) -> JSONObject:
-        """What `site` says in this dialect. Up to draft 7 nothing counts beside a `$ref`."""
+        """Return the keywords of `site` in this dialect. Up to draft 7, `$ref` disables the others."""
         schema = site.schema
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
@@ -370,7 +370,7 @@ class Document:
         return self._resolve("", "$ref", reference)
 
     def _walk(self, start: Site, fragment: str) -> Site | None:
-        """The schema a JSON pointer leads to, entering resources on the way."""
+        """Return the schema a JSON pointer leads to, entering resources on the way."""
         site, end = start, start.pointer
         passed = steps(start.schema, fragment)
         if passed is None:
@@ -382,7 +382,7 @@ class Document:
         return site if site.pointer == end else None
 
     def _enter(self, site: Site) -> Site:
-        """`site`, as a resource of its own where it has an identifier."""
+        """Return `site`, as a resource of its own if it has an identifier."""
         schema = site.schema
         if isinstance(schema, bool):
             return site
@@ -448,7 +448,7 @@ class Document:
             self._dynamic[""] = self._dynamic.get("", 0) + 1
 
     def _outer(self, place: str) -> str:
-        """The resource around the one at `place`."""
+        """Return the resource around the one at `place`."""
         while place:
             place = place.rpartition("/")[0]
             if place in self._resources:
@@ -457,7 +457,7 @@ class Document:
 
 
 def _join(base: str, reference: str) -> str:
-    """`reference` as seen from `base`. `urljoin` knows no URNs."""
+    """Return `reference` as seen from `base`. `urljoin` knows no URNs."""
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 
