@@ -1,4 +1,4 @@
-"""How an operator sets a service up: where it is, as whom to call it, what to import, how much to allow."""
+"""The settings of a service: its address, credentials, what to import, and limits."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -85,7 +85,7 @@ class BasicCredential:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthClient:
-    """What every way to a token of an OAuth2 or OpenID provider has in common: who asks, where and how.
+    """The settings that all OAuth2 and OpenID grants share: the client, the token endpoint and the method.
 
     Tokens are fetched when needed, once for all callers, and renewed before they expire.
     """
@@ -100,13 +100,13 @@ class OAuthClient:
     """Instead of the document's. A document's token URL is used only on a host that may have credentials."""
 
     scopes: tuple[str, ...] = ()
-    """What to ask for; by default what the operation requires."""
+    """The scopes to request; by default those that the operation requires."""
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Sent with every token request, such as `audience`."""
 
     send_in: Literal["header", "body"] = "header"
-    """Where id and secret stand in a token request."""
+    """How id and secret are sent in a token request."""
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes)
@@ -130,7 +130,7 @@ class PasswordCredentials(OAuthClient):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshToken(OAuthClient):
-    """What a person's sign-in left behind: the grant `refresh_token`.
+    """A refresh token from a person's sign-in: the grant `refresh_token`.
 
     Where the provider gives a new refresh token with every token, the last one is used; it is kept in memory only.
     """
@@ -150,7 +150,7 @@ Credential: TypeAlias = (
     | Mapping[str, Any]
     | Callable[[OperationContext], Any]
 )
-"""What a security scheme needs: a key or token, a user name and password, an OAuth2 client, or what finds the caller's.
+"""The credential for a security scheme: a key or token, user name and password, OAuth2 client, or a function.
 
 A mapping, as configuration files have it, names the fields of one of these, or has the key or token as `token`.
 """
@@ -158,7 +158,7 @@ A mapping, as configuration files have it, names the fields of one of these, or 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What rules about operations can look at."""
+    """The properties of an operation that rules can use."""
 
     method: str
     path: str
@@ -224,7 +224,7 @@ class HTTPServiceConfig:
     namespace: str
 
     base_url: str | None = None
-    """Where the API lives, path included, instead of the document's servers. May be any address."""
+    """The address of the API, with its path, instead of the document's servers. May be any address."""
 
     headers: Mapping[str, Secret] = field(default_factory=dict[str, Any], repr=False)
     """Sent with every request to hosts that may receive credentials; no argument can override one.
@@ -248,7 +248,7 @@ class HTTPServiceConfig:
     """Seconds for a whole exchange; of a stream, for its head."""
 
     access: Access | None = None
-    """Who may call what is imported: one rule for all, or a function of each. Open to all by default."""
+    """Access to the imported operations: one rule for all, or a function of each. Open to all by default."""
 
     output: OutputPolicy | None = None
     """How the results of these operations are normalised; None leaves it to the registry."""

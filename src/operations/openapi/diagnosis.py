@@ -157,7 +157,7 @@ class ChangedExample:
 
 @dataclass(slots=True, kw_only=True)
 class Diagnosis:
-    """What was found in a document; operations by id."""
+    """The findings in a document; operations by id."""
 
     unsatisfiable: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Required arguments that no value satisfies."""

@@ -42,7 +42,7 @@ MAX_PAGES = 10_000
 
 
 class Shared:
-    """What all operations of one service have in common."""
+    """The state that all operations of one service share."""
 
     __slots__ = ("base", "client", "config", "description", "owned", "security")
 
@@ -62,7 +62,7 @@ class Shared:
         self.owned = security.owned()
 
         self.base = base
-        """Where the document came from; what relative server addresses are relative to."""
+        """The address of the document, which relative server addresses refer to."""
 
 
 class Endpoint:

@@ -33,7 +33,7 @@ _logger = logging.getLogger("operations")
 
 
 class CompiledSchema:
-    """What a schema becomes once it is used.
+    """A schema, compiled.
 
     Attributes:
         accepts: Whether a value that is plain JSON already is valid.

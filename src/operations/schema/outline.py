@@ -54,13 +54,13 @@ class Outline:
 
     @property
     def description(self) -> str:
-        """What the schema says about itself."""
+        """The description or title of the schema."""
         text = self.schema.get("description") or self.schema.get("title") or ""
         return text if isinstance(text, str) else ""
 
     @property
     def members(self) -> "list[Outline]":
-        """The alternatives, where there are any."""
+        """The members of `anyOf` or `oneOf`."""
         options: list[Any] = self.schema.get("anyOf") or self.schema.get("oneOf") or []
         return [self.inner(option) for option in options]
 
@@ -93,12 +93,12 @@ class Outline:
 
     @property
     def items(self) -> "Outline":
-        """What an array holds."""
+        """The schema of an array's items."""
         return self.inner(self.schema.get("items"))
 
     @property
     def choices(self) -> list[Any]:
-        """The values to choose from, where they are few and known."""
+        """The allowed values, if they are few and known."""
         if "const" in self.schema:
             return [self.schema["const"]]
         if "enum" in self.schema:
@@ -112,7 +112,7 @@ class Outline:
 
     @property
     def types(self) -> frozenset[str]:
-        """The JSON types a value may have; empty where nothing is said."""
+        """The JSON types a value may have; empty if the schema has no `type`."""
         named: Any = self.schema.get("type")
         if isinstance(named, str):
             return frozenset({named})

@@ -1,4 +1,4 @@
-"""What a check and a cast have to say, as data."""
+"""The results of checks and casts, as data."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
     """JSON pointer to the failing place; empty for the value itself."""
 
     message: str
-    """What is wrong there, worded to follow the path: `is required`, `must be a string, not null`."""
+    """The problem, as a phrase that follows the path: `is required`, `must be a string, not null`."""
 
     keyword: str
     """The JSON Schema keyword that failed; `json` where the value is not JSON at all."""
@@ -38,7 +38,7 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
 ChangeKind: TypeAlias = Literal[
     "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"
 ]
-"""What normalisation did:
+"""The kinds of changes by normalisation:
 
 - `stripped`: removed properties that the schema does not declare
 - `filled`: added declared defaults

@@ -41,7 +41,7 @@ class Scopes:
         self._references = References()
 
     def place(self, document: JSONSchema) -> Placed | None:
-        """Put `document` where its definitions agree with others; None where it has none, or cannot do without.
+        """Put `document` where its definitions agree with others; None if it has none, or needs its own.
 
         Raises:
             ValueError, TypeError, RecursionError: If a definition is not JSON.
@@ -73,7 +73,7 @@ class Scopes:
 
 
 class _Scope:
-    """Definitions by name, each written as JSON once, and only where there is another to compare it with."""
+    """Definitions by name, each written as JSON at most once, for comparison."""
 
     def __init__(self, definitions: JSONObject, name: str = "") -> None:
         self.name = name

@@ -130,7 +130,7 @@ async def _close(loop: asyncio.AbstractEventLoop, sessions: _Sessions) -> None:
 
 
 _AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""What aiohttp adds unless told not to."""
+"""The headers that aiohttp adds by default."""
 
 _WRITTEN_AT_ONCE = 1 << 18
 
@@ -326,7 +326,7 @@ class NotPublicError(OSError):
 
 
 def _call_error(error: Exception, request: HTTPRequest) -> CallError:
-    """Return the error for a request without a complete response. It never contains the request, which may hold secrets."""
+    """Return the error for a request without a complete response, without the request: that may hold secrets."""
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:

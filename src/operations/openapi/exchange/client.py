@@ -68,7 +68,7 @@ class _Call(msgspec.Struct):
     """The configured headers; None until they are first needed."""
 
     signature: Signature = NOTHING
-    """What the last attempt was signed with."""
+    """The signature of the last attempt."""
 
     attempts: Attempts | None = None
     """Decides whether there is another; None until the first has failed."""

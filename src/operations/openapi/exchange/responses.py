@@ -185,7 +185,7 @@ class JSONLinesDecoder:
 
 
 ACCEPTED = "gzip, deflate"
-"""What we ask for: what the standard library decodes in bounded steps."""
+"""The content codings to request: those that the standard library decodes in bounded steps."""
 
 _STEP = 1 << 16
 _TURN = 1 << 20
@@ -317,7 +317,7 @@ class WholeResponse(msgspec.Struct, frozen=True):
     content: bytes
 
     secrets: list[str]
-    """What was sent to authenticate; to be kept out of errors."""
+    """The credentials that were sent; errors must not contain them."""
 
     saved: int | None = None
     """The size of the body if it was saved to a file; then `content` is empty."""

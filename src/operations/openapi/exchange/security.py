@@ -193,7 +193,7 @@ def _seconds(value: Any) -> float:
 
 
 class Endpoint:
-    """Where tokens are asked for: told by the operator, by the document, or by OpenID discovery."""
+    """Finds the token endpoint: from the operator, the document, or OpenID discovery."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class TokenSources:
 
 @dataclass(slots=True)
 class Signature:
-    """What makes a request the operator's or the caller's."""
+    """The credentials of one request."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
     query: list[str] = field(default_factory=list[str])
@@ -308,11 +308,11 @@ class Signature:
     """To be kept out of errors."""
 
     tokens: list[TokenSource | CallerToken] = field(default_factory=list[TokenSource | CallerToken])
-    """Where the tokens come from: they forget one that is refused."""
+    """The sources of the tokens; they drop a token that is refused."""
 
 
 _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
-"""What may stand in a cookie's name as it is."""
+"""The characters allowed in a cookie's name without encoding."""
 
 NOTHING = Signature()
 """The signature of a request without credentials."""

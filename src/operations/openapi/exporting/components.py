@@ -96,7 +96,7 @@ class Components:
 
         Args:
             schema: A JSON Schema document.
-            title: What to call it where it refers to itself.
+            title: The name to use where it refers to itself.
 
         Returns:
             The schema, and for each component that did not come from `#/$defs/` and its own name, the pointer it
@@ -330,7 +330,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     """As `ErrorDefinition.to_wire` gives them, their schemas as the document holds them."""
 
     components: dict[str, str] = {}
-    """Where components came from in the operation's own schemas, unless it was `#/$defs/` and their name."""
+    """The origin of components in the operation's own schemas, unless it was `#/$defs/` and their name."""
 
     input_schema: JSONSchema | None = None
     output_schema: JSONSchema | None = None

@@ -34,7 +34,7 @@ _PLAIN = frozenset({
     "$comment", "$defs", "$ref", "$schema", "additionalProperties", "default", "definitions", "deprecated",
     "description", "example", "examples", "properties", "required", "title", "type",
 })  # fmt: skip
-"""What an object's schema may say for its properties to be parameters of their own."""
+"""The keywords that an object's schema may have if its properties become parameters."""
 
 _HOPS = 16
 """How many references are followed from one place before it counts as saying nothing."""

@@ -303,7 +303,7 @@ class Description:
 
     @property
     def title(self) -> str:
-        """What the document calls itself."""
+        """The title of the document."""
         return self.references.text_at(self.info.get("title"))
 
 
@@ -316,7 +316,7 @@ def _is_authorization(node: JSONObject) -> bool:
 
 
 class Declared(msgspec.Struct, gc=False):
-    """What the responses of one operation declare."""
+    """The declared responses of one operation."""
 
     errors: tuple[ErrorDefinition, ...]
     links: JSONObject | None

@@ -27,7 +27,7 @@ _EMPTY = frozenset({204, 205, 304})
 
 
 class Described:
-    """What describes the data of a response.
+    """The description of the data of a response.
 
     Args:
         declared: One media type of a declared response; None for a response that the document does not describe.

@@ -31,7 +31,7 @@ FILE_SCHEMA: JSONObject = {
         },
     ],
 }
-"""What a file looks like in an operation's input."""
+"""The schema of a file in an operation's input."""
 
 _NAMED: JSONObject = FILE_SCHEMA["anyOf"][1]
 ROOTED_FILE_SCHEMA: JSONObject = {

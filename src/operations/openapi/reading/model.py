@@ -68,7 +68,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a request carries, in every representation the document offers."""
+    """The body of a request, in every representation that the document offers."""
 
     required: bool = False
     description: str = ""

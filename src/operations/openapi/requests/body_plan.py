@@ -1,4 +1,4 @@
-"""What a request's body may be, and in which of the offered media types an argument is sent.
+"""Decide how a body is given as arguments, and in which of the offered media types it is sent.
 
 Rule 1: the caller may name the media type. By default it is the first, in order of preference, that fits the argument.
 Rule 2: a file is sent in a type that can hold files: multipart, if it is the only one of those offered.

@@ -28,7 +28,7 @@ _DOTS = frozenset({".", ".."})
 Encode = Callable[[str], str]
 
 _RESERVED_KEPT = ":/?[]@!$'()*,;="
-"""What `allowReserved` leaves as it is. `#`, `&` and `+` would change what the query means and stay encoded."""
+"""The characters that `allowReserved` leaves unencoded. `#`, `&` and `+` would change the query's meaning."""
 
 _DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C", "tabDelimited": "%09"}
 _PLAIN_DELIMITERS = {
@@ -42,7 +42,7 @@ def template_names(path: str) -> list[str]:
 
 
 def split_template(path: str) -> list[str]:
-    """Literals and names in turn: literals at even places, percent-encoded where they must be."""
+    """Literals and names in turn: literals at even places, percent-encoded if necessary."""
     parts = _TEMPLATE.split(path)
     return [part if index % 2 else literal(part) for index, part in enumerate(parts)]
 
@@ -232,7 +232,7 @@ def _matrix(parameter: Parameter, value: Any) -> str:
 
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
-    """Items or members with `mark` between them; a member is `k=v` where it explodes, else two items."""
+    """Items or members with `mark` between them; a member is `k=v` if it explodes, else two items."""
     if is_list(value):
         return mark.join([encode(text_of_value(item)) for item in value])
     if is_object(value):

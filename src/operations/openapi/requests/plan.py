@@ -147,7 +147,7 @@ class Plan:
         """Return the request for these arguments.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if an argument cannot stand where it belongs.
+            CallError: `VALIDATION_ERROR` if an argument is not allowed in its position.
         """
         arguments = {**self._only_values, **arguments, **self._forced}
         draft = Draft(

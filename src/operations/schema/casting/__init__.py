@@ -1,4 +1,4 @@
-"""Normalises a value under one policy: a quick pass, and a thorough one where that is not enough.
+"""Normalise a value under one policy: by a quick pass, and by a thorough one if that is not enough.
 
 Rule 1: the result of the quick pass is checked and used only if it is valid.
 Rule 2: a cast never makes a valid value invalid. Where stripping would, the value stays whole.
@@ -53,7 +53,7 @@ _VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
 
 
 class Caches:
-    """What casts under one policy: for one document, or for all that share definitions.
+    """The plans and closures of one policy, for one document or for all that share definitions.
 
     Everything in here is made when data first needs it, once for each schema, and kept.
     """
@@ -152,7 +152,7 @@ class Normaliser:
         return self._quick(value)
 
     def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
-        """Where a container of any kind is valid, it only has to be JSON."""
+        """Convert to JSON only, if a container of any kind is valid."""
         name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
         if name and self._root.allows(name):
             return to_json(value), None

@@ -284,7 +284,7 @@ def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | Non
 
 _Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]
 _Location: TypeAlias = tuple[Place | None, str | None]
-"""Where the schema describes a value: at a property of a place, or as one of its items or unnamed properties."""
+"""A location in a schema: a property of a place, or its items or unnamed properties."""
 
 
 def _location(place: Place | None, name: str | None) -> _Location:

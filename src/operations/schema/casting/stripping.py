@@ -39,7 +39,7 @@ _JSON = _SCALARS | {dict, list}
 
 pack = msgpack.Encoder().encode
 REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
-"""What writing, reading and finishing a value raise if a type does not accept it."""
+"""The exceptions of writing, reading and finishing a value that a type does not accept."""
 
 
 class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not an error
@@ -75,7 +75,7 @@ class Stripper:
         self.shaper = Shaper(caster.default, most=planner.scope.max_plans // 25)
 
     def stage(self, plan: Plan) -> _Stage:
-        """Where the closure of `plan` is, or will be."""
+        """Return the holder of the closure of `plan`, which may not be built yet."""
         found = self._stages.get(plan)
         if found is None:
             found = self._stages[plan] = _Stage(self, plan)
@@ -181,7 +181,7 @@ class Stripper:
     # Choices
 
     def _choosing(self, plan: Plan) -> Strip:
-        """Decides by the type of the value where that is enough, else asks the validator of each member."""
+        """Decide by the type of the value if that is enough, else by the validator of each member."""
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         planner, undecided = self._planner, int(plan.is_unstable)
@@ -359,7 +359,7 @@ class _Property(NamedTuple):
     name: str
 
     leaf: frozenset[type]
-    """The scalars it may be; none where it has a closure."""
+    """The scalars it may be; none if it has a closure."""
 
     stage: _Stage | None
     default: Any

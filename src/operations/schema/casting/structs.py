@@ -51,7 +51,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     """Whether the plan says nothing that the type does not."""
 
     finish: Finish | None = None
-    """What is left to do once the type has read a value; None if it holds no objects."""
+    """The work left once the type has read a value; None if it holds no objects."""
 
     fills: bool = False
     """Whether `finish` may fill defaults."""

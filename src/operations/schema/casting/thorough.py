@@ -309,7 +309,7 @@ def _known(place: Place, value: Any) -> Any:
 
 
 def _scalars(plan: Plan) -> tuple[str, ...]:
-    """Return the types a scalar default may be converted to, also where there is a choice of them."""
+    """Return the types a scalar default may be converted to, also if there is a choice of them."""
     return plan.types or ("string", "integer", "number", "boolean")
 
 

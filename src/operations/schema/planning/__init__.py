@@ -1,1 +1,1 @@
-"""What the schemas that meet one value say together, laid out for casting and explaining."""
+"""Merge the schemas that apply to one value, for casting and explaining."""

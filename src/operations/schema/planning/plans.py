@@ -100,7 +100,7 @@ _MERE = frozenset(
 
 
 class Scope(Protocol):
-    """What plans are made for: one document (`Checker`), or all that share definitions (`SharedDefinitions`)."""
+    """The owner of plans: one document (`Checker`), or all that share definitions (`SharedDefinitions`)."""
 
     @property
     def document(self) -> Document:
@@ -129,7 +129,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """The members of an `anyOf` or a `oneOf`."""
 
     condition: Site | None = None
-    """What an `if` asks."""
+    """The schema of an `if`."""
 
     name: str = ""
     """The property that `dependentSchemas` asks for."""
@@ -139,7 +139,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
-    """What a plan says about one property name."""
+    """The part of a plan for one property name."""
 
     sites: tuple[Site, ...]
 
@@ -179,7 +179,7 @@ class Planner:
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
     def _direct(self, site: Site) -> Site:
-        """Where a schema leads that says nothing but where to look: equal plans are then the same."""
+        """Return the target of a schema that is only a reference, so that equal plans are the same."""
         while "$ref" in (keywords := self.document.keywords(site)) and _MERE.issuperset(keywords):
             target = next(target for _, target in self.document.references(site))
             if target is None:
@@ -277,7 +277,7 @@ def _choices(document: Document, facet: Facet) -> list[Choice]:
 
 
 class Plan:
-    """What the schemas at `sites` together say about a value.
+    """The merged requirements of the schemas at `sites`.
 
     Attributes:
         sites: The schemas, before merging.
@@ -336,7 +336,7 @@ class Plan:
     def accepts(self) -> Callable[[Any], bool]:
         """Whether a JSON value is valid for everything merged here."""
         if self._accepts is None:
-            # A validator is worth its making only where there is more to check than the type.
+            # A validator pays off only if there is more to check than the type.
             at = self._planner.scope.accepts_at
             self._accepts = self._has_type if self.is_bare else at(self.sites)
         return self._accepts

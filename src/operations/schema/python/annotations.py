@@ -45,7 +45,7 @@ _WORDS: dict[str, type | tuple[type, ...]] = {"title": str, "description": str, 
 
 
 class Notes:
-    """What stands beside a type in `Annotated`, in the words of msgspec and of JSON Schema.
+    """The metadata of `Annotated`, in the terms of msgspec and of JSON Schema.
 
     Read by their attributes, so `msgspec.Meta`, `annotated_types` and pydantic's `Field` all count.
     A plain string is a description. Later notes win.
@@ -221,7 +221,7 @@ class Docstring(NamedTuple):
     """Everything before the first section that speaks of arguments, results or exceptions."""
 
     names: dict[str, str]
-    """What is said of each argument or attribute, on one line."""
+    """The description of each argument or attribute, on one line."""
 
 
 def parse_docstring(text: str | None) -> Docstring:

@@ -146,7 +146,7 @@ def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
 
 
 def converter_for(annotation: Any) -> Converter | None:
-    """From JSON that passed the type's schema to the typed value; `None` where they are the same.
+    """Return the conversion from JSON that passed the type's schema to the typed value; `None` if they are the same.
 
     The converter leaves what it is given as it is, and raises `ConversionError` (a `ValueError`)
     where the value has no meaning for the type or would lose something.

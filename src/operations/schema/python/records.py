@@ -57,7 +57,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
     item: Shape
     build: Callable[[list[Any]], Any] | None = None
-    """From a list to the collection; `None` where it is a list."""
+    """Builds the collection from a list; `None` for a list."""
 
     kinds: Kinds = frozenset({list})
 
@@ -212,15 +212,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     fields: tuple[Field, ...]
     construct: Callable[..., Any] | None
-    """Makes the value from keyword arguments; `None` where it stays a `dict`."""
+    """Builds the value from keyword arguments; `None` if it stays a `dict`."""
 
     layout: Literal["object", "array"] = "object"
     closed: bool = True
     extra: Shape | None = None
-    """What properties without a field look like, where there may be such."""
+    """The shape of properties without a field; `None` if there are none."""
 
     tag: tuple[str, str | int] | None = None
-    """What tells it from others: a property, or in an array the first item, and its value."""
+    """Its tag: a property, or in an array the first item, and its value."""
 
     words: JSONObject = {}
 
@@ -274,7 +274,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return lambda value: attempt(build, convert(value))
 
     def _from_object(self) -> Converter | None:
-        """From an object to keyword arguments; `None` where they are the same."""
+        """Return the conversion from an object to keyword arguments; `None` if they are the same."""
         fields = [each for each in self.fields if each.taken]
         arguments = {each.name: each.argument for each in fields}
         steps = [
@@ -314,7 +314,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return converter
 
     def _from_array(self) -> Converter:
-        """From an array to keyword arguments."""
+        """Return the conversion from an array to keyword arguments."""
         skipped = 0 if self.tag is None else 1
         names = [each.argument for each in self.fields]
         converters = [None] * skipped + [each.shape.converter() for each in self.fields]

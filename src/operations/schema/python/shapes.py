@@ -28,10 +28,10 @@ Kinds: TypeAlias = frozenset[type]
 ANY: Kinds = frozenset({dict, list, str, int, float, bool, type(None)})
 NOTHING: Kinds = frozenset()
 MISSING: Any = object()
-"""Stands where there is no default; `None` is a default."""
+"""Marks the absence of a default; `None` is a default."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-"""What may not stand in a reference as it is."""
+"""Characters that are not allowed in a reference."""
 
 
 class ConversionError(ValueError):
@@ -99,7 +99,7 @@ class Shape(Protocol):
         ...
 
     def converter(self) -> Converter | None:
-        """From JSON to the typed value; `None` where they are the same."""
+        """Return the conversion from JSON to the typed value; `None` if they are the same."""
         ...
 
 
@@ -397,7 +397,7 @@ def _takes_all(shape: Shape, kind: type) -> bool:
 
 
 class _Trial:
-    """Finds the member of a union that a value belongs to, where its type alone does not tell."""
+    """Finds the member of a union that a value belongs to, if its type alone does not decide."""
 
     def __init__(self, shapes: Iterable[Shape]) -> None:
         self._shapes = shapes

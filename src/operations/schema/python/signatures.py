@@ -40,7 +40,7 @@ Handler: TypeAlias = Callable[[Any, Any], Any]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a function takes."""
+    """The parameters of a function."""
 
     record: Record
     """All that comes from the caller."""
@@ -271,7 +271,7 @@ _AWAITABLES = frozenset({abc.Awaitable, abc.Coroutine})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """What a function says about itself."""
+    """The signature of a function, as schemas."""
 
     kind: Kind
     """How it runs: awaited, called, or iterated over."""

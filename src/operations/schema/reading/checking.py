@@ -90,7 +90,7 @@ class Checker:
 
     @property
     def scope(self) -> "Checker | SharedDefinitions":
-        """What the plans of the document belong to: itself, or the definitions that it shares."""
+        """The owner of the document's plans: itself, or the definitions that it shares."""
         return self if self._shared is None else self._shared
 
     def is_valid(self, value: Any) -> bool:

@@ -29,7 +29,7 @@ MAX_FANCY_TEXT = 10_000
 """How long a text may be that meets a pattern of the back-tracking engine."""
 
 MAX_WEIGHT = 400_000
-"""What compiling all patterns of one document may cost; each takes about 3 µs."""
+"""The cost limit for compiling all patterns of one document; each takes about 3 µs."""
 
 _WIDE = tuple("\\" + letter for letter in "wWdDsSbBpP")
 """Classes that stand for many ranges of Unicode."""
@@ -38,7 +38,7 @@ _SIZE = 1_000_000
 """Bytes one compiled pattern may take; Unicode classes are what makes them large."""
 
 ANY_TEXT = "^"
-"""What every text matches."""
+"""A pattern that every text matches."""
 
 LINEAR = jsonschema_rs.RegexOptions(size_limit=_SIZE, dfa_size_limit=_SIZE)
 FANCY = jsonschema_rs.FancyRegexOptions(
@@ -133,7 +133,7 @@ def _written_out(pattern: str) -> int:
 
 
 def _after_class(pattern: str, position: int) -> int:
-    """Where the class that was opened just before `position` ends."""
+    """Return the end of the class that was opened just before `position`."""
     while position < len(pattern):
         if pattern[position] == "\\":
             position += 1
@@ -144,7 +144,7 @@ def _after_class(pattern: str, position: int) -> int:
 
 
 def _after_escape(pattern: str, position: int) -> int:
-    """Where the escape that began just before `position` ends. Unicode classes have braces."""
+    """Return the end of the escape that began just before `position`. Unicode classes have braces."""
     if (
         pattern[position : position + 1] in {"p", "P", "u", "x"}
         and pattern[position + 1 : position + 2] == "{"

@@ -200,11 +200,11 @@ MAX_SUBSCHEMAS = 8_000
 """How many schemas one document may hold. Compiling takes about 20 µs for each."""
 
 _BASE = "http://schema.invalid/"
-"""What relative identifiers resolve against. The name cannot exist (RFC 2606)."""
+"""The base of relative identifiers. The name cannot exist (RFC 2606)."""
 
 
 DEFINED = "/$defs/"
-"""Where definitions are that documents share."""
+"""The location of definitions that documents share."""
 
 _NAMING = frozenset({"$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"})
 _REFERRING = frozenset(REFERENCES)
@@ -312,8 +312,8 @@ class Document:
     def references(self, site: Site) -> tuple[tuple[str, Site | None], ...]:
         """Return the keyword and the target of each reference at `site`.
 
-        The target is None where it depends on the path taken to get here (`$dynamicRef` with several
-        anchors to choose from), and where it is not in this document: a meta-schema, or nothing at
+        The target is None if it depends on the path taken to get here (`$dynamicRef` with several
+        anchors to choose from), and if it is not in this document: a meta-schema, or nothing at
         all, which the validator refuses.
         """
         found = self._targets.get(site.pointer)

@@ -81,7 +81,7 @@ class _Edges:
 
 
 class Graph:
-    """Where the references of a document lead: every one is followed once.
+    """The graph of a document's references, each followed once.
 
     It is made before the document is compiled, which what it refuses could keep busy for ever.
 
