@@ -24,7 +24,7 @@ from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.requests.parameters import query_pairs
-from operations.openapi.requests.plan import Plan
+from operations.openapi.requests.plan import RequestPlan
 from operations.openapi.transport import HTTPRequest
 
 STRING = {"type": "string"}
@@ -44,13 +44,13 @@ NOT_PUBLIC = [
 ]  # fmt: skip
 
 
-def path_plan(path: str, **parameter: Any) -> Plan:
+def path_plan(path: str, **parameter: Any) -> RequestPlan:
     model = Model(parameters=(Parameter(name="id", place="path", required=True, **parameter),))
     schemas = SchemaConverter(References({}), ref_siblings=True)
-    return Plan(path, model, schemas, owned=frozenset(), flatten=False)
+    return RequestPlan(path, model, schemas, owned=frozenset(), flatten=False)
 
 
-def sent_path(plan: Plan, value: Any) -> str | None:
+def sent_path(plan: RequestPlan, value: Any) -> str | None:
     try:
         return plan.draft("GET", "http://x", {"id": value}, "*/*").path
     except CallError:

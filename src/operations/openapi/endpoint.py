@@ -13,7 +13,6 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.attempts import Draft
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.responses import (
     WholeResponse,
@@ -30,7 +29,8 @@ from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Described, Expected
 from operations.openapi.requests.bodies import HeldFiles, hold_files
 from operations.openapi.requests.parameters import template_names
-from operations.openapi.requests.plan import Plan
+from operations.openapi.requests.plan import RequestPlan
+from operations.openapi.transport import Draft
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -90,7 +90,7 @@ class Endpoint:
         self._shared = shared
         self._entry = entry
         self._is_split = is_split
-        self._plan: Plan | None = None
+        self._plan: RequestPlan | None = None
         self._server: str | None = None
         self.is_stream = is_stream
         schemas = shared.description.schemas
@@ -321,7 +321,7 @@ class Endpoint:
         draft.keeps_redirects = expected.has_redirects
         return draft
 
-    def _ready(self) -> Plan:
+    def _ready(self) -> RequestPlan:
         plan = self._plan
         if plan is None:
             shared, entry = self._shared, self._entry
@@ -331,7 +331,7 @@ class Endpoint:
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR, f"The document does not describe this call: {error}"
                 ) from error
-            plan = Plan(
+            plan = RequestPlan(
                 entry.path,
                 model,
                 shared.description.schemas,

@@ -22,7 +22,6 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 from operations.openapi.config import HTTPServiceConfig, Outline
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.exchange.attempts import Draft
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.security import Security, TokenSources
 from operations.openapi.exporting.components import (
@@ -43,7 +42,8 @@ from operations.openapi.reading.document import (
 )
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.model import EVENT_STREAM, operation_names, safe_name, unused_name
-from operations.openapi.requests.body_plan import BODY
+from operations.openapi.requests.plan import BODY
+from operations.openapi.transport import Draft
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 

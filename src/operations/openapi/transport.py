@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -62,6 +62,27 @@ def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return "it is not a valid PEM file, or certificate and key do not belong together"
     return error.strerror or type(error).__name__
+
+
+class Draft(msgspec.Struct, kw_only=True):
+    """A request before it is signed."""
+
+    method: str
+    base: str
+    path: str
+
+    query: list[str] = []
+    """Encoded `name=value` pieces."""
+
+    headers: dict[str, str] = {}
+    cookies: list[str] = []
+    body: bytes | StreamedBody | None = None
+
+    security: Any = None
+    """The operation's own security requirement; None for the document's."""
+
+    keeps_redirects: bool = False
+    """Whether the document declares redirects as responses."""
 
 
 class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The requests of one call: as drafted, signed, redirected and sent again.
+"""Decide whether and when a request is sent again: after a redirect, a failure, or a refusal.
 
 Rule 1: a request that may have been carried out is sent again only if its method is repeatable.
 Rule 2: a request that the server refused is sent again whatever its method: after a 401 with a new token, after a 429
@@ -7,7 +7,6 @@ Rule 2: a request that the server refused is sent again whatever its method: aft
 
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urljoin
 
 import msgspec
@@ -17,20 +16,10 @@ from operations._hosts import normal_url, origin_of
 from operations._json import object_of
 from operations._upstreams import CircuitOpenError
 from operations.errors import CallError, ErrorCode
-from operations.openapi.exchange.responses import ACCEPTED
-from operations.openapi.exchange.security import NOTHING, Signature
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import (
     HTTPRequest,
-    enforce_unowned,
-    header_key,
-    merged_headers,
-    written_names,
 )
-
-DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
-_UNIQUE = frozenset({*DEFAULT_HEADERS, "Accept", "Content-Type"})
-"""Headers as they are spelled here: if there are no others, none is there twice."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
@@ -38,63 +27,6 @@ REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELE
 """Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
 
 _FIRST_PAUSE = 0.2
-
-
-class Draft(msgspec.Struct, kw_only=True):
-    """A request before it is signed."""
-
-    method: str
-    base: str
-    path: str
-
-    query: list[str] = []
-    """Encoded `name=value` pieces."""
-
-    headers: dict[str, str] = {}
-    cookies: list[str] = []
-    body: bytes | StreamedBody | None = None
-
-    security: Any = None
-    """The operation's own security requirement; None for the document's."""
-
-    keeps_redirects: bool = False
-    """Whether the document declares redirects as responses."""
-
-
-def signed_request(
-    draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
-) -> HTTPRequest:
-    """Return the request that `draft` becomes."""
-    headers = {**DEFAULT_HEADERS, **draft.headers}
-    if not headers.keys() <= _UNIQUE:
-        headers = merged_headers(headers)
-    query, cookies = draft.query, draft.cookies
-    if signature is not NOTHING:
-        configured = {header_key(name) for name in signature.headers}
-        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-        headers = merged_headers(headers, signature.headers)
-        query = [*query, *signature.query]
-        cookies = [*cookies, *signature.cookies]
-        if cookies and "cookie" in configured:
-            name = next(name for name in headers if header_key(name) == "cookie")
-            # Functions may make the configured ones, so that their names are known only now.
-            owned = frozenset(written_names("cookie", [headers[name]]))
-            enforce_unowned("cookie", "cookie", draft.cookies, owned)
-            cookies = [headers.pop(name), *cookies]
-    if cookies:
-        headers["Cookie"] = "; ".join(cookies)
-    url = draft.base.rstrip("/") + draft.path
-    if query:
-        url += ("&" if "?" in url else "?") + "&".join(query)
-    return HTTPRequest(
-        method=draft.method,
-        url=url,
-        headers=headers,
-        body=draft.body,
-        timeout=max(seconds, 0.001),
-        is_stream=is_stream,
-        public_only=public_only,
-    )
 
 
 def redirected(

@@ -24,14 +24,12 @@ from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.exchange.attempts import (
-    DEFAULT_HEADERS,
     REDIRECTS,
     Attempts,
-    Draft,
     redirected,
-    signed_request,
 )
 from operations.openapi.exchange.responses import (
+    ACCEPTED,
     WholeResponse,
     decoded,
     http_error,
@@ -40,11 +38,24 @@ from operations.openapi.exchange.responses import (
 )
 from operations.openapi.exchange.security import NOTHING, Security, Signature, TokenRefusedError
 from operations.openapi.files import StreamedBody, Target, save
-from operations.openapi.transport import HTTPRequest, HTTPResponse, HTTPTransport, merged_headers
+from operations.openapi.transport import (
+    Draft,
+    HTTPRequest,
+    HTTPResponse,
+    HTTPTransport,
+    enforce_unowned,
+    header_key,
+    merged_headers,
+    written_names,
+)
 
 _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
+_DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
+_UNIQUE = frozenset({*_DEFAULT_HEADERS, "Accept", "Content-Type"})
+"""Headers as they are spelled here: if there are no others, none is there twice."""
+
 _LOGGER = logging.getLogger("operations")
 
 
@@ -294,7 +305,7 @@ class Client:
         request = HTTPRequest(
             method=method,
             url=url,
-            headers=merged_headers(DEFAULT_HEADERS, headers),
+            headers=merged_headers(_DEFAULT_HEADERS, headers),
             body=body,
             timeout=self._config.timeout,
             public_only=not is_trusted,
@@ -328,7 +339,6 @@ class Client:
             method="GET",
             url=url,
             headers=merged_headers(
-                DEFAULT_HEADERS,
                 {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"},
                 headers or {},
             ),
@@ -391,7 +401,7 @@ class Client:
         trace = trace_context(call.context.metadata) if call.context.metadata else {}
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
-        request = signed_request(
+        request = _signed_request(
             draft,
             call.signature,
             seconds,
@@ -535,6 +545,42 @@ class Client:
                 config.namespace,
                 origin,
             )
+
+
+def _signed_request(
+    draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
+) -> HTTPRequest:
+    """Return the request that `draft` becomes."""
+    headers = {**_DEFAULT_HEADERS, **draft.headers}
+    if not headers.keys() <= _UNIQUE:
+        headers = merged_headers(headers)
+    query, cookies = draft.query, draft.cookies
+    if signature is not NOTHING:
+        configured = {header_key(name) for name in signature.headers}
+        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
+        headers = merged_headers(headers, signature.headers)
+        query = [*query, *signature.query]
+        cookies = [*cookies, *signature.cookies]
+        if cookies and "cookie" in configured:
+            name = next(name for name in headers if header_key(name) == "cookie")
+            # Functions may make the configured ones, so that their names are known only now.
+            owned = frozenset(written_names("cookie", [headers[name]]))
+            enforce_unowned("cookie", "cookie", draft.cookies, owned)
+            cookies = [headers.pop(name), *cookies]
+    if cookies:
+        headers["Cookie"] = "; ".join(cookies)
+    url = draft.base.rstrip("/") + draft.path
+    if query:
+        url += ("&" if "?" in url else "?") + "&".join(query)
+    return HTTPRequest(
+        method=draft.method,
+        url=url,
+        headers=headers,
+        body=draft.body,
+        timeout=max(seconds, 0.001),
+        is_stream=is_stream,
+        public_only=public_only,
+    )
 
 
 def _is_failure(error: BaseException, context: OperationContext | None) -> bool:

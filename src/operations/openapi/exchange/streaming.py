@@ -23,7 +23,7 @@ from operations._json import (
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.openapi.exchange.attempts import REPEATABLE, Draft
+from operations.openapi.exchange.attempts import REPEATABLE
 from operations.openapi.exchange.client import Client
 from operations.openapi.exchange.responses import (
     DONE,
@@ -39,6 +39,7 @@ from operations.openapi.exchange.security import Security
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import Described
 from operations.openapi.reading.model import EVENT_STREAM
+from operations.openapi.transport import Draft
 
 MAX_PAUSE = 30.0
 """Seconds we wait at most before reconnecting, whatever the server asks for."""

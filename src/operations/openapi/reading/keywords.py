@@ -243,3 +243,13 @@ def _in_type(value: Any, kinds: list[str]) -> Any:
         if number is not None and (kind == "number" or number == int(number)):
             return number
     return None
+
+
+def closed_object(properties: JSONObject, required: list[str]) -> JSONObject:
+    """Return the schema of an object that has no other properties."""
+    schema: JSONObject = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {**schema, "required": required} if required else schema

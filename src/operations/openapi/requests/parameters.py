@@ -6,7 +6,7 @@ Rule 2: the path that is sent has the template's segments and literals; an argum
 
 import re
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -257,3 +257,15 @@ def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
 
 def _same(text: str) -> str:
     return text
+
+
+def completed_parameters(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return the parameters; of path parameters those in the template, as strings if they are not declared."""
+    names = template_names(path)
+    known = {p.name for p in parameters if p.place == "path"}
+    added = [
+        Parameter(name=name, place="path", required=True, schema={"type": "string"})
+        for name in names
+        if name not in known
+    ]
+    return [p for p in parameters if p.place != "path" or p.name in names] + added

@@ -1,20 +1,43 @@
-"""How one operation's arguments become a request: worked out once, when the operation is first used."""
+"""Work out how one operation's arguments become a request, when the operation is first used.
 
-from collections.abc import Sequence
+Rule 1: the caller may name the body's media type. By default it is the first, in order of preference, that fits.
+Rule 2: a file is sent in a type that can hold files: multipart, if it is the only one of those offered.
+"""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from operations._json import pointer
+from operations._json import is_list, is_object, object_of, pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi.exchange.attempts import Draft
+from operations.openapi.files import is_file_value
 from operations.openapi.reading import media
-from operations.openapi.reading.keywords import as_object, with_null
-from operations.openapi.reading.model import Model, Parameter, Response, argument_names, unused_name
-from operations.openapi.reading.schemas import Direction, SchemaConverter
-from operations.openapi.requests.bodies import NO_VALUE, only_value
-from operations.openapi.requests.body_plan import STREAM, BodyPlan, closed_object, described
+from operations.openapi.reading.expected import is_sequence, whole_schema
+from operations.openapi.reading.keywords import as_object, closed_object, is_file, with_null
+from operations.openapi.reading.model import (
+    Body,
+    Media,
+    Model,
+    Parameter,
+    Response,
+    argument_names,
+    unused_name,
+)
+from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
+from operations.openapi.requests.bodies import (
+    NO_VALUE,
+    PART_HEADERS,
+    Payload,
+    fixed_value,
+    only_value,
+    without_files,
+    write_body,
+)
 from operations.openapi.requests.parameters import (
+    completed_parameters,
     cookie_text,
     enforce_argument,
     enforce_segments,
@@ -24,10 +47,340 @@ from operations.openapi.requests.parameters import (
     query_pairs,
     refusal,
     split_template,
-    template_names,
 )
-from operations.openapi.transport import enforce_header, enforce_unowned, is_owned, name_key
+from operations.openapi.transport import Draft, enforce_header, enforce_unowned, is_owned, name_key
+from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
+
+BODY = "body"
+"""The argument that holds the body."""
+
+CONTENT_TYPE = "content_type"
+"""The argument that names the body's media type, if the document offers several."""
+
+STREAM = "stream"
+"""The property or parameter that asks for a stream, if the document declares it as a boolean."""
+
+_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
+_PATCH: JSONObject = {
+    "description": "A JSON Patch: the changes in their order.",
+    "type": "array",
+    "items": {"type": "object", "required": ["op", "path"]},
+}
+
+
+class BodyPlan:
+    """How one operation's arguments become a body.
+
+    Args:
+        body: What the document offers.
+        schemas: Converts the document's schemas.
+        flatten: Whether the body's properties are arguments of their own.
+        streams: Whether a stream is wanted, if the caller has a choice; None if not.
+
+    Attributes:
+        flat: The names of those properties; empty if the body is one argument.
+        arguments: The names of all arguments that belong to the body.
+        takes_files: Whether a media type that can hold files is offered.
+    """
+
+    def __init__(
+        self, body: Body, schemas: SchemaConverter, *, flatten: bool, streams: bool | None = None
+    ) -> None:
+        self._body = body
+        self._schemas = schemas
+        self._streams = streams
+        offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
+        self._media = media.ranked(offered) or [Media(media_type="application/json")]
+        self._requires_stream = False
+        self._stream_schemas: dict[str, list[Any]] = {}
+        """By media type: the schemas of the property `stream` that allow what is wanted."""
+
+        if streams is not None:
+            self._media = [self._without_stream(m) for m in self._media]
+        self.flat = self._flattened() if flatten else []
+        self.arguments = self.flat or [BODY]
+        self._content_type = self._part_headers = ""
+        if len(self._media) > 1:
+            self._content_type = self._reserved(CONTENT_TYPE)
+        if any(m.part_headers for m in self._media):
+            self._part_headers = self._reserved(PART_HEADERS)
+        # JSON holds no files, so that its values need not be searched for them.
+        self.takes_files = any(
+            not media.is_json(kind := m.media_type)
+            and (media.is_multipart(kind) or self._is_bytes(m))
+            for m in self._media
+        )
+        self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
+        self._checks: dict[str, Schema] = {}
+
+    def _reserved(self, wanted: str) -> str:
+        name = unused_name(wanted, self.arguments)
+        self.arguments = [*self.arguments, name]
+        return name
+
+    def describe(self, draft: SchemaDraft, properties: JSONObject, required: list[str]) -> None:
+        """Add the arguments of the body to an input schema."""
+        body = self._body
+        if self.flat:
+            first = self._media[0]
+            whole = object_of(
+                draft.convert(self._schemas.flattened(first.schema), _direction(first))
+            )
+            properties.update(object_of(whole.get("properties")))
+            if body.required:
+                required += [name for name in whole.get("required", []) if name in self.flat]
+        else:
+            schema = self._schema(draft)
+            if body.description and "description" not in schema:
+                schema = {**schema, "description": body.description}
+            properties[BODY] = schema
+            if body.required:
+                required.append(BODY)
+        if self._content_type:
+            properties[self._content_type] = self._content_type_schema()
+        if self._part_headers:
+            schema, is_required = self._part_headers_schema(draft)
+            properties[self._part_headers] = schema
+            if is_required and body.required:
+                required.append(self._part_headers)
+
+    def payload(self, arguments: JSONObject) -> Payload | None:
+        """Return the body that `arguments` make; None if there is none.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if the body cannot be sent in the media type that the caller names.
+        """
+        if self.flat:
+            value: Any = {name: arguments[name] for name in self.flat if name in arguments}
+            if not value and not self._body.required:
+                return None
+        elif BODY in arguments:
+            value = arguments[BODY]
+        else:
+            return None
+        chosen = self._chosen(value, arguments.get(self._content_type))
+        if self._streams is not None and is_object(value):
+            value = self._with_stream(value, chosen)
+        return write_body(
+            chosen,
+            value,
+            self._schemas,
+            is_bytes=self._is_bytes(chosen),
+            part_headers=object_of(arguments.get(self._part_headers)),
+        )
+
+    def _without_stream(self, offered: Media) -> Media:
+        """Return a media type that does not require the property `stream`, if it can be set here."""
+        allows = partial(self._schemas.allows_boolean, value=bool(self._streams))
+        schema = self._schemas.without_required(offered.schema, STREAM, allows)
+        if schema is offered.schema:
+            return offered
+        self._requires_stream = True
+        return msgspec.structs.replace(offered, schema=schema)
+
+    def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
+        """Return a body that asks for a stream, or for none, if the document declares how."""
+        wanted = bool(self._streams)
+        known = self._stream_schemas.get(chosen.media_type)
+        if known is None:
+            found = self._schemas.declarations(chosen.schema, STREAM)
+            known = [each for each in found if self._schemas.allows_boolean(each, wanted)]
+            self._stream_schemas[chosen.media_type] = known
+        is_default = any(self._schemas.resolve(each).get("default") is True for each in known)
+        is_needed = wanted or (STREAM not in value and (self._requires_stream or is_default))
+        if not known or not is_needed:
+            return value
+        asking = {**value, STREAM: wanted}
+        if STREAM in self._schemas.properties(chosen.schema):
+            return asking
+        # Only some alternatives have the property.
+        return asking if self._check(chosen).check(without_files(asking)) else value
+
+    def _chosen(self, value: Any, wanted: Any) -> Media:
+        """Return the media type to send `value` in."""
+        if wanted is not None:
+            for offered in self._media:
+                if fnmatchcase(wanted.lower(), offered.media_type.lower()):
+                    subject = f"body of type {wanted}"
+                    validate_or_raise(self._check(offered), without_files(value), subject=subject)
+                    return msgspec.structs.replace(offered, media_type=wanted)
+        if len(self._media) == 1:
+            return self._media[0]
+        for offered in self._media:
+            if media.is_multipart(offered.media_type) and self._is_upload(offered, value):
+                return offered
+        return next((m for m in self._media if self._fits(m, value)), self._media[0])
+
+    def _fits(self, offered: Media, value: Any) -> bool:
+        kind = offered.media_type
+        if is_file_value(value):
+            return self._is_bytes(offered)
+        if media.is_json_patch(kind) and not is_list(value) and self._patches:
+            return False
+        if self._is_uniform and is_object(value) and _takes_objects(kind):
+            return True
+        return self._check(offered).check(without_files(value))
+
+    def _is_upload(self, form: Media, value: Any) -> bool:
+        """Return whether `value` has a file that only a form can hold."""
+        if not is_object(value):
+            return False
+        elsewhere = [
+            object_of(self._schemas.properties(m.schema))
+            for m in self._media
+            if m is not form and media.is_json(m.media_type)
+        ]
+        for name, schema in self._schemas.properties(form.schema).items():
+            if name in value and self._holds_files(schema):
+                declared = [properties[name] for properties in elsewhere if name in properties]
+                if all(map(self._holds_files, declared)):
+                    return True
+        return False
+
+    def _holds_files(self, schema: Any) -> bool:
+        node = self._schemas.resolve(schema)
+        return is_file(node) or is_file(self._schemas.resolve(node.get("items")))
+
+    def _check(self, offered: Media) -> Schema:
+        """Return the schema of a body of this type alone."""
+        known = self._checks.get(offered.media_type)
+        if known is None:
+            known = Schema(
+                partial(self._alone, offered), lenient=True, shared=self._schemas.requests
+            )
+            self._checks[offered.media_type] = known
+        return known
+
+    def _alone(self, offered: Media) -> JSONSchema:
+        draft = self._schemas.draft(_direction(offered))
+        return draft.close(_union(list(self._members(draft, offered))))
+
+    def _schema(self, draft: SchemaDraft) -> JSONObject:
+        members = [m for offered in self._media for m in self._members(draft, offered)]
+        return _union(members)
+
+    def _members(self, draft: SchemaDraft, offered: Media) -> Iterator[JSONObject]:
+        """Yield the schemas of what can be sent as one media type."""
+        kind = offered.media_type
+        converted = draft.convert(whole_schema(offered), _direction(offered))
+        if _takes_objects(kind) or is_sequence(offered):
+            yield as_object(converted)
+            if media.is_json_patch(kind) and self._patches:
+                node = self._schemas.resolve(offered.schema)
+                if node.get("type") == "object":
+                    # Kubernetes: one schema for patches of every kind.
+                    yield _PATCH
+        elif self._is_bytes(offered):
+            # Of several types the caller may name one.
+            is_named = media.is_range(kind) or self._schemas.files_root is not None
+            yield self._schemas.file_schema if is_named else _BASE64
+        elif media.is_text(kind):
+            # An object schema for XML describes the tree; the argument is its text.
+            is_string = object_of(converted).get("type") == "string"
+            described = {"type": "string", "description": f"Text of type {kind}."}
+            yield as_object(converted) if is_string else described
+            if len(self._media) > 1 and media.is_yaml(kind) and not is_string:
+                # JSON is YAML.
+                yield as_object(converted)
+        else:
+            yield as_object(converted)
+
+    @property
+    def _patches(self) -> bool:
+        """Whether a JSON Patch is one: some frameworks list its type for every JSON body."""
+        return not any(media.is_plain_json(m.media_type) for m in self._media)
+
+    def _content_type_schema(self) -> JSONObject:
+        kinds = [m.media_type for m in self._media]
+        schema: JSONObject = {
+            "type": "string",
+            "description": "The media type of the body. By default one that fits it.",
+        }
+        if any(map(media.is_range, kinds)):
+            return {**schema, "examples": kinds}
+        return {**schema, "enum": kinds}
+
+    def _part_headers_schema(self, draft: SchemaDraft) -> tuple[JSONObject, bool]:
+        """Return the schema of all parts' headers, and whether there must be some."""
+        chosen = next(m for m in self._media if m.part_headers)
+        flat = self._schemas.flattened(chosen.schema)
+        properties: JSONObject = {}
+        needed: list[str] = []
+        for part, headers in chosen.part_headers.items():
+            own = {
+                header.name: described(as_object(draft.convert(header.schema)), header, header.name)
+                for header in headers
+            }
+            required = [
+                header.name
+                for header in headers
+                if header.required and fixed_value(header, self._schemas) is NO_VALUE
+            ]
+            schema = closed_object(own, required)
+            if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
+                # One set for every item, or one for each.
+                schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+            properties[part] = schema
+            if required and part in flat["required"]:
+                needed.append(part)
+        text = "Headers of the body's parts: by part, then by header."
+        schema = {"description": text, **closed_object(properties, needed)}
+        return schema, bool(needed) and len(self._media) == 1
+
+    def _is_bytes(self, offered: Media) -> bool:
+        """Return whether a string is the base64 of what is sent as this type."""
+        kind = offered.media_type
+        if media.is_text(kind):
+            return False
+        if media.is_range(kind):
+            return offered.schema is True or is_file(self._schemas.resolve(offered.schema))
+        return True
+
+    def _flattened(self) -> list[str]:
+        """Return the names of the body's properties, if it is a plain object of them."""
+        first = self._media[0]
+        if not _takes_objects(first.media_type):
+            return []
+        schema = self._schemas.resolve(first.schema)
+        is_union = not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"})
+        if is_union or self._schemas.has_subtypes(first.schema):
+            return []
+        return list(self._schemas.flattened(first.schema)["properties"])
+
+
+def _takes_objects(kind: str) -> bool:
+    """Return whether an object can be written as this media type."""
+    return media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind)
+
+
+def _direction(offered: Media) -> Direction:
+    """Return how the schemas of a media type are read."""
+    return Direction.REQUEST if media.is_json(offered.media_type) else Direction.UPLOAD
+
+
+def _union(members: list[JSONObject]) -> JSONObject:
+    """Return the schema of what fits one of `members`."""
+    distinct: list[JSONObject] = []
+    for member in members:
+        if member not in distinct:
+            distinct.append(member)
+    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
+
+
+def described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
+    """Return `schema` with what the document says about the parameter that an argument fills."""
+    notes: JSONObject = {}
+    if parameter.description:
+        notes["description"] = parameter.description
+    if parameter.deprecated:
+        notes["deprecated"] = True
+    if argument != parameter.name:
+        text = notes.get("description") or schema.get("description") or ""
+        where = f"Sent as the {parameter.place} parameter {parameter.name!r}."
+        notes["description"] = f"{text} {where}".strip()
+    return {**schema, **notes} if notes else schema
+
 
 SAVE_TO = "save_to"
 _SAVE_TO_SCHEMA: JSONObject = {
@@ -50,7 +403,7 @@ class Argument(msgspec.Struct, frozen=True, gc=False):
     """The value of a required argument that allows no other."""
 
 
-class Plan:
+class RequestPlan:
     """How to call one operation.
 
     Args:
@@ -86,7 +439,9 @@ class Plan:
             if model.body is not None
             else None
         )
-        parameters = [p for p in _completed(template, model.parameters) if not _is_hidden(p, owned)]
+        parameters = [
+            p for p in completed_parameters(template, model.parameters) if not _is_hidden(p, owned)
+        ]
         reserved = self._body.arguments if self._body is not None else []
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
         self.arguments = tuple(map(self._argument, names, parameters))
@@ -207,18 +562,6 @@ def _is_file_response(response: Response) -> bool:
         not media.is_json(kind) and not media.is_text(kind) and not media.is_sequence(kind)
         for kind in kinds
     )
-
-
-def _completed(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the parameters; of path parameters those in the template, as strings if they are not declared."""
-    names = template_names(path)
-    known = {p.name for p in parameters if p.place == "path"}
-    added = [
-        Parameter(name=name, place="path", required=True, schema={"type": "string"})
-        for name in names
-        if name not in known
-    ]
-    return [p for p in parameters if p.place != "path" or p.name in names] + added
 
 
 def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
