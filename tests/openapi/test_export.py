@@ -20,6 +20,7 @@ from operations import (
     OperationType,
     from_schema,
 )
+from operations.openapi.exporting import to_openapi
 from operations.openapi.exporting.components import (
     Components,
     has_definitions,
@@ -27,7 +28,6 @@ from operations.openapi.exporting.components import (
     read_extension,
     restore_schema,
 )
-from operations.openapi.exporting.export import to_openapi
 
 
 async def nothing(input: Any, context: OperationContext) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from operations import OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi_file
+from operations.openapi.exporting import to_openapi
 from operations.openapi.exporting.components import PREFIX
-from operations.openapi.exporting.export import to_openapi
 
 SHARED = Path(__file__).parents[3] / "shared"
 LARGE = ["stripe__spec3-2021-06-07.json", "octokit__api.github.com.json"]

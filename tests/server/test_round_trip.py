@@ -19,7 +19,7 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.openapi.exporting.export import to_openapi
+from operations.openapi.exporting import to_openapi
 from operations.server import create_app
 from operations.server.running import running
 

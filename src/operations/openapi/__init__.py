@@ -17,7 +17,7 @@ from operations.openapi.config import (
     Select,
 )
 from operations.openapi.exchange.responses import EventStreamDecoder, ServerSentEvent
-from operations.openapi.exporting.export import to_openapi
+from operations.openapi.exporting import to_openapi
 from operations.openapi.paging import (
     CursorPaging,
     LinkPaging,

@@ -43,7 +43,7 @@ from operations.front.messages import (
     route_path,
 )
 from operations.front.public_errors import Header, malformed, not_found, wrong_method
-from operations.openapi.exporting.export import BINARY, has_path
+from operations.openapi.exporting import BINARY, has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema import validate_or_raise
 from operations.server.sse import serve_events

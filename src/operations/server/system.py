@@ -30,7 +30,7 @@ from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply, decode_json, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import BatchCall, visible_specs
-from operations.openapi.exporting.export import to_openapi
+from operations.openapi.exporting import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions
 from operations.server.routes import Route
 from operations.server.sse import serve_events

@@ -1,1 +1,358 @@
-"""From a registry to a document, and what an import needs to restore it."""
+"""`to_openapi`: what a registry offers over HTTP, as an OpenAPI 3.1 document.
+
+Rule 1: it describes exactly what `operations.server` serves; both read queries by `QueryArguments`.
+Rule 2: the same operations give the same document, in whatever order they were registered.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+
+from operations._json import is_list
+from operations.errors import HTTP_STATUS, ErrorCode
+from operations.front.public_errors import declared_status
+from operations.openapi.exporting.components import (
+    KEY,
+    PLACED,
+    Components,
+    Exported,
+    event_schema,
+    has_definitions,
+)
+from operations.openapi.exporting.query_arguments import (
+    QueryArguments,
+    QueryParameter,
+    Shape,
+    may_be_empty,
+)
+from operations.schema import Schema
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject, JSONSchema
+
+_LOGGER = logging.getLogger("operations")
+EVENT_STREAM: Final = "text/event-stream"
+JSON: Final = "application/json"
+BINARY: Final = "application/octet-stream"
+
+BEARER: Final[Mapping[str, JSONObject]] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token."}
+}
+"""How callers say who they are, unless said otherwise."""
+
+_ERROR: JSONObject = {
+    "type": "object",
+    "description": "Why a call failed.",
+    "required": ["code", "message"],
+    "properties": {
+        "code": {"type": "string"},
+        "message": {"type": "string"},
+        "details": {},
+        "retryable": {"type": "boolean"},
+        "requestId": {"type": "string"},
+    },
+}
+_SHARED: Mapping[int, tuple[str, str]] = {
+    400: ("Malformed", "The request cannot be read."),
+    401: ("Unauthenticated", "No credential was sent, or it is not valid."),
+    403: ("Denied", "The caller may not."),
+    422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
+}
+_MANY = 3
+"""Operations that must have a response alike for it to stand among the components."""
+
+_FAILED = "The call failed: a limit, a time-out, or an error of the operation."
+
+
+def to_openapi(
+    registry: Iterable[Any],
+    *,
+    title: str = "operations",
+    version: str = "1.0.0",
+    description: str | None = None,
+    server_url: str = "/",
+    security_schemes: Mapping[str, JSONObject] = BEARER,
+) -> JSONObject:
+    """Describe operations as the HTTP API that `operations.server` makes of them.
+
+    A `default` that is not of its type is left out, with a warning on the logger `operations`.
+
+    Args:
+        registry: A registry, or any operations or specs.
+        title: Of the API.
+        version: Of the API.
+        description: Of the API.
+        server_url: Where it is served; by default beside the document.
+        security_schemes: OpenAPI security schemes by name; any of them lets a caller in.
+    """
+    specs: list[OperationSpec] = [getattr(item, "spec", item) for item in registry]
+    builder = _Builder(security_schemes)
+    paths: JSONObject = {}
+    for spec in sorted(specs, key=lambda spec: spec.id):
+        if has_path(spec):
+            paths[f"/{spec.namespace}/{spec.name}"] = builder.path_item(spec)
+    if builder.components.repaired:
+        _LOGGER.warning(
+            "Left out of the exported document: defaults that are not of their type, in %s",
+            ", ".join(builder.components.repaired),
+        )
+    info: JSONObject = {"title": title, "version": version}
+    if description:
+        info["description"] = description
+    components: JSONObject = {
+        "schemas": {"Error": _ERROR, **dict(sorted(builder.components.schemas.items()))},
+        "responses": {
+            name: _error_response(text, {"$ref": "#/components/schemas/Error"})
+            for name, text in (*_SHARED.values(), ("Failed", _FAILED))
+        },
+    }
+    _share_responses(paths, components["responses"])
+    if builder.is_secured:
+        components["securitySchemes"] = dict(security_schemes)
+    return {
+        "openapi": "3.1.0",
+        "info": info,
+        "servers": [{"url": server_url}],
+        "paths": paths,
+        "components": components if paths else {},
+    }
+
+
+def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
+    """Let error responses that many operations have alike stand once."""
+    found: dict[bytes, list[tuple[JSONObject, str]]] = {}
+    for item in paths.values():
+        # The GET beside it has the same ones.
+        responses: JSONObject = item["post"]["responses"]
+        for status, response in responses.items():
+            if status != "200" and "$ref" not in response:
+                found.setdefault(msgspec.json.encode(response), []).append((responses, status))
+    for places in found.values():
+        if len(places) < _MANY:
+            continue
+        holder, status = places[0]
+        name, number = f"Status{status}", 1
+        while name in shared:
+            number += 1
+            name = f"Status{status}_{number}"
+        shared[name] = holder[status]
+        for responses, each in places:
+            responses[each] = {"$ref": f"#/components/responses/{name}"}
+
+
+def has_path(spec: OperationSpec) -> bool:
+    """Return whether an operation has a path of its own: a name of dots only would be a relative path segment."""
+    return spec.name.strip(".") != ""
+
+
+def is_binary(schema: JSONSchema) -> bool:
+    """Return whether a result is `bytes`, which are sent unencoded."""
+    return isinstance(schema, dict) and schema.get("contentEncoding") == "base64"
+
+
+class _Builder:
+    """Writes operation objects and gathers what they share."""
+
+    def __init__(self, security_schemes: Mapping[str, JSONObject]) -> None:
+        self.components = Components()
+        # The name is ours.
+        self.components.schemas["Error"] = _ERROR
+        self.is_secured = False
+        self._schemes = security_schemes
+
+    def path_item(self, spec: OperationSpec) -> JSONObject:
+        """Return the methods of one operation."""
+        main = self._main(spec)
+        item: JSONObject = {"post": main}
+        if spec.type is not OperationType.MUTATION:
+            beside = {
+                key: value
+                for key, value in main.items()
+                if key not in ("requestBody", KEY, "operationId")
+            }
+            beside["operationId"] = f"{spec.id}:get"
+            parameters = self._parameters(spec)
+            if parameters:
+                beside["parameters"] = parameters
+            beside[KEY] = {"id": spec.id, "sameAs": "post"}
+            item = {"get": beside, "post": main}
+        return item
+
+    def _main(self, spec: OperationSpec) -> JSONObject:
+        came_from: dict[str, str] = {}
+        input_schema, whole_input = self._placed(spec.input_schema, f"{spec.id}.input", came_from)
+        output_schema, whole_output = self._placed(
+            spec.output_schema, f"{spec.id}.output", came_from
+        )
+        operation: JSONObject = {"operationId": spec.id}
+        if spec.title:
+            operation["summary"] = spec.title
+        if spec.description:
+            operation["description"] = spec.description
+        if spec.tags:
+            operation["tags"] = list(spec.tags)
+        if spec.meta.get("deprecated") is True:
+            operation["deprecated"] = True
+        operation["requestBody"] = {
+            "required": not may_be_empty(spec.input_schema),
+            "content": {JSON: {"schema": input_schema}},
+        }
+        errors, responses = self._errors(spec, came_from)
+        operation["responses"] = {"200": _result(spec, output_schema), **responses}
+        if not spec.access_control.is_open and self._schemes:
+            self.is_secured = True
+            scopes = [*spec.access_control.required_scopes]
+            operation["security"] = [{name: scopes} for name in self._schemes]
+        operation[KEY] = msgspec.to_builtins(
+            Exported(
+                id=spec.id,
+                type=spec.type,
+                version=spec.version,
+                idempotent=spec.idempotent,
+                errors=errors,
+                components=dict(sorted(came_from.items())),
+                input_schema=whole_input,
+                output_schema=whole_output,
+            )
+        )
+        return operation
+
+    def _placed(
+        self, schema: Schema, title: str, came_from: dict[str, str]
+    ) -> tuple[JSONSchema, JSONSchema | None]:
+        """Return a schema for the document, and the original schema if the document cannot express it."""
+        placed = self.components.place(schema.document, title)
+        if placed is None:
+            return {}, schema.document
+        came_from.update(placed[1])
+        return placed[0], None
+
+    def _parameters(self, spec: OperationSpec) -> list[JSONObject]:
+        arguments = QueryArguments(spec.input_schema)
+        root = spec.input_schema.document
+        held: JSONObject = {
+            key: root[key]
+            for key in ("$defs", "definitions")
+            if isinstance(root, dict) and key in root
+        }
+        return [self._parameter(spec, parameter, held) for parameter in arguments.parameters]
+
+    def _parameter(
+        self, spec: OperationSpec, parameter: QueryParameter, held: JSONObject
+    ) -> JSONObject:
+        schema = parameter.schema
+        if isinstance(schema, dict) and parameter.shape is not Shape.JSON:
+            schema = _without_null(schema)
+        if parameter.shape is Shape.LIST and isinstance(schema, dict):
+            # No item is no parameter: an empty list cannot be written.
+            schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
+        placed = self.components.place(
+            {**held, **schema} if isinstance(schema, dict) else schema,
+            f"{spec.id}.{parameter.name}",
+        )
+        shown = placed[0] if placed is not None else {}
+        written: JSONObject = {
+            "name": parameter.name,
+            "in": "query",
+            "required": parameter.required,
+        }
+        if isinstance(shown, dict) and isinstance(shown.get("description"), str):
+            written["description"] = shown["description"]
+        if parameter.shape is Shape.JSON:
+            written["content"] = {JSON: {"schema": shown}}
+        else:
+            written["schema"] = shown
+        return written
+
+    def _errors(
+        self, spec: OperationSpec, came_from: dict[str, str]
+    ) -> tuple[tuple[JSONObject, ...], JSONObject]:
+        """Return the declared errors for the extension; and by status, with what can always happen and the rest."""
+        wires: list[JSONObject] = []
+        declared: dict[int, list[tuple[str, JSONObject]]] = {}
+        for error in spec.error_schemas:
+            placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
+            wire = error.to_wire()
+            if placed is not None and has_definitions(error.schema.document):
+                # Errors often share what they define, and would repeat it in every operation.
+                came_from.update(placed[1])
+                wire |= {"schema": placed[0], PLACED: True}
+            wires.append(wire)
+            status = declared_status(error.http_status)
+            body: JSONObject = {
+                "type": "object",
+                "required": ["code", "message"],
+                "properties": {
+                    "code": _code_schema(error.code, status),
+                    "message": {"type": "string"},
+                    "details": placed[0] if placed is not None else {},
+                },
+            }
+            declared.setdefault(status, []).append((error.description or error.code, body))
+        always = {400: "", 401: "", 422: ""} | ({} if spec.access_control.is_open else {403: ""})
+        responses: JSONObject = {}
+        for status in sorted({*declared, *always}):
+            shared = _SHARED.get(status)
+            bodies = [body for _, body in declared.get(status, ())]
+            if status in always or status in HTTP_STATUS.values() or status == 500:
+                # The same status can also mean something that was not declared.
+                bodies.append({"$ref": "#/components/schemas/Error"})
+            if len(bodies) == 1 and shared is not None and status not in declared:
+                responses[str(status)] = {"$ref": f"#/components/responses/{shared[0]}"}
+                continue
+            texts = [text for text, _ in declared.get(status, ())]
+            schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+            responses[str(status)] = _error_response(" ".join(texts) or _phrase(status), schema)
+        responses["default"] = {"$ref": "#/components/responses/Failed"}
+        return tuple(wires), responses
+
+
+def _code_schema(code: str, status: int) -> JSONObject:
+    """Return the code in an error's body. What an imported API declared comes with the code of every HTTP error."""
+    if code == f"HTTP_{status}":
+        return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
+    return {"const": code}
+
+
+def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:
+    if spec.type is OperationType.SUBSCRIPTION:
+        return {
+            "description": "An event per item, its data as JSON; then `event: complete`, or `event: error`.",
+            "content": {EVENT_STREAM: {"schema": event_schema(schema)}},
+        }
+    content: JSONObject = {JSON: {"schema": schema}}
+    if is_binary(spec.output_schema.document):
+        kind = spec.output_schema.document.get("contentMediaType", BINARY)  # type: ignore[union-attr]
+        content = {kind: {}, **content}
+    return {"description": "The result.", "content": content}
+
+
+def _error_response(description: str, schema: JSONSchema) -> JSONObject:
+    return {"description": description, "content": {JSON: {"schema": schema}}}
+
+
+def _without_null(schema: JSONObject) -> JSONObject:
+    """Return the part of a schema that a query can express: null means that the parameter is absent."""
+    if "default" in schema and schema["default"] is None:
+        schema = {key: value for key, value in schema.items() if key != "default"}
+    kind: Any = schema.get("type")
+    if is_list(kind):
+        return {**schema, "type": [each for each in kind if each != "null"]}
+    for keyword in ("anyOf", "oneOf"):
+        members: Any = schema.get(keyword)
+        if is_list(members):
+            kept = [member for member in members if member != {"type": "null"}]
+            if len(kept) == 1 and isinstance(kept[0], dict):
+                rest = {key: value for key, value in schema.items() if key != keyword}
+                return {**kept[0], **rest}
+            return {**schema, keyword: kept}
+    return schema
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return f"Status {status}."
