@@ -29,7 +29,8 @@ from operations.errors import RegistrationError
 from operations.mcp import connect_mcp
 from operations.server import create_app
 from operations.server.running import running
-from operations.tools import ToolConfig, configure_tools
+from operations.telemetry.metrics import CallMetrics
+from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio
 
@@ -218,6 +219,74 @@ async def test_an_error_that_does_not_allow_it_is_not_repeated() -> None:
 
     assert await code_of(registry.execute("shop.fail")) == "NO_STOCK"
     assert seen == [1]
+
+
+def failing(error: CallError, retry: RetryPolicy | int) -> tuple[OperationRegistry, list[int]]:
+    """A registry with a query that always fails, and the list of its attempts."""
+    registry, seen = OperationRegistry(), list[int]()
+    configure_tools(registry, {"shop.*": ToolConfig(retry=retry)})
+
+    @registry.operation("shop.fail", type="query")
+    async def fail() -> None:
+        seen.append(1)
+        raise error
+
+    return registry, seen
+
+
+async def test_what_takes_a_person_is_never_repeated() -> None:
+    error = CallError(ErrorCode.APPROVAL_REQUIRED, "ask", retryable=True, begun=False)
+    registry, seen = failing(error, 5)
+
+    assert await code_of(registry.execute("shop.fail")) == ErrorCode.APPROVAL_REQUIRED
+    assert len(seen) == 1
+
+
+async def test_retries_are_bounded_by_attempts_and_by_their_budget() -> None:
+    away = CallError(ErrorCode.UNAVAILABLE, "away")
+    registry, seen = failing(away, RetryPolicy(attempts=4, first_pause=0, budget=0))
+
+    for attempts in (4, 8, 12, 14, 15):
+        # Ten retries are allowed at once.
+        assert await code_of(registry.execute("shop.fail")) == ErrorCode.UNAVAILABLE
+        assert len(seen) == attempts
+
+    registry, seen = failing(away, RetryPolicy(attempts=4, first_pause=0, budget=3))
+    for _ in range(10):
+        assert await code_of(registry.execute("shop.fail")) == ErrorCode.UNAVAILABLE
+    assert len(seen) == 40
+
+
+async def test_nothing_is_repeated_past_the_deadline_of_the_caller() -> None:
+    busy = CallError("BUSY", "busy", {"headers": {"retry-after": "60"}}, retryable=True)
+    registry, seen = failing(busy, 5)
+
+    with anyio.fail_after(5):
+        assert await code_of(registry.execute("shop.fail", timeout=30)) == "BUSY"
+    assert len(seen) == 1
+
+    away = CallError(ErrorCode.UNAVAILABLE, "away")
+    registry, seen = failing(away, RetryPolicy(attempts=10**6, first_pause=0.02, budget=10**6))
+    with anyio.fail_after(5):
+        assert await code_of(registry.execute("shop.fail", timeout=0.1)) == ErrorCode.UNAVAILABLE
+    assert len(seen) > 1
+
+
+async def test_retries_are_counted() -> None:
+    registry, _ = failing(CallError(ErrorCode.UNAVAILABLE, "away"), 2)
+    metrics = CallMetrics(registry)
+
+    assert await code_of(registry.execute("shop.fail")) == ErrorCode.UNAVAILABLE
+
+    text = metrics.render().decode()
+    assert 'operations_retries_total{operation="shop.fail"} 2' in text
+    assert 'operations_calls_total{operation="shop.fail",code="UNAVAILABLE"} 1' in text
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_pause": -1.0}, {"budget": -0.1}])
+def test_a_policy_that_cannot_be_meant_is_rejected(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RetryPolicy(**wrong)
 
 
 async def test_select_keeps_parts_of_results_and_of_items() -> None:

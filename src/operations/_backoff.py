@@ -1,6 +1,8 @@
-"""Decide how long to wait before an attempt is repeated; the only such rule in the package."""
+"""Decide how long to wait before an attempt is repeated, and how many repeats are too many: the only such rules here."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from secrets import SystemRandom
 from time import monotonic
 
@@ -50,8 +52,56 @@ class Backoff:
         now = self._clock()
         if self._since is None:
             self._since = now
-        ceiling = min(self._last, max(_SOON, (now - self._since) / 2 - 1))
+        ceiling = min(self._last, max(_SOON, self._first, (now - self._since) / 2 - 1))
         # The exponent is bounded because a float is not.
         pause = _random.uniform(0, min(ceiling, self._first * 2 ** min(self.attempt, 10)))
         self.attempt += 1
         return pause
+
+
+_MOST_RETRIES = 10.0
+_RETRIES_PER_SECOND = 1.0
+
+
+class RetryBudget:
+    """Bounds retries to a part of the calls, so that retries do not overload a service that fails.
+
+    A few retries are always left for operations that are seldom called: ten at once, and one per second.
+
+    Args:
+        ratio: Retries for each call.
+        clock: The current time, in seconds.
+    """
+
+    def __init__(self, ratio: float, *, clock: Callable[[], float] = monotonic) -> None:
+        self._ratio = ratio
+        self._clock = clock
+        self._left = _MOST_RETRIES
+        self._filled_at = clock()
+
+    def count_call(self) -> None:
+        """Count a call that was made."""
+        self._left = min(_MOST_RETRIES, self._left + self._ratio)
+
+    def spend(self) -> bool:
+        """Take one retry; return False if none is left."""
+        now = self._clock()
+        refill = (now - self._filled_at) * _RETRIES_PER_SECOND
+        self._left, self._filled_at = min(_MOST_RETRIES, self._left + refill), now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+def retry_after(text: str) -> float:
+    """Return the seconds that a Retry-After header asks for, as a number or a date; 0 if it asks for none."""
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

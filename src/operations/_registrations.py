@@ -78,7 +78,8 @@ class Registrations:
         elsewhere: set[str] = set()
         for candidate in operations:
             if isinstance(candidate, OperationSpec):
-                candidate = Operation(candidate, forward(candidate, self._remote))  # noqa: PLW2901
+                handler = forward(candidate, self._remote)
+                candidate = Operation(candidate, handler, forwards=True)  # noqa: PLW2901
                 elsewhere.add(candidate.spec.id)
             given = validate_operation(candidate)
             ready = self._adapted(given)

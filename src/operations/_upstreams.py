@@ -32,6 +32,7 @@ class CircuitOpenError(CallError):
             f"{name} is not available: the last {failures} attempts to reach it failed."
             f" The next attempt is made in {seconds:.1f} s.",
             retryable=True,
+            begun=False,
         )
 
 
@@ -180,6 +181,7 @@ class Bulkhead:
                         f"{self._limit} calls to {self._name} are running, and none has finished for"
                         f" {self._patience:g} s.",
                         retryable=True,
+                        begun=False,
                     )
                 await asyncio.wait({waiter}, timeout=left)
         except BaseException:

@@ -19,7 +19,7 @@ Rule 2: what leaves the process is `CallError.to_wire()`: a code, a safe message
 from collections.abc import Iterable
 from enum import StrEnum
 from time import time
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from operations._json import JSONValueError, to_json
 from operations._text import in_seconds
@@ -65,17 +65,25 @@ class CallError(OperationsError):
         message: One sentence for people.
         details: JSON-compatible detail for the caller; never an exception object.
         retryable: Whether the same call may succeed later. True for `UNAVAILABLE` unless said otherwise.
+        begun: False if the operation certainly was not started, so that any operation may be called again; else None.
         unexpected: Whether this stands for an exception nobody declared. A served edge then hides the message.
     """
 
     def __init__(
-        self, code: str, message: str, details: Any = None, *, retryable: bool | None = None
+        self,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        retryable: bool | None = None,
+        begun: Literal[False] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = str(code)
         self.message = message
         self.details = details
         self.retryable = code == ErrorCode.UNAVAILABLE if retryable is None else retryable
+        self.begun = begun
         self.unexpected = False
 
     def __str__(self) -> str:
@@ -86,7 +94,8 @@ class CallError(OperationsError):
         return f"CallError({self.code!r}, {self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (self.code, self.message, self.details, self.retryable, self.unexpected))
+        fields = (self.code, self.message, self.details, self.retryable)
+        return (_rebuild, (*fields, self.unexpected, self.begun))
 
     def to_wire(self) -> JSONObject:
         """What other processes see: `code`, `message` and, where there are any, JSON `details`."""
@@ -117,8 +126,15 @@ def _readable(text: object) -> str:
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
-def _rebuild(code: str, message: str, details: Any, retryable: bool, unexpected: bool) -> CallError:
-    error = CallError(code, message, details, retryable=retryable)
+def _rebuild(
+    code: str,
+    message: str,
+    details: Any,
+    retryable: bool,
+    unexpected: bool,
+    begun: Literal[False] | None,
+) -> CallError:
+    error = CallError(code, message, details, retryable=retryable, begun=begun)
     error.unexpected = unexpected
     return error
 

@@ -149,6 +149,7 @@ class CallSeries:
         changes: Values of results that normalisation changed, by kind.
         items: Items of subscriptions.
         abandoned: Handlers that still ran when their caller had left.
+        retries: Attempts after the first one of a call.
         seconds: Total duration of the timed calls that ended.
         buckets: Timed calls by duration; see `BUCKETS`.
     """
@@ -159,6 +160,7 @@ class CallSeries:
         "changes",
         "codes",
         "items",
+        "retries",
         "seconds",
         "started",
         "times_all",
@@ -173,6 +175,7 @@ class CallSeries:
         self.changes: dict[str, int] = {}
         self.items = 0
         self.abandoned = 0
+        self.retries = 0
         self.seconds = 0.0
         self.buckets = [0] * (len(BUCKETS) + 1)
 

@@ -378,6 +378,10 @@ class Operation:
     signature: Signature | None = None
     """The signature of the function, for typed calls; None if the handler is not a typed function."""
 
+    forwards: bool = False
+    """Whether the handler only passes the call on, once: an error of the other side that says that nothing was begun is
+    then true of this operation, too."""
+
     source_instructions: str = ""
     """What the source of an imported operation tells models about its use."""
 

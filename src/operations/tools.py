@@ -9,6 +9,7 @@ Rule 3: settings apply to operations that are registered later, too, and follow 
 """
 
 import asyncio
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -25,11 +26,11 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
-from operations._backoff import Backoff
-from operations._json import is_object, unescape
+from operations._backoff import Backoff, RetryBudget, retry_after
+from operations._json import is_object, object_of, unescape
 from operations._pipeline import Plan, invoke
 from operations._pipeline.path import before
-from operations._text import enforce_lists
+from operations._text import enforce_lists, printable
 from operations._time_limits import TimeLimit
 from operations.access import AccessControl, ApprovalRule
 from operations.context import OperationContext
@@ -41,6 +42,8 @@ from operations.result_pages import MIN_PAGE, NEXT, ResultPages, caller_of, next
 from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
+logger = logging.getLogger("operations")
+
 HIDDEN: Final = "operations: hidden"
 """The scope of hidden operations. It has a space, so no token can contain it."""
 
@@ -49,6 +52,35 @@ _MAX_BYTES = 16 << 20
 """Results that the cache of one operation holds, and their bytes."""
 
 _ABSENT: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How calls of an operation are repeated after an error that is retryable, for every entry point.
+
+    A query or an idempotent operation is repeated after every such error, another operation only after one that says
+    that nothing was begun. `APPROVAL_REQUIRED` is never repeated, and nothing is repeated past the caller's deadline.
+    """
+
+    attempts: Count = 3
+    """How often a call is attempted in all."""
+
+    first_pause: Annotated[float, Meta(ge=0)] = 0.05
+    """The longest first pause, in seconds. Each pause is a random part of its maximum, which grows with the attempts and
+    with the time since the first error."""
+
+    last_pause: Annotated[float, Meta(ge=0)] = 5
+    """The longest pause, in seconds; a `Retry-After` of an HTTP API is added to it."""
+
+    budget: Annotated[float, Meta(ge=0)] = 0.2
+    """Retries for each call of the operation, over time. Ten at once and one per second are always allowed."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError("attempts must be at least 1")
+        for name in ("first_pause", "last_pause", "budget"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be a number that is not negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +113,8 @@ class ToolConfig:
     concurrency: Count | None = None
     """Concurrent calls to each of the operations, from all callers."""
 
-    retry: Annotated[int, Meta(ge=0)] | None = None
-    """How often a query, or an operation that is idempotent, is repeated after an error that says it may be."""
+    retry: RetryPolicy | Annotated[int, Meta(ge=0)] | None = None
+    """How calls are repeated after an error that is retryable; a number is how often, with the default pauses."""
 
     cache: Seconds | None = None
     """Seconds for which the result of a query is kept and returned for the same input of the same caller."""
@@ -260,7 +292,10 @@ class _Tool:
         self._rate = RateLimiter(config.rate, math.ceil(config.rate or 1))
         limit = config.concurrency
         self._slots = None if limit is None else ConcurrencyLimiter(limit, limit)
-        self._retries = (config.retry or 0) if is_query or operation.spec.idempotent else 0
+        retry = config.retry or 0
+        self._retry = RetryPolicy(attempts=retry + 1) if isinstance(retry, int) else retry
+        self._budget = RetryBudget(self._retry.budget)
+        self._is_repeatable = is_query or operation.spec.idempotent
         self._cache = _Cache(config.cache) if config.cache is not None and is_query else None
         self._select = None if config.select is None else _tree(config.select)
 
@@ -314,18 +349,44 @@ class _Tool:
                 env=cast("Any", None),
                 _nested=None,
             )
-        backoff = Backoff()
-        for attempt in range(self._retries + 1):
+        if self._retry.attempts == 1:
+            return await self._once(value, context)
+        self._budget.count_call()
+        backoff = Backoff(self._retry.first_pause, self._retry.last_pause)
+        while True:
             try:
                 return await self._once(value, context)
             except CallError as error:
-                pause = backoff.pause()
-                ends = context.deadline if context.limit is None else context.limit.deadline
-                is_late = ends is not None and time() + pause >= ends / 1000
-                if attempt == self._retries or not _is_repeatable(error) or is_late:
+                pause = self._pause_after(error, backoff, context)
+                if pause is None:
                     raise
-                await asyncio.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+                series = self._registry.counters and self._registry.counters.of(self._id)
+                if series:
+                    series.retries += 1
+                logger.info(
+                    "%s is called again in %.2f s, after %s", self._id, pause, printable(error.code)
+                )
+            await asyncio.sleep(pause)
+
+    def _pause_after(
+        self, error: CallError, backoff: Backoff, context: OperationContext
+    ) -> float | None:
+        """Return the seconds to wait before a call is repeated; None if it must not be."""
+        # An approval takes a person: only the caller repeats the call.
+        if not error.retryable or error.code == ErrorCode.APPROVAL_REQUIRED:
+            return None
+        # The error of a call that a handler made is not about the handler itself.
+        has_begun = error.begun is not False or not self._operation.forwards
+        if has_begun and not self._is_repeatable:
+            return None
+        if backoff.attempt + 1 >= self._retry.attempts:
+            return None
+        headers = object_of(object_of(error.details).get("headers"))
+        pause = backoff.pause() + retry_after(str(headers.get("retry-after", "")))
+        ends = context.deadline if context.limit is None else context.limit.deadline
+        if ends is not None and time() + pause >= ends / 1000:
+            return None
+        return pause if self._budget.spend() else None
 
     async def _once(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         running = invoke(self._plan, value, context)
@@ -404,11 +465,6 @@ class _Cache:
         _, data, _ = self._kept.pop(key, (0.0, None, None))
         if data is not None:
             self._bytes -= len(data) + len(key)
-
-
-def _is_repeatable(error: CallError) -> bool:
-    # An approval takes a person: only the caller repeats the call.
-    return error.retryable and error.code != ErrorCode.APPROVAL_REQUIRED
 
 
 def _caller(context: OperationContext) -> str:

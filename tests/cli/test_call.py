@@ -163,6 +163,28 @@ def test_large_results_are_printed_whole(run: Run, folder: Path) -> None:
     assert ran.json["notes"] == notes
 
 
+FLAKY = """
+
+@operation("work.flaky", type="query")
+async def flaky() -> int:
+    with open("attempts", "a+") as file:
+        file.write("1")
+        file.seek(0)
+        attempts = len(file.read())
+    if attempts < 3:
+        raise CallError("BUSY", "busy", retryable=True)
+    return attempts
+"""
+
+
+def test_a_call_is_repeated_as_the_tool_table_says(run: Run, folder: Path) -> None:
+    with (folder / "ops.py").open("a") as module, (folder / "operations.toml").open("a") as file:
+        module.write(FLAKY)
+        file.write('\n[tools."work.flaky"]\nretry = { attempts = 3, first_pause = 0.01 }\n')
+
+    assert run("call", "work.flaky").json == 3
+
+
 def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
     assert run("call", "work.count", "to=3").out == "1\n2\n3\n"
     lines = run("call", "work.count", "to=9", "--count", "2", "--envelope").out.splitlines()

@@ -360,7 +360,7 @@ class PendingRequestMap(ReplyPublisher):
             try:
                 await self.open()
             except TransportError as error:
-                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+                raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
         elif self._loop is not asyncio.get_running_loop():
             raise CallError(
                 ErrorCode.UNAVAILABLE,
@@ -558,7 +558,8 @@ class PendingRequestMap(ReplyPublisher):
             loop = asyncio.get_running_loop()
             loop.call_later(RETRY, lambda: self._spawn(self._send_again(call)))
         else:
-            error = CallError(ErrorCode.UNAVAILABLE, f"no worker serves the group {self.group!r}")
+            reason = f"no worker serves the group {self.group!r}"
+            error = CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
             self._end(call.payload.request_id, error)
 
     def lost(self, reason: str) -> None:

@@ -155,7 +155,13 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
     def to_error(self) -> CallError:
         """The exception this stands for."""
-        return CallError(self.code, self.message, self.details, retryable=self.retryable)
+        return CallError(
+            self.code,
+            self.message,
+            self.details,
+            retryable=self.retryable,
+            begun=False if self.begun is False else None,
+        )
 
 
 class CreditPayload(_Payload, frozen=True, kw_only=True):

@@ -374,6 +374,9 @@ class PendingCall(msgspec.Struct, eq=False):
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
+        if self.attempt > 1:
+            # An earlier attempt may have run.
+            error.begun = None
         if self.stream is not None:
             self.stream.end(error)
         elif self.future is not None and not self.future.done():

@@ -244,7 +244,7 @@ class RemoteService:
 
         if spec.type is OperationType.SUBSCRIPTION:
             return Operation(here, subscribe, self._config.output)
-        return Operation(here, call, self._config.output)
+        return Operation(here, call, self._config.output, forwards=True)
 
 
 def _update(registry: OperationRegistry, before: list[Operation], after: list[Operation]) -> None:

@@ -108,7 +108,8 @@ class RequestSender:
             self._waiting >= MAX_WAITING
             or (self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES)
         ):
-            raise CallError(ErrorCode.UNAVAILABLE, "too many calls wait for the broker already")
+            reason = "too many calls wait for the broker already"
+            raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1
         # A broker drops a key that it has seen before.
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
@@ -129,7 +130,7 @@ class RequestSender:
         try:
             await self._target.send(worker, body)
         except NotSentError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
         except TransportError as error:
             logger.debug("%s may not have been sent: %s", key, error)
         return ""
@@ -144,13 +145,15 @@ class RequestSender:
             except NobodyThereError as error:
                 # After a reconnect the workers may be on their way back, too.
                 if not self._is_settling():
-                    raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+                    raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
             except TooLargeError as error:
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
             except QueueFullError as error:
-                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error), retryable=True) from error
+                raise CallError(
+                    ErrorCode.RESOURCE_EXHAUSTED, str(error), retryable=True, begun=False
+                ) from error
             except NotSentError as error:
-                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+                raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
             except TransportError as error:
                 logger.debug("%s may not have been sent: %s", key, error)
                 return ""

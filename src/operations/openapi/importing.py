@@ -163,6 +163,7 @@ def restored(
         shared.config.output,
         blocking=False,
         source_timeout=shared.config.timeout,
+        forwards=True,
     )
 
 
@@ -401,6 +402,7 @@ class Importer:
             blocking=False,
             files=None if is_stream else endpoint,
             source_timeout=self._config.timeout,
+            forwards=True,
         )
 
     def _is_wanted(self, outline: Outline) -> bool:

@@ -82,6 +82,9 @@ class CallMetrics:
             lines.append(
                 f'operations_abandoned_total{{operation="{_label(name)}"}} {series.abandoned}'
             )
+        family("operations_retries_total", "counter", "Attempts after the first one of a call.")
+        for name, series in shown.items():
+            lines.append(f'operations_retries_total{{operation="{_label(name)}"}} {series.retries}')
         family("operations_call_seconds", "histogram", "Duration of calls.")
         for name, series in shown.items():
             lines.extend(_histogram(_label(name), series))

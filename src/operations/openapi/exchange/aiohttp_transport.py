@@ -339,19 +339,22 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     if isinstance(error, TimeoutError):
         return timed_out(where, request.timeout, "respond")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.")
+        return CallError(ErrorCode.UNAVAILABLE, f"{where}: there is no such host.", begun=False)
     if isinstance(error, aiohttp.ClientSSLError):
         return CallError(
-            ErrorCode.UNAVAILABLE, f"{where}: TLS failed, or its certificate is not valid."
+            ErrorCode.UNAVAILABLE,
+            f"{where}: TLS failed, or its certificate is not valid.",
+            begun=False,
         )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        # Once connected, the request may have arrived.
+        is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(
             ErrorCode.UNAVAILABLE,
             f"{where}: the connection failed or was lost ({reason}).",
-            # Once connected, the request may have arrived.
-            retryable=request.method in REPEATABLE
-            or isinstance(error, aiohttp.ClientConnectorError),
+            retryable=request.method in REPEATABLE or not is_connected,
+            begun=None if is_connected else False,
         )
     if isinstance(error, aiohttp.ClientError):
         return CallError(ErrorCode.EXECUTION_ERROR, f"{where}: the response was not valid HTTP.")

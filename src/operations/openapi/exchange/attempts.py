@@ -5,13 +5,11 @@ Rule 2: a request that the server refused is sent again whatever its method: aft
         that says when to come back, and after a 503 if the operator knows that it means the same (`retry_refused`).
 """
 
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from urllib.parse import urljoin
 
 import msgspec
 
-from operations._backoff import Backoff
+from operations._backoff import Backoff, retry_after
 from operations._hosts import normal_url, origin_of
 from operations._json import object_of
 from operations._upstreams import CircuitOpenError
@@ -117,16 +115,3 @@ class Attempts:
                 return self._is_repeatable
             case _:
                 return False
-
-
-def retry_after(text: str) -> float:
-    """Return the seconds that a Retry-After header asks for, as a number or a date; 0 if it asks for none."""
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

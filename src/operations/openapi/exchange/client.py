@@ -408,8 +408,14 @@ class Client:
             is_stream=is_stream,
             public_only=not is_trusted,
         )
-        for _ in range(_MAX_REDIRECTS):
-            call.opened, response = await self.send(request, origin, call.context)
+        for redirects in range(_MAX_REDIRECTS):
+            try:
+                call.opened, response = await self.send(request, origin, call.context)
+            except CallError as error:
+                if redirects:
+                    # The first request has arrived.
+                    error.begun = None
+                raise
             status = response.status
             if 200 <= status < 300 or (
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
