@@ -1,4 +1,4 @@
-"""Decide how long to wait before an attempt is repeated, and how many repeats are too many: the only such rules here."""
+"""Decide how long to wait before an attempt is repeated, and how many repeats are too many."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

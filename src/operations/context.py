@@ -147,6 +147,9 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """Time at which the entry point itself responds and cancels the call, in milliseconds since the epoch."""
 
+    queued: float | None = None
+    """Seconds that the request waited before it began; None if it did not wait in a queue."""
+
     session: str = ""
     """The key of the session or connection that the call came through, which tells callers without identity apart."""
 

@@ -58,6 +58,9 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     traceparent: str | None = None
     """The W3C trace context that the call came with, from its metadata."""
 
+    queued: float | None = None
+    """Seconds that the request waited before it began; None if it did not wait in a queue."""
+
 
 class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
     """A subscription gave an item."""

@@ -66,8 +66,8 @@ class RetryPolicy:
     """How often a call is attempted in all."""
 
     first_pause: Annotated[float, Meta(ge=0)] = 0.05
-    """The longest first pause, in seconds. Each pause is a random part of its maximum, which grows with the attempts and
-    with the time since the first error."""
+    """The longest first pause, in seconds. Each pause is a random part of its maximum, which grows with the attempts
+    and with the time since the first error."""
 
     last_pause: Annotated[float, Meta(ge=0)] = 5
     """The longest pause, in seconds; a `Retry-After` of an HTTP API is added to it."""

@@ -229,7 +229,7 @@ async def test_f26_a_rolling_restart_under_load_fails_no_call(broker_world: Worl
 
 
 @pytest.mark.requirement("R49", "F30")
-async def test_f30_a_request_that_kills_every_worker_is_set_aside_after_three_deliveries(
+async def test_f30_a_request_that_kills_every_worker_is_a_dead_letter_after_three_deliveries(
     broker_world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "log"
@@ -245,7 +245,7 @@ async def test_f30_a_request_that_kills_every_worker_is_set_aside_after_three_de
     assert caught.value.details == {"deliveries": 3}
     assert not caught.value.retryable
     assert len(started(path)) == 3
-    assert any("set aside" in record.message for record in caplog.records)
+    assert any("dead letter" in record.message for record in caplog.records)
 
 
 @pytest.mark.requirement("R43", "F33")

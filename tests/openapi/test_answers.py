@@ -15,8 +15,8 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
+from operations._backoff import retry_after
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.exchange.attempts import retry_after
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:

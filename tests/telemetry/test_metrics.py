@@ -49,7 +49,7 @@ def test_histograms_are_cumulative() -> None:
     lines = CallMetrics(OperationRegistry()).render().decode()
 
     assert list(BUCKETS) == sorted(BUCKETS)
-    assert lines.count("# TYPE") == 6
+    assert lines.count("# TYPE") == 7
 
 
 async def test_running_calls_and_slow_calls_are_counted(registry: OperationRegistry) -> None:

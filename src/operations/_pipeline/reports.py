@@ -57,6 +57,7 @@ def _notify_start(host: PipelineHost, operation_id: str, context: OperationConte
             identity_id=context.identity.id if context.identity is not None else None,
             authority=context.authority_id,
             traceparent=context.metadata.get("traceparent"),
+            queued=context.channel.queued,
         )
     )
 

@@ -25,6 +25,12 @@ class WorkerConfig:
     group: str = "operations"
     """The workers that share one queue: each request goes to one of them, so all should serve the same operations."""
 
+    name: str = ""
+    """The name of this worker in the view of operators."""
+
+    version: str = ""
+    """The version of what this worker serves, in the view of operators; `1.4.0` for the service discovery of NATS."""
+
     concurrency: Count = 1024
     """Calls that run at a time."""
 

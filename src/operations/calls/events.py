@@ -33,6 +33,7 @@ from operations.envelopes import (
     content_block,
 )
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import WorkerStats
 from operations.types import JSONObject
 
 PROTOCOL_VERSION = 1
@@ -179,6 +180,9 @@ class ProbePayload(_Payload, frozen=True, kw_only=True):
     request_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
     reply_to: Name
 
+    stats: bool = False
+    """Whether the worker should report its `WorkerStats`."""
+
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The calls a worker has, of those it was asked about."""
@@ -195,6 +199,9 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
 
     specs: Name = ""
     """A digest of the operations that the worker serves."""
+
+    stats: WorkerStats | None = None
+    """If the probe asked for them."""
 
 
 class OfferPayload(_Payload, frozen=True, kw_only=True):

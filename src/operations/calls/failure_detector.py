@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from operations._json import is_object
 from operations.calls.events import (
     AlivePayload,
@@ -325,12 +327,13 @@ class FailureDetector:
             await self._resend(call)
         else:
             logger.error(
-                "%s was set aside: %s lost %d workers",
+                "%s became a dead letter: %s lost %d workers",
                 request.request_id,
                 request.operation_id,
                 call.attempt,
             )
-            body = encode_event(CallRequested(payload=request))
+            # Whoever inspects it must not be able to act as the caller.
+            body = encode_event(CallRequested(payload=replace(request, credential=None)))
             await self._target.dead_letter(self._group, body)
             error = CallError(
                 ErrorCode.UNAVAILABLE,

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from time import time
+from typing import Any
 
 import msgspec
 
@@ -149,6 +150,18 @@ class Job(msgspec.Struct, eq=False):
     counted_as: tuple[str, ...] = ()
     """For admission."""
 
+    queued_at: float = 0.0
+    """When the broker received the request, by the loop's clock."""
+
+    began_at: float = 0.0
+    """When it got a slot, by the loop's clock; 0 if it did not."""
+
+    code: str = ""
+    """The code of the error with which it ended."""
+
+    identity_id: str | None = None
+    """The caller, once it is known."""
+
 
 def job_for(
     registry: OperationRegistry,
@@ -270,6 +283,16 @@ def late(job: Job) -> CallError:
     request = job.request
     seconds = job.expires_at - job.arrived_at
     return timed_out(request.operation_id, seconds, deadline=request.deadline)
+
+
+def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
+    """Set `replied` when `sending` has ended; at once if there is nothing to send."""
+    if replied is None:
+        return
+    if sending is None:
+        replied.set()
+    else:
+        sending.add_done_callback(lambda _: replied.set())
 
 
 def exhausted(reason: str) -> CallError:

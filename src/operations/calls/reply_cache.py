@@ -25,6 +25,7 @@ from operations.calls.events import (
     encode_response,
 )
 from operations.calls.jobs import Job, refusal_of
+from operations.calls.monitoring import WorkerCounters
 from operations.calls.states import NEVER, Deadlines
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
@@ -92,6 +93,7 @@ class Replies:
         front: Counts unread output, if the worker shares the front of a server.
         expose_errors: Whether callers see the text of unexpected exceptions.
         deadlines: The deadlines of the jobs.
+        counters: Counts the jobs that end.
         spawn: Runs a coroutine in the background.
 
     Attributes:
@@ -108,6 +110,7 @@ class Replies:
         front: Front | None,
         expose_errors: bool,
         deadlines: Deadlines[Job],
+        counters: WorkerCounters,
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[Any]"],
     ) -> None:
         self.is_leaving = False
@@ -120,6 +123,7 @@ class Replies:
         self._front = front
         self._expose_errors = expose_errors
         self._deadlines = deadlines
+        self._counters = counters
         self._spawn = spawn
         self._recent = Recent()
         self.specs = ""
@@ -202,6 +206,7 @@ class Replies:
 
     def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
         request_id = job.request.request_id
+        job.code = error.code
         if job.begun:
             return encode_error(request_id, error, sequence)
         return encode_error(request_id, error, sequence, begun=False, worker=self._mailbox)
@@ -220,7 +225,9 @@ class Replies:
             except CallError as exhausted:
                 error = exhausted
         if error is not None:
+            job.code = error.code
             body = encode_error(request_id, error)
+        self._counters.end(job)
         self._recent.finish(request_id, body, job.reply_to)
         sending: Awaitable[None] = self._target.send(job.reply_to, body)
         if unread is not None:
@@ -298,8 +305,9 @@ class Replies:
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
         leaving = self.is_leaving and not held
+        stats = self._counters.stats(leaving=self.is_leaving) if probe.stats else None
         payload = AlivePayload(
-            worker=self._mailbox, request_ids=held, leaving=leaving, specs=self.specs
+            worker=self._mailbox, request_ids=held, leaving=leaving, specs=self.specs, stats=stats
         )
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 

@@ -48,7 +48,9 @@ from operations.calls.jobs import (
     job_for,
     late,
     principal_of,
+    set_after,
 )
+from operations.calls.monitoring import WorkerCounters
 from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
@@ -78,7 +80,8 @@ class CallServer:
         jobs: The requests without a last reply, by id.
         malformed: Messages that are not events.
         ignored: Events of unknown types.
-        refused: Requests beyond the bounds.
+        counters: What the calls came to.
+        is_serving: Whether it accepts requests.
         duplicates: Requests that had been seen before.
     """
 
@@ -92,7 +95,7 @@ class CallServer:
         self.mailbox = target.mailbox()
         self.jobs: dict[str, Job] = {}
         self._restored_at = self._connected_at = 0.0
-        self.malformed = self.ignored = self.refused = self.duplicates = 0
+        self.malformed = self.ignored = self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
         self._shared = front
         # The queue limits calls per caller; behind a broker all callers have one address.
@@ -106,6 +109,7 @@ class CallServer:
         self._patience = config.patience
         exposes = config.expose_errors
         self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
+        self.counters = WorkerCounters(config, self._admission)
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._replies = Replies(
             target,
@@ -115,6 +119,7 @@ class CallServer:
             front=front,
             expose_errors=target.trusted if exposes is None else exposes,
             deadlines=self._deadlines,
+            counters=self.counters,
             spawn=self._spawn,
         )
         self._running: set[asyncio.Task[None]] = set()
@@ -122,7 +127,7 @@ class CallServer:
         self._watching: list[asyncio.Task[Any]] = []
         self._consuming: Subscription | None = None
         self._listening: Subscription | None = None
-        self._is_serving = False
+        self.is_serving = False
         self._loop = asyncio.get_running_loop()
         # Handlers do not see the context variables of whoever delivers a request.
         self._context = copy_context()
@@ -147,6 +152,7 @@ class CallServer:
         """
         await self.listen()
         self._consuming = await self.target.consume(self.group, self, self._capacity, self._backlog)
+        await self.counters.advertise(self.target)
 
     def _capacity(self) -> int:
         """Return how many more requests can begin now."""
@@ -166,7 +172,7 @@ class CallServer:
         self._replies.specs = digest_of(self.registry)
         if not self.target.direct:
             await self._replies.announce(arrived=True)
-        self._is_serving = True
+        self.is_serving = True
         self._watching = [self._spawn(watch_loop_lag(self.jobs)), self._spawn(self._watch_specs())]
         if not self.target.direct:
             self._watching.append(self._spawn(self._watch_callers()))
@@ -195,11 +201,12 @@ class CallServer:
         The error is retryable except for mutations that have begun. Behind a broker, requests that wait for a slot are
         rejected at once, because their callers send them to other workers.
         """
-        was_serving, self._is_serving = self._is_serving, False
+        was_serving, self.is_serving = self.is_serving, False
         consuming, self._consuming = self._consuming, None
         if consuming is not None:
             with suppress(TransportError):
                 await consuming.aclose()
+        await self.counters.aclose()
         self._replies.is_leaving = True
         if was_serving and not self.target.direct:
             await self._replies.announce()
@@ -293,19 +300,19 @@ class CallServer:
         problem = check_request(request)
         if problem is not None:
             malformed = MalformedEvent(problem, PUT_TYPE, request_id)
-            _set_after(self._reject(malformed, reply_to), replied)
+            set_after(self._reject(malformed, reply_to), replied)
         elif not self._replies.is_new(request_id):
             self.duplicates += 1
-            _set_after(self._replies.repeat(request_id, reply_to), replied)
+            set_after(self._replies.repeat(request_id, reply_to), replied)
         elif self._replies.is_leaving:
             # The queue is closed already; this request arrived in another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            _set_after(self._replies.refuse(request_id, reply_to, error), replied)
+            set_after(self._replies.refuse(request_id, reply_to, error), replied)
         else:
             registry = self._registry_of(request.operation_id)
             now = self._loop.time()
             job = job_for(registry, self.target, request, reply_to, size, now, self._shared)
-            job.replied = replied
+            job.replied, job.queued_at = replied, now - age
             self.jobs[request_id] = job
             if job.expires_at < self._deadlines.next:
                 self._deadlines.schedule(job.expires_at)
@@ -340,11 +347,12 @@ class CallServer:
 
     def _refuse(self, job: Job, error: CallError) -> None:
         """Reply to a job that does not run."""
-        self.refused += 1
         if not job.answered:
+            job.code = error.code
+            self.counters.refuse(job)
             self._replies.settle(job)
             refusal = self._replies.refuse(job.request.request_id, job.reply_to, error)
-            _set_after(refusal, job.replied)
+            set_after(refusal, job.replied)
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
@@ -391,6 +399,7 @@ class CallServer:
             self._expire(job)
         if job.answered:
             return False
+        self.counters.begin(job)
         task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
         self._running.add(task)
         task.add_done_callback(partial(self._ended, job))
@@ -473,6 +482,7 @@ class CallServer:
     async def _execute(self, job: Job, identity: Identity | None) -> None:
         """Run the operation and send its results."""
         request, replies = job.request, self._replies
+        job.identity_id = None if identity is None else identity.id
         registry = self._registry_of(request.operation_id)
         context = self._context_for(job, identity, registry)
         sequence: int | None = None
@@ -508,7 +518,7 @@ class CallServer:
         if job.ends_at != NEVER:
             # Counted from the arrival: the caller's clock may differ.
             deadline = (time() + job.ends_at - self._loop.time()) * 1000
-        channel = CallerChannel(deadline=deadline)
+        channel = CallerChannel(deadline=deadline, queued=job.began_at - job.queued_at)
         return context_for(job.request, identity, deadline, registry, channel)
 
     def _registry_of(self, operation_id: str) -> OperationRegistry:
@@ -564,16 +574,6 @@ class CallServer:
                 known = specs
                 self._replies.specs = digest_of(self.registry)
                 await self._replies.announce()
-
-
-def _set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
-    """Set `replied` when `sending` has ended; at once if there is nothing to send."""
-    if replied is None:
-        return
-    if sending is None:
-        replied.set()
-    else:
-        sending.add_done_callback(lambda _: replied.set())
 
 
 @options_of(WorkerConfig)

@@ -245,6 +245,13 @@ class ServeEntry(Entry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkEntry(Entry):
+    """Where `operations work` shows its health (`/healthz`, `/readyz`) and metrics (`/metrics`), if anywhere."""
+
+    derived: ClassVar = Derived(("operations.front.config:ListenConfig",), {}, {"port": 9464})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsEntry(Entry):
     """How much is allowed.
 
@@ -310,6 +317,7 @@ class Config:
         authority: Where budgets, revocations and approvals are kept.
         ledger: A tamper-evident record of calls.
         serve: What `operations serve` opens.
+        work: Where `operations work` shows its health and metrics.
         limits: How much is allowed.
         trace: What `operations trace` can show.
         log: What is written to standard error.
@@ -329,6 +337,7 @@ class Config:
     authority: AuthorityEntry = field(default_factory=AuthorityEntry)
     ledger: LedgerEntry | None = None
     serve: ServeEntry = field(default_factory=ServeEntry)
+    work: WorkEntry | None = None
     limits: LimitsEntry = field(default_factory=LimitsEntry)
     trace: TraceEntry = field(default_factory=TraceEntry)
     log: LogEntry = field(default_factory=LogEntry)

@@ -2,19 +2,27 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 from starlette.applications import Starlette
 
 from operations._host_rules import LOOPBACK
 from operations.access import Identity
 from operations.authority import approval_operations
+from operations.calls import CallServer
+from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
+from operations.errors import TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.hub.callers import can_sign_in, limits_of, serves_anonymous
 from operations.hub.controls import control_operations, readiness
 from operations.hub.hub import Hub
-from operations.mcp import RegistryServer
+from operations.hub.workers import WORKERS, collect_group_metrics, worker_operations
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
+from operations.server.app import create_probe_app
+from operations.telemetry.metrics import group_metrics, worker_metrics
+from operations.types import JSONObject
 
 
 def listen_config(file: ConfigFile) -> ListenConfig:
@@ -75,12 +83,48 @@ def build_app(
         hub.registry.authority.ledger.open()
     approvals = approval_operations(hub.registry.authority.approvals)
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
-    for each in (*controls, *approvals):
+    workers = worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
+    for each in (*controls, *workers, *approvals):
         hub.registry.register(each, replace=True)
+    if workers:
+        app.state.metrics.sources.append((WORKERS, lambda: collect_group_metrics(hub)))
     return app
 
 
-def mcp_server(hub: Hub, identity: Identity | None) -> RegistryServer:
+def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: str) -> Starlette:
+    """Return the application that shows the health and the metrics of a worker.
+
+    Raises:
+        ConfigError: If a key is not where the config says.
+    """
+
+    def ready() -> bool | JSONObject:
+        return worker.is_serving and worker.target.is_connected and readiness(hub)
+
+    async def group() -> bytes:
+        try:
+            return group_metrics([await monitor.look()])
+        except TransportError:
+            # The broker cannot be reached, which `/readyz` reports.
+            return b""
+
+    async def own() -> bytes:
+        return worker_metrics(worker)
+
+    options = hub.file.options(ServerConfig, hub.file.config.serve)
+    app = create_probe_app(
+        hub.registry,
+        identity=resolvers(hub) or None,
+        anonymous=serves_anonymous(hub.file),
+        allowed_hosts=(*LOOPBACK, host, *options.get("allowed_hosts", ())),
+        limits=limits_of(hub.file),
+        ready=ready,
+    )
+    app.state.metrics.sources += [(None, own), (None, group)]
+    return app
+
+
+def mcp_server(hub: Hub, identity: Identity | None) -> Any:
     """Return the MCP server of a hub for standard input and output, with the settings of its file."""
     options = hub.file.options(ServerConfig, hub.file.config.serve)
     given = options["mcp"]
@@ -92,7 +136,8 @@ def mcp_server(hub: Hub, identity: Identity | None) -> RegistryServer:
         limits=limits_of(hub.file),
         scopes_supported=options.get("scopes_supported", ()),
     )
-    return RegistryServer(hub.registry, settings)
+    # Imported when needed: a worker has no use for it.
+    return import_module("operations.mcp").RegistryServer(hub.registry, settings)
 
 
 def resolvers(hub: Hub) -> list[IdentityResolver]:

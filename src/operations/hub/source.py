@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile
 from operations.front.limits import Limits
 from operations.registry import OperationRegistry
@@ -62,6 +63,9 @@ class Opened:
 
     calls: Callable[[], int] = lambda: 0
     """Returns how many calls run on it."""
+
+    monitor: GroupMonitor | None = None
+    """Shows the workers of a broker."""
 
     close: Callable[[], Awaitable[object]] | None = None
     """Closes it."""

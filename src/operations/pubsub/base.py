@@ -14,7 +14,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import Annotated, Protocol, TypeAlias
+
+import msgspec
 
 from operations.access import Identity
 from operations.errors import NotSentError
@@ -217,6 +219,108 @@ class EventTarget(Protocol):
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message that broke everyone who took it, where people can look at it."""
         ...
+
+
+ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker knows of a queue; None for what it does not keep."""
+
+    waiting: int | None = None
+    """Messages that no consumer has begun."""
+
+    oldest: float | None = None
+    """Seconds that the first of them has waited; 0 if there is none."""
+
+    dead_letters: int | None = None
+
+
+class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter at a broker."""
+
+    id: str
+    body: bytes
+
+    stored_at: int
+    """Milliseconds since the epoch, by the clock of the broker."""
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What a worker has done since it started. It names no operation, caller or input."""
+
+    name: ShortText = ""
+    version: ShortText = ""
+
+    started_at: int = 0
+    """Milliseconds since the epoch."""
+
+    concurrency: int = 0
+    """Calls that may run at a time."""
+
+    running: int = 0
+
+    waiting: int = 0
+    """Calls that wait for a slot in the worker."""
+
+    finished: int = 0
+    """Calls that ended, also with an error."""
+
+    failed: int = 0
+    """Calls that ended with an error."""
+
+    refused: int = 0
+    """Calls that were rejected before they began."""
+
+    seconds: float = 0.0
+    """Time that the finished calls ran, in all."""
+
+    queue_seconds: float = 0.0
+    """Time that calls waited at the broker and in the worker before they began, in all."""
+
+    leaving: bool = False
+    """Whether the worker accepts no more calls."""
+
+
+class QueueAdmin(Protocol):
+    """What an operator sees and does at a broker: the attribute `admin` of a target that has one."""
+
+    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
+        """Answer the service discovery of the broker for a consumer; None if it has none, or does not allow it.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        ...
+
+    async def state(self, queue: str) -> QueueState:
+        """Return how many messages wait.
+
+        Raises:
+            TransportError: If that cannot be known now.
+        """
+        ...
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest dead letters, or the one with this id.
+
+        Raises:
+            TransportError: If the broker cannot be asked, or keeps none.
+        """
+        ...
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Remove a dead letter; return False if it is not there.
+
+        Raises:
+            TransportError: If the broker cannot be asked.
+        """
+        ...
+
+
+def admin_of(target: EventTarget) -> QueueAdmin | None:
+    """Return what an operator sees of the broker of a target; None if there is no broker that keeps messages."""
+    return getattr(target, "admin", None)
 
 
 class LoopAffinity:

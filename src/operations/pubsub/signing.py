@@ -15,7 +15,15 @@ from collections.abc import Callable, Sequence
 from time import time
 
 from operations.access import Identity
-from operations.pubsub.base import BoundedSet, EventTarget, LogThrottle, Receiver, Subscription
+from operations.pubsub.base import (
+    BoundedSet,
+    EventTarget,
+    LogThrottle,
+    QueueAdmin,
+    Receiver,
+    Subscription,
+    admin_of,
+)
 
 logger = logging.getLogger("operations")
 
@@ -153,6 +161,11 @@ class SignedTarget:
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether the broker still keeps a message."""
         return await self._target.is_waiting(queue, receipt)
+
+    @property
+    def admin(self) -> QueueAdmin | None:
+        """What an operator sees of the broker."""
+        return admin_of(self._target)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message, unsigned: it is for people to look at, and not to be taken again."""

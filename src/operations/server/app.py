@@ -41,21 +41,8 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     The program that runs it decides where it listens; `operations.server.running` listens on 127.0.0.1. Operations that
     are registered later are served too. The registry is not closed here.
     """
-    front = Front(
-        registry,
-        config.limits,
-        timeout=config.timeout,
-        expose_errors=config.expose_errors,
-        scopes_supported=config.scopes_supported,
-        anonymous=config.serves_anonymous,
-        public_url=config.public_url,
-        authorization_servers=config.authorization_servers,
-    )
     sessions = Sessions()
-    resolver = _one(config.identity)
-    pipeline = RequestPipeline(
-        front, None if resolver is None else SessionResolver(resolver, sessions)
-    )
+    pipeline = _pipeline(config, registry, sessions)
     metrics = CallMetrics(registry, time_all=False)
     mcp, websocket, console = _applications(config, registry)
     graph = config.graph
@@ -116,9 +103,54 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     app.state.pipeline = pipeline
     app.state.readiness = readiness
     app.state.sessions = sessions
+    app.state.metrics = metrics
     if recording is not None:
         finalize(app, recording.close)
     return app
+
+
+@options_of(ServerConfig)
+def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
+    """Serve `/healthz`, `/readyz` and `/metrics` of a process that serves no HTTP otherwise, such as a worker."""
+    sessions, readiness = Sessions(), Readiness(config.ready)
+    pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
+    pages = Pages(
+        pipeline,
+        sessions,
+        metrics,
+        title=config.title,
+        version=config.version,
+        readiness=readiness,
+    )
+    routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
+    app = _App(
+        lambda inside: AccessLog(
+            HostGuard(inside, hosts=config.accepted_hosts, origins=config.allowed_origins)
+        ),
+        routes=[RouteTable(pipeline, routes), NotFound(pipeline)],
+    )
+    app.router.redirect_slashes = False
+    app.state.pipeline = pipeline
+    app.state.readiness = readiness
+    app.state.metrics = metrics
+    return app
+
+
+def _pipeline(
+    config: ServerConfig, registry: OperationRegistry, sessions: Sessions
+) -> RequestPipeline:
+    front = Front(
+        registry,
+        config.limits,
+        timeout=config.timeout,
+        expose_errors=config.expose_errors,
+        scopes_supported=config.scopes_supported,
+        anonymous=config.serves_anonymous,
+        public_url=config.public_url,
+        authorization_servers=config.authorization_servers,
+    )
+    resolver = _one(config.identity)
+    return RequestPipeline(front, None if resolver is None else SessionResolver(resolver, sessions))
 
 
 def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASGIApp | None]:

@@ -405,7 +405,8 @@ class Pages:
 
     async def _show_metrics(self, state: RequestState) -> Reply:
         shown = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
-        return Reply(200, self._metrics.render(shown), [(b"content-type", CONTENT_TYPE)])
+        body = await self._metrics.collect(shown)
+        return Reply(200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _resource_metadata(self, state: RequestState) -> Reply:
         """Return where clients get tokens for this server (RFC 9728)."""

@@ -22,7 +22,8 @@ class LogConfig:
     """Begin each line with the time, in UTC; lines of JSON always have one."""
 
     requests: bool = False
-    """Write a line for every HTTP request (the logger `operations.access`), whatever the level."""
+    """Write a line for every HTTP request, and for every call of a worker with its operation, duration and time in the
+    queue (the logger `operations.access`), whatever the level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,14 @@ Rule 1: labels are operation ids and codes, both bounded: operations that are no
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 from weakref import finalize
 
 from operations._text import enforce_lists
-from operations.observe import BUCKETS, CallSeries
+from operations.calls.monitoring import GroupReport
+from operations.calls.worker import CallServer
+from operations.observe import BUCKETS
 from operations.registry import OperationRegistry
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -28,6 +30,8 @@ class CallMetrics:
     def __init__(self, registry: OperationRegistry, *, time_all: bool = True) -> None:
         self._registry = registry
         self._time_all = time_all
+        self.sources: list[tuple[str | None, Callable[[], Awaitable[bytes]]]] = []
+        """Further metrics in the same format, and the operation that a caller must be allowed to call to see each."""
         self._stop: Callable[[], None] | None = None
         self.open()
 
@@ -42,6 +46,13 @@ class CallMetrics:
         if self._stop is not None:
             self._stop()
             self._stop = None
+
+    async def collect(self, operations: Collection[str]) -> bytes:
+        """Return the metrics of these operations, and of the sources that go with them."""
+        shown = [
+            source for needed, source in self.sources if needed is None or needed in operations
+        ]
+        return b"".join([self.render(operations), *[await source() for source in shown]])
 
     def render(self, operations: Collection[str] | None = None) -> bytes:
         """Prometheus' text format, of these operations, or of all."""
@@ -87,19 +98,79 @@ class CallMetrics:
             lines.append(f'operations_retries_total{{operation="{_label(name)}"}} {series.retries}')
         family("operations_call_seconds", "histogram", "Duration of calls.")
         for name, series in shown.items():
-            lines.extend(_histogram(_label(name), series))
-        return ("\n".join(lines) + "\n").encode()
+            labels = f'operation="{_label(name)}"'
+            lines += _histogram("operations_call_seconds", labels, series.buckets, series.seconds)
+        return _text(lines)
 
 
-def _histogram(name: str, series: CallSeries) -> list[str]:
+def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -> list[str]:
     lines: list[str] = []
     total = 0
-    for bound, count in zip((*map(str, BUCKETS), "+Inf"), series.buckets, strict=True):
+    for bound, count in zip((*map(str, BUCKETS), "+Inf"), buckets, strict=True):
         total += count
-        lines.append(f'operations_call_seconds_bucket{{operation="{name}",le="{bound}"}} {total}')
-    lines.append(f'operations_call_seconds_sum{{operation="{name}"}} {series.seconds:.6f}')
-    lines.append(f'operations_call_seconds_count{{operation="{name}"}} {total}')
+        lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+    lines.append(f"{name}_sum{{{labels}}} {seconds:.6f}")
+    lines.append(f"{name}_count{{{labels}}} {total}")
     return lines
+
+
+def worker_metrics(server: CallServer) -> bytes:
+    """Return the counters of a worker in Prometheus' text format."""
+    counters, stats = server.counters, server.counters.stats()
+    labels = f'group="{_label(server.group)}"'
+    outcomes = {
+        "ok": stats.finished - stats.failed,
+        "failed": stats.failed,
+        "refused": stats.refused,
+        "duplicate": server.duplicates,
+        "malformed": server.malformed,
+    }
+    by_outcome = {f'{labels},outcome="{name}"': count for name, count in outcomes.items()}
+    name = "operations_worker_queue_seconds"
+    return _text(
+        [
+            *_family("operations_worker_running", "Calls that run here.", {labels: stats.running}),
+            *_family("operations_worker_waiting", "Calls that wait here.", {labels: stats.waiting}),
+            *_family(
+                "operations_worker_concurrency",
+                "Calls that may run here at a time.",
+                {labels: stats.concurrency},
+            ),
+            *_family("operations_worker_calls_total", "Calls by outcome.", by_outcome, "counter"),
+            *_family(name, "Time that calls waited before they began.", {}, "histogram"),
+            *_histogram(name, labels, counters.queue_buckets, counters.queue_seconds),
+        ]
+    )
+
+
+def group_metrics(reports: Collection[GroupReport]) -> bytes:
+    """Return the state of worker groups in Prometheus' text format; what a broker does not tell is left out."""
+    by_group = {f'group="{_label(each.group)}"': each for each in reports}
+    lines: list[str] = []
+    for name, about, value_of in _OF_GROUPS:
+        values = {labels: value_of(report) for labels, report in by_group.items()}
+        lines += _family(name, about, {k: v for k, v in values.items() if v is not None})
+    return _text(lines)
+
+
+_OF_GROUPS: tuple[tuple[str, str, Callable[[GroupReport], float | None]], ...] = (
+    ("operations_group_workers", "Connected workers.", lambda each: len(each.workers)),
+    ("operations_group_silent_workers", "Workers that do not answer.", lambda each: each.silent),
+    ("operations_group_running", "Calls that run on all workers.", lambda each: each.running),
+    ("operations_queue_depth", "Calls that wait.", lambda each: each.waiting),
+    ("operations_queue_lag_seconds", "Age of the oldest call that waits.", lambda each: each.lag),
+    ("operations_dead_letters", "Dead letters at the broker.", lambda each: each.dead_letters),
+)
+
+
+def _family(name: str, about: str, values: Mapping[str, float], kind: str = "gauge") -> list[str]:
+    """Return the lines of a metric; `values` are by their labels."""
+    head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+    return head + [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
+
+
+def _text(lines: list[str]) -> bytes:
+    return ("\n".join(lines) + "\n").encode() if lines else b""
 
 
 def _label(text: str) -> str:

@@ -6,17 +6,19 @@ Rule 1: a nested call is a child of the call it is part of; any other call conti
         (`traceparent` in its metadata, which every entry point sets), or begins one.
 Rule 2: while a handler runs its span is the current one, and its metadata name it: what it calls elsewhere can pass the
         trace on without knowing OpenTelemetry.
-Rule 3: no argument, result or message becomes an attribute.
+Rule 3: a call that is passed on to a worker, an HTTP API or an MCP server has a span of its own (`CLIENT`) inside the
+        span of the call here.
+Rule 4: no argument, result or message becomes an attribute.
 """
 
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 from operations._pipeline import Call, Next, NextStream
 from operations.envelopes import ResponseEnvelope
-from operations.errors import MissingExtraError
+from operations.errors import CallError, MissingExtraError
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
 from operations.registry import OperationRegistry
 from operations.telemetry.config import TelemetryConfig
@@ -49,6 +51,7 @@ def instrument(
         meter_provider: Instead of the global one.
     """
     spans = Spans(
+        registry,
         trace.get_tracer(_NAME, tracer_provider=tracer_provider),
         metrics.get_meter(_NAME, meter_provider=meter_provider),
     )
@@ -60,7 +63,10 @@ def instrument(
 class Spans:
     """The observer and the two middlewares, sharing the spans of calls under way."""
 
-    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+    def __init__(
+        self, registry: OperationRegistry, tracer: trace.Tracer, meter: metrics.Meter
+    ) -> None:
+        self._registry = registry
         self._tracer = tracer
         self._open: dict[str, Span] = {}
         self._duration = meter.create_histogram(
@@ -68,6 +74,11 @@ class Spans:
         )
         self._running = meter.create_up_down_counter(
             "operations.call.running", description="Calls under way."
+        )
+        self._queued = meter.create_histogram(
+            "operations.queue.duration",
+            unit="s",
+            description="How long calls waited for a worker before they began.",
         )
 
     def __call__(self, event: CallEvent, /) -> None:
@@ -81,10 +92,14 @@ class Spans:
 
     def _start(self, event: CallStarted) -> None:
         parent = self._open.get(event.parent_request_id or "")
-        attributes: dict[str, str] = {
+        attributes: dict[str, str | float] = {
             "operations.operation.id": event.operation_id,
             "operations.request.id": event.request_id,
         }
+        # A nested call did not wait itself.
+        if event.queued is not None and parent is None:
+            attributes["operations.queue.seconds"] = event.queued
+            self._queued.record(event.queued, {"operations.operation.id": event.operation_id})
         if event.identity_id is not None:
             attributes["enduser.id"] = event.identity_id
         self._open[event.request_id] = self._tracer.start_span(
@@ -113,8 +128,31 @@ class Spans:
         span = self._open.get(call.context.request_id)
         if span is None:
             return await next(call)
-        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-            return await next(_carrying(call, span))
+        with _current(span):
+            if not self._is_passed_on(call):
+                return await next(_carrying(call, span))
+            with self._client_span(call) as client:
+                return await next(_carrying(call, client))
+
+    def _is_passed_on(self, call: Call) -> bool:
+        known = self._registry.get(call.spec.id)
+        return known is None or known.forwards or call.spec.meta.get("source") == "mcp"
+
+    @contextmanager
+    def _client_span(self, call: Call) -> Generator[Span]:
+        """The span of a call that another process runs, inside the current one."""
+        attributes = {"operations.operation.id": call.spec.id}
+        span = self._tracer.start_span(call.spec.id, kind=SpanKind.CLIENT, attributes=attributes)
+        try:
+            with _current(span):
+                yield span
+        except BaseException as error:
+            code = error.code if isinstance(error, CallError) else type(error).__name__
+            span.set_attribute("operations.code", code)
+            span.set_status(Status(StatusCode.ERROR, code))
+            raise
+        finally:
+            span.end()
 
     async def around_stream(
         self, call: Call, next: NextStream
@@ -136,6 +174,18 @@ class Spans:
                 finally:
                     contexts.detach(token)
                 yield envelope
+
+
+def _current(span: Span) -> AbstractContextManager[Span]:
+    """Make a span the current one; its end and its errors are recorded elsewhere."""
+    return trace.use_span(span, record_exception=False, set_status_on_exception=False)
+
+
+def current_trace() -> dict[str, str]:
+    """Return the trace context of the current span, as `metadata` of a call."""
+    carrier: dict[str, str] = {}
+    _W3C.inject(carrier)
+    return carrier
 
 
 def _context_of(event: CallStarted, parent: Span | None) -> Context | None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from operations.authority import Grants
 from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
+from operations.calls.monitoring import monitor_group
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.hub.source import Opened, per_source
@@ -34,10 +35,11 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         options: dict[str, Any] = {"concurrent_calls": per_source(file)}
         options |= file.options(RemoteConfig, entry)
         grants = file.config.access.grants
+        group = worker_config(entry, file).group
         if entry.delegate and grants is not None:
-            group = worker_config(entry, file).group
             options["delegate"] = Grants(file.secret(grants.key)).delegate(group)
         service = from_calls(target, **options)
+        monitor = await stack.enter_async_context(monitor_group(target, group))
         await stack.enter_async_context(service)
     except BaseException:
         await stack.aclose()
@@ -48,7 +50,8 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         close=stack.aclose,
         calls=lambda: service.calls.pending_count,
         origin=entry.url,
-        title=f"group {worker_config(entry, file).group}",
+        title=f"group {group}",
+        monitor=monitor,
     )
 
 

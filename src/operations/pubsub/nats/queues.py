@@ -25,7 +25,7 @@ from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
+from operations.pubsub.base import IDLE, BatchSize, QueueState, Receiver, deliver
 
 logger = logging.getLogger("operations")
 
@@ -168,6 +168,26 @@ class DurableQueues:
             or (info.num_ack_pending and number > info.ack_floor.stream_seq)
         )
 
+    async def state(self, subject: str, queue: str) -> QueueState:
+        """Return how many requests wait, and how long the first of them has.
+
+        Raises:
+            TransportError: If JetStream does not answer.
+        """
+        address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
+        try:
+            answer = await self._nats.request(address, b"", timeout=_WAIT)
+            told = msgspec.json.decode(answer.data, type=_Told)
+            waiting = told.num_pending + told.num_ack_pending
+            oldest = 0.0
+            if waiting and told.ts is not None:
+                with suppress(NotFoundError):
+                    first = await self._js.get_msg(self._stream, seq=1, subject=subject, next=True)
+                    oldest = max(0.0, (told.ts - first.time).total_seconds())
+        except (Error, TimeoutError, ValueError) as error:
+            raise TransportError(f"JetStream: {error}") from error
+        return QueueState(waiting=waiting, oldest=oldest)
+
     async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> str:
         """Store a request; return its sequence number when the server has it.
 
@@ -249,6 +269,8 @@ class _Told(msgspec.Struct):
     """What is read of the description of a consumer."""
 
     ts: datetime | None = None
+    num_pending: int = 0
+    num_ack_pending: int = 0
 
 
 class DurableTaking:

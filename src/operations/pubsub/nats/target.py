@@ -34,6 +34,7 @@ from operations.pubsub.base import (
     Subscription,
 )
 from operations.pubsub.config import NatsConfig, enforce_address
+from operations.pubsub.nats.admin import NatsAdmin
 from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.queues import Consumers, DurableQueues
 from operations.pubsub.signing import signed
@@ -90,6 +91,7 @@ class NatsTarget:
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._backoff = Backoff()
         self._connected = asyncio.Event()
+        self.admin = NatsAdmin(self._nats, prefix, self._queue, self._refusal)
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
         """Connect.
@@ -129,7 +131,7 @@ class NatsTarget:
         self._connected.set()
         self.max_bytes = self._nats.max_payload
         if self._wants_durable:
-            self._durable = DurableQueues(self._nats, self._prefix)
+            self._durable = self.admin.durable = DurableQueues(self._nats, self._prefix)
             try:
                 await self._durable.open()
             except TransportError:
@@ -139,6 +141,7 @@ class NatsTarget:
     async def aclose(self) -> None:
         """Flush and disconnect."""
         self._affinity.is_closed = True
+        await self.admin.aclose()
         with suppress(*_NATS_ERRORS):
             if self._nats.is_connected:
                 await self._nats.flush(timeout=2)
@@ -321,6 +324,7 @@ class NatsTarget:
         """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
         self._affinity.enforce()
         if self._durable is not None:
+            await self.admin.keep_letters()
             return await self._durable.consume(self._queue(queue), queue, receiver, capacity)
 
         def pick(body: bytes, reply: str) -> None:

@@ -11,6 +11,7 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
@@ -27,7 +28,15 @@ from operations.errors import (
     TooLargeError,
     TransportError,
 )
-from operations.pubsub.base import NOT_PRIVATE, EventTarget, LoopAffinity, Receiver
+from operations.pubsub.base import (
+    NOT_PRIVATE,
+    EventTarget,
+    LoopAffinity,
+    QueueState,
+    Receiver,
+    StoredLetter,
+    WorkerStats,
+)
 from operations.pubsub.config import RedisConfig
 from operations.pubsub.redis.connection import PipelinedConnection
 from operations.pubsub.redis.readers import Channels, MailboxReader, QueueReader
@@ -56,6 +65,9 @@ return ids
 """
 
 _NOBODY, _FULL = -1, -2
+
+_ENTRY = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+"""The id of an entry of a stream."""
 
 _MAILBOX_LENGTH = 250_000
 """Messages that a mailbox keeps, for about a thousand subscriptions whose readers pause."""
@@ -103,6 +115,7 @@ class RedisTarget:
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
         self._mended = asyncio.Event()
+        self.admin = RedisAdmin(self._link, self._queue, self._dead_letters)
 
     async def open(self) -> None:
         """Connect.
@@ -354,12 +367,82 @@ class RedisTarget:
             raise TransportError(str(error)) from error
         return bool(answer) and answer[0][1][0][0].decode() == receipt
 
+    def _dead_letters(self, queue: str) -> str:
+        return f"{self._prefix}aside:{queue}"
+
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in the stream `aside:` of its group, the last thousand of them."""
         await self._link.tell(
-            *("XADD", f"{self._prefix}aside:{queue}", "MAXLEN", "~", 1000, "*", "e", body),
+            *("XADD", self._dead_letters(queue), "MAXLEN", "~", 1000, "*", "e", body),
             size=len(body),
         )
+
+
+class RedisAdmin:
+    """What an operator sees of the queues of a Redis server.
+
+    Args:
+        link: Carries the commands.
+        queue: Returns the key of a queue.
+        dead_letters: Returns the key of its dead letters.
+    """
+
+    def __init__(
+        self,
+        link: PipelinedConnection,
+        queue: Callable[[str], str],
+        dead_letters: Callable[[str], str],
+    ) -> None:
+        self._link = link
+        self._queue = queue
+        self._dead_letters = dead_letters
+
+    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> None:
+        """Do nothing: Redis has no service discovery."""
+
+    async def _ask(self, *command: Any) -> Any:
+        await self._link.ready(_SEND_WAIT)
+        try:
+            return await self._link.request(*command)
+        except ResponseError as error:
+            raise TransportError(f"Redis: {error}") from error
+
+    async def state(self, queue: str) -> QueueState:
+        """Return the length of the queue's stream, and the age of its first entry."""
+        name = self._queue(queue)
+        length, first, clock, letters = await asyncio.gather(
+            self._ask("XLEN", name),
+            self._ask("XRANGE", name, "-", "+", "COUNT", 1),
+            self._ask("TIME"),
+            self._ask("XLEN", self._dead_letters(queue)),
+        )
+        age = (
+            int(clock[0]) + int(clock[1]) / 1e6 - _milliseconds(first[0][0]) / 1000 if first else 0
+        )
+        return QueueState(waiting=length, oldest=max(0.0, age), dead_letters=letters)
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest entries of the stream of dead letters, or one."""
+        if letter and _ENTRY.fullmatch(letter) is None:
+            return []
+        found = await self._ask(
+            *("XREVRANGE", self._dead_letters(queue), letter or "+", letter or "-", "COUNT", limit)
+        )
+        return [
+            StoredLetter(id=entry.decode(), body=fields[1], stored_at=_milliseconds(entry))
+            for entry, fields in found
+        ]
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Delete an entry of the stream of dead letters."""
+        if _ENTRY.fullmatch(letter) is None:
+            return False
+        return bool(await self._ask("XDEL", self._dead_letters(queue), letter))
+
+
+def _milliseconds(entry: bytes) -> int:
+    """Return when an entry was added, in milliseconds since the epoch."""
+    return int(entry.partition(b"-")[0])
 
 
 class _Batch:

@@ -1,6 +1,6 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
-   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~approvals`, or nothing.
+   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, or nothing.
 */
 
 import * as api from "./api.js";
@@ -13,14 +13,16 @@ import { forget, OperationPage } from "./operation.js";
 import { failure } from "./result.js";
 import { Session } from "./session.js";
 import { SourcesPage } from "./sources.js";
+import { WorkersPage } from "./workers.js";
 
 const MANY = 300;
 const LOOK_SECONDS = 2;
 const LONGEST_SECONDS = 60;
 const CALLS = "~calls";
 const SOURCES = "~sources";
+const WORKERS = "~workers";
 const APPROVALS = "~approvals";
-const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [APPROVALS]: "Approvals" };
+const PAGES = { [CALLS]: "Recent calls", [SOURCES]: "Sources", [WORKERS]: "Workers", [APPROVALS]: "Approvals" };
 
 class Console {
   constructor() {
@@ -86,6 +88,7 @@ class Console {
     this.catalog = new Catalog(operations);
     this.links[CALLS].hidden = !hasCalls;
     this.links[SOURCES].hidden = !this.catalog.byId.has("hub.watch");
+    this.links[WORKERS].hidden = !this.catalog.byId.has("hub.watch_workers");
     this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
     this.absent.hidden = disconnected.length === 0;
     const words = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
@@ -175,6 +178,7 @@ class Console {
     if (wanted === CALLS) return new CallsPage({ isSignedIn, signIn });
     const may = (id) => this.catalog.byId.has(id);
     if (wanted === SOURCES && may("hub.watch")) return new SourcesPage({ may });
+    if (wanted === WORKERS && may("hub.watch_workers")) return new WorkersPage({ may });
     if (wanted === APPROVALS && may("approvals.watch")) return new ApprovalsPage({ may });
     try {
       const spec = await api.schema(wanted);

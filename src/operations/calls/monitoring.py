@@ -1,0 +1,390 @@
+"""What an operator sees of workers: the counters of each, the state of a group, and its dead letters.
+
+Rule 1: workers report counts to whoever asks. They name no operation, caller or input.
+Rule 2: a dead letter is stored without its credential. Replayed, it is a new call of the operator.
+"""
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from time import time
+from typing import Any
+
+import msgspec
+
+from operations.calls.client import PendingRequestMap
+from operations.calls.config import WorkerConfig
+from operations.calls.events import (
+    CallAlive,
+    CallProbed,
+    CallRequested,
+    ProbePayload,
+    RequestPayload,
+    encode_event,
+    read_event,
+)
+from operations.calls.jobs import Job
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.front.limits import AdmissionQueue
+from operations.observe import BUCKETS
+from operations.pubsub.base import (
+    EventTarget,
+    QueueState,
+    Subscription,
+    WorkerStats,
+    admin_of,
+    usable,
+)
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+access_log = logging.getLogger("operations.access")
+
+MAX_LETTERS = 100
+"""Dead letters in one list."""
+
+_ANSWER = 1.0
+"""Seconds that workers have to report, if the broker tells how many there are."""
+
+_ANSWER_UNCOUNTED = 0.4
+"""The same if it does not: all of them are waited for."""
+
+_MAX_WORKERS = 10_000
+"""Workers in one report."""
+
+
+class WorkerCounters:
+    """Counts the calls of one worker, and logs each to `operations.access` if that logger is enabled.
+
+    Attributes:
+        queue_buckets: Calls by the time that they waited before they began; see `BUCKETS`.
+    """
+
+    def __init__(self, config: WorkerConfig, admission: AdmissionQueue[Job]) -> None:
+        self._config = config
+        self._admission = admission
+        self._clock = asyncio.get_running_loop().time
+        self._started_at = int(time() * 1000)
+        self.finished = self.failed = self.refused = 0
+        self.seconds = self.queue_seconds = 0.0
+        self.queue_buckets = [0] * (len(BUCKETS) + 1)
+        self._advertised: Subscription | None = None
+
+    async def advertise(self, target: EventTarget) -> None:
+        """Answer the service discovery of the broker, if it has one.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        admin = admin_of(target)
+        if admin is not None:
+            self._advertised = await admin.advertise(self._config.group, self.stats)
+
+    async def aclose(self) -> None:
+        """Answer no more."""
+        advertised, self._advertised = self._advertised, None
+        if advertised is not None:
+            with suppress(TransportError):
+                await advertised.aclose()
+
+    def begin(self, job: Job) -> None:
+        """Count a call that gets a slot."""
+        job.began_at = self._clock()
+        waited = job.began_at - job.queued_at
+        self.queue_seconds += waited
+        self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
+
+    def end(self, job: Job) -> None:
+        """Count a call that has its last reply."""
+        ran = self._clock() - job.began_at if job.began_at else 0.0
+        self.finished += 1
+        self.failed += bool(job.code)
+        self.seconds += ran
+        if access_log.isEnabledFor(logging.INFO):
+            self._log(job, ran)
+
+    def refuse(self, job: Job) -> None:
+        """Count a call that is rejected."""
+        self.refused += 1
+        if access_log.isEnabledFor(logging.INFO):
+            self._log(job, 0.0)
+
+    def _log(self, job: Job, ran: float) -> None:
+        waited = (job.began_at or self._clock()) - job.queued_at
+        record = {
+            "group": self._config.group,
+            "operation": job.request.operation_id,
+            "code": job.code or None,
+            "ms": round(ran * 1000, 3),
+            "queuedMs": round(waited * 1000, 3),
+            "caller": job.identity_id,
+            "requestId": job.request.request_id,
+        }
+        access_log.info("%s", msgspec.json.encode(record).decode())
+
+    def stats(self, *, leaving: bool = False) -> WorkerStats:
+        """Return the counters as operators see them."""
+        return WorkerStats(
+            name=self._config.name,
+            version=self._config.version,
+            started_at=self._started_at,
+            concurrency=self._config.concurrency,
+            running=self._admission.running,
+            waiting=self._admission.waiting,
+            finished=self.finished,
+            failed=self.failed,
+            refused=self.refused,
+            seconds=round(self.seconds, 6),
+            queue_seconds=round(self.queue_seconds, 6),
+            leaving=leaving,
+        )
+
+
+class WorkerReport(WorkerStats, frozen=True, kw_only=True):
+    """A connected worker."""
+
+    worker: str
+    """Its mailbox."""
+
+
+class GroupReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group of workers and its queue."""
+
+    group: str
+    workers: list[WorkerReport]
+
+    silent: int = 0
+    """Workers that are connected and did not answer: their event loop is blocked, or they are of an older version."""
+
+    running: int = 0
+    """Calls that run on all workers."""
+
+    waiting: int = 0
+    """Calls that wait: at the broker, if it keeps them, and in the workers."""
+
+    lag: float | None = None
+    """Seconds that the oldest request has waited at the broker; None if the broker keeps no requests."""
+
+    dead_letters: int | None = None
+    """None if the broker keeps none."""
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A request that was given up because it cost every worker that began it."""
+
+    id: str
+
+    stored_at: int
+    """Milliseconds since the epoch."""
+
+    operation: str
+    request_id: str
+
+    deliveries: int
+    """How often it was begun."""
+
+    input: Any = None
+    caller: str | None = None
+    """Who called, as far as the request said so."""
+
+    metadata: JSONObject | None = None
+
+
+class GroupMonitor:
+    """Shows a group of workers to an operator. It listens from the first look until it is closed."""
+
+    def __init__(self, target: EventTarget, group: str) -> None:
+        self._target = target
+        self._group = group
+        self._admin = admin_of(target)
+        self._workers_topic = target.topic(f"{group}.workers")
+        self.mailbox = target.mailbox()
+        self._heard: dict[str, WorkerReport] = {}
+        self._changed = asyncio.Event()
+        self._looking = asyncio.Lock()
+        self._listening: Subscription | None = None
+
+    async def aclose(self) -> None:
+        """Stop listening."""
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with suppress(TransportError):
+                await listening.aclose()
+
+    # ------------------------------------------------------------ as a receiver
+
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        """Note the report of a worker."""
+        event = read_event(body, self._target.max_values)
+        if isinstance(event, CallAlive) and event.payload.stats is not None:
+            alive, known = event.payload, len(self._heard)
+            if known < _MAX_WORKERS:
+                fields = msgspec.structs.asdict(event.payload.stats)
+                self._heard[alive.worker] = WorkerReport(worker=alive.worker, **fields)
+                self._changed.set()
+
+    def undelivered(self, key: str, misdirected: bool = False) -> None:
+        """Nothing is put into queues here."""
+
+    def lost(self, reason: str) -> None:
+        """The next look fails, or waits."""
+
+    def restored(self) -> None:
+        """The next look works again."""
+
+    # ------------------------------------------------------------ looking
+
+    async def look(self) -> GroupReport:
+        """Ask the workers and the broker.
+
+        Raises:
+            TransportError: If the broker cannot be reached.
+        """
+        async with self._looking:
+            self._heard = {}
+            if self._listening is None:
+                self._listening = await self._target.listen((self.mailbox,), self)
+            count = await self._target.count_present(self._workers_topic)
+            payload = ProbePayload(request_ids=[], reply_to=self.mailbox, stats=True)
+            await self._target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
+            state = await self._state()
+            await self._wait_for(count)
+            heard = sorted(self._heard.values(), key=lambda each: (each.name, each.worker))
+        return GroupReport(
+            group=self._group,
+            workers=heard,
+            silent=max(0, (count or 0) - len(heard)),
+            running=sum(each.running for each in heard),
+            waiting=(state.waiting or 0) + sum(each.waiting for each in heard),
+            lag=state.oldest,
+            dead_letters=state.dead_letters,
+        )
+
+    async def _state(self) -> QueueState:
+        """Return what the broker tells of the queue, as far as this client may know it."""
+        if self._admin is None:
+            return QueueState()
+        try:
+            return await self._admin.state(self._group)
+        except TransportError as error:
+            logger.debug("the queue of %s is not known: %s", self._group, error)
+            return QueueState()
+
+    async def _wait_for(self, count: int | None) -> None:
+        """Wait until so many workers have reported, but not for long."""
+        try:
+            async with asyncio.timeout(_ANSWER_UNCOUNTED if count is None else _ANSWER):
+                while count is None or len(self._heard) < count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    # ------------------------------------------------------------ dead letters
+
+    async def letters(self) -> list[DeadLetter]:
+        """Return the newest dead letters.
+
+        Raises:
+            TransportError: If the broker cannot be reached, or keeps none.
+        """
+        return [_letter(*found) for found in await self._find("")]
+
+    async def letter(self, letter_id: str) -> DeadLetter:
+        """Return one dead letter.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if there is none with this id.
+            TransportError: As `letters`.
+        """
+        return _letter(*await self._one(letter_id))
+
+    async def replay(
+        self, letter_id: str, *, credential: str | None = None, timeout: float | None = None
+    ) -> ResponseEnvelope[Any]:
+        """Call the operation of a dead letter once more, as the operator; remove the letter if that succeeds.
+
+        Args:
+            letter_id: The id of the letter.
+            credential: A token for the workers' resolver.
+            timeout: Seconds for the call.
+
+        Raises:
+            CallError: As the call, which may cost one more worker; the letter is kept then. `VALIDATION_ERROR` if there
+                is no such letter.
+            TransportError: As `letters`.
+        """
+        _, _, request = await self._one(letter_id)
+        async with PendingRequestMap(self._target, group=self._group) as calls:
+            envelope = await calls.call(
+                request.operation_id,
+                request.input,
+                timeout=timeout,
+                identity=request.identity,
+                credential=credential,
+                metadata=request.metadata,
+                # One attempt: a poisonous request must not cost several workers again.
+                replayable=False,
+            )
+        await self.remove(letter_id)
+        return envelope
+
+    async def remove(self, letter_id: str) -> None:
+        """Remove a dead letter.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if there is none with this id.
+            TransportError: As `letters`.
+        """
+        if self._admin is None or not await self._admin.remove(self._group, letter_id):
+            raise _no_letter(letter_id)
+
+    async def _one(self, letter_id: str) -> tuple[str, int, RequestPayload]:
+        found = await self._find(letter_id) if letter_id else []
+        if not found:
+            raise _no_letter(letter_id)
+        return found[0]
+
+    async def _find(self, letter_id: str) -> list[tuple[str, int, RequestPayload]]:
+        if self._admin is None:
+            raise TransportError("this broker keeps no dead letters")
+        stored = await self._admin.letters(self._group, MAX_LETTERS, letter_id)
+        events = ((each, read_event(each.body, self._target.max_values)) for each in stored)
+        # Others may write there, too: what is no request is not shown.
+        return [
+            (each.id, each.stored_at, event.payload)
+            for each, event in events
+            if isinstance(event, CallRequested)
+        ]
+
+
+def _letter(letter_id: str, stored_at: int, request: RequestPayload) -> DeadLetter:
+    return DeadLetter(
+        id=letter_id,
+        stored_at=stored_at,
+        operation=request.operation_id,
+        request_id=request.request_id,
+        deliveries=request.attempt,
+        input=request.input,
+        caller=None if request.identity is None else request.identity.id,
+        metadata=request.metadata,
+    )
+
+
+def _no_letter(letter_id: str) -> CallError:
+    return CallError(ErrorCode.VALIDATION_ERROR, f"there is no dead letter {letter_id!r}")
+
+
+@asynccontextmanager
+async def monitor_group(
+    target: EventTarget, group: str = "operations"
+) -> AsyncGenerator[GroupMonitor]:
+    """Watch a group of workers for the length of an `async with` block."""
+    monitor = GroupMonitor(usable(target), group)
+    try:
+        yield monitor
+    finally:
+        await monitor.aclose()
