@@ -42,6 +42,7 @@ from operations.config.model import (
     ServeEntry,
     TelemetryEntry,
     ToolEntry,
+    WorkEntry,
     entries_of,
 )
 from operations.front.config import MCPServerSettings, ServerConfig
@@ -555,6 +556,7 @@ ENTRIES: dict[Any, str] = {
     KeyEntry: "[access.keys.a]\nkey = { env = 'A_SECRET' }\n",
     JWTEntry: "[access.jwt]\n",
     ServeEntry: "[serve]\n",
+    WorkEntry: "[work]\n",
     LimitsEntry: "[limits]\n",
     ToolEntry: "[tools.'shop.list']\n",
     LogEntry: "[log]\n",
@@ -883,6 +885,7 @@ def test_keys_have_their_lines_in_every_way_of_writing_them() -> None:
         (JWTEntry, "`[access]`"),
         (ServeEntry, "`[serve]`"),
         (MCPServerSettings, "`[serve]`"),
+        (WorkEntry, "`[work]`"),
         (LimitsEntry, "`[limits]`"),
         (LogEntry, "`[log]`"),
         (AuditEntry, "`[log]`"),
